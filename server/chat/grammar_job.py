@@ -45,13 +45,16 @@ class InputGrammar(NamedTuple):
 
 @dataclass(frozen=True)
 class GrammarJob:
-    """One grammar to build: of a structure, or of calls. `schema_depth` and `rule_depth` are limits."""
+    """One grammar to build: of a structure, of calls, or of both, one of which the answer has.
+
+    `schema_depth` and `rule_depth` are limits.
+    """
 
     schema_depth: int
     rule_depth: int
-    prefix: str = ""  # see `prefixed`
+    prefix: str = ""  # see `joined`
     structure: Structure | None = None
-    functions: Mapping[str, Any] = field(default_factory=dict)  # schemas of the parameters by name, without a structure
+    functions: Mapping[str, Any] = field(default_factory=dict)  # schemas of the parameters by name
     inputs: Mapping[str, InputGrammar] = field(default_factory=dict)  # grammars of the functions that stand for custom tools
     format: str | ToolFormat = "hermes"
     special: Mapping[str, int] = field(default_factory=dict)  # ids of the tokens that a grammar matches by id
@@ -60,9 +63,10 @@ class GrammarJob:
     @property
     def size_bytes(self) -> int:
         """The size of what the client has sent, as UTF-8. Raises TooDeep and UnicodeEncodeError."""
-        value = list(self.functions.values()) if self.structure is None else self.structure.value
+        value = self.structure and self.structure.value
         try:
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            text += json.dumps(list(self.functions.values()), ensure_ascii=False) if self.functions else ""
         except RecursionError:
             raise TooDeep(too_deep(self.schema_depth)) from None
         return len(text.encode()) + sum(len(grammar.definition.encode()) for grammar in self.inputs.values())
@@ -89,12 +93,15 @@ def decode(line: str) -> GrammarJob:
 
 def build(job: GrammarJob) -> str:
     """The grammar in llguidance's serialization, or in Lark. Raises TooDeep, and ValueError if it cannot be converted."""
+    parts = dict[str, str]()
+    if job.functions:
+        check_depth(job, list(job.functions.values()))
+        functions = {**job.functions, **{name: input_schema(name, grammar) for name, grammar in job.inputs.items()}}
+        parts["calls"] = calls_grammar(job.format, functions, job.max_calls, job.special, bare=job.structure is not None)
     if job.structure is not None:
         check_depth(job, job.structure.value)
-        return prefixed(job.prefix, to_grammar(job.structure, job.rule_depth))
-    check_depth(job, list(job.functions.values()))
-    functions = {**job.functions, **{name: input_schema(name, grammar) for name, grammar in job.inputs.items()}}
-    return prefixed(job.prefix, calls_grammar(job.format, functions, job.max_calls, job.special))
+        parts["structure"] = to_grammar(job.structure, job.rule_depth)
+    return joined(job.prefix, parts)
 
 
 def check_depth(job: GrammarJob, value: Any) -> None:
@@ -142,9 +149,17 @@ def to_grammar(structure: Structure, max_rule_depth: int) -> str:
     return LLMatcher.grammar_from_lark(grammar)
 
 
-def prefixed(prefix: str, grammar: str) -> str:
-    """The grammar `prefix`, in Lark, whose "@answer" is `grammar`, in llguidance's serialization; without it, `grammar`."""
-    if not prefix:
-        return grammar
-    answer = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
-    return json.dumps({"grammars": [{"name": "reasoning", "lark_grammar": prefix}, {**answer, "name": "answer"}]})
+def joined(prefix: str, parts: Mapping[str, str]) -> str:
+    """The grammar of an answer that has one of `parts`, in llguidance's serialization; a single part as it is.
+
+    `prefix`, if it is not empty, is a grammar in Lark whose "@answer" stands for the answer.
+    """
+    if len(parts) == 1 and not prefix:
+        return next(iter(parts.values()))
+    choice = "start: " + " | ".join(f"@{name}" for name in parts)
+    grammars = [{"name": "reasoning", "lark_grammar": prefix}] if prefix else []
+    grammars.append({"name": "answer", "lark_grammar": choice})
+    for name, grammar in parts.items():
+        found = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
+        grammars.append({**found, "name": name})
+    return json.dumps({"grammars": grammars})

@@ -37,31 +37,35 @@ class GrammarChecker:
         principal: str = "",
         prefix: str = "",
         inputs: Mapping[str, InputGrammar] | None = None,
+        structures: Mapping[str, Structure] | None = None,
     ) -> str:
         """The grammar of one or more calls of `functions` (schemas of the parameters by name). Raises APIError.
 
-        With `single`, exactly one call is allowed. `special`: see `Vocabulary.grammar_tokens`. `prefix`: see `prefixed`.
-        `inputs`: the grammars of custom tools, which stand among the functions.
+        With `single`, exactly one call is allowed; with `structures`, as in `grammar`, an answer has calls or the structure.
+        `special`: see `Vocabulary.grammar_tokens`. `prefix`: see `joined`. `inputs`: the grammars of custom tools, which stand
+        among the functions.
         """
-        schemas = {name: parameters or {"type": "object"} for name, parameters in functions.items()}
-        max_calls = 1 if single else MAX_CALLS
+        name, structure = only(structures or {})
         job = self._job(
-            functions=schemas, inputs=inputs or {}, format=format, special=special, max_calls=max_calls, prefix=prefix
+            structure=structure,
+            functions={name: parameters or {"type": "object"} for name, parameters in functions.items()},
+            inputs=inputs or {},
+            format=format,
+            special=special,
+            max_calls=1 if single else MAX_CALLS,
+            prefix=prefix,
         )
-        return await self._checked("tools", job, principal)
+        return await self._checked(name or "tools", job, principal)
 
     async def grammar(self, structures: Mapping[str, Structure], principal: str = "", prefix: str = "") -> str | None:
         """The grammar of a request's structures, by field; None = any text. Raises APIError if there are several.
 
-        `prefix`: see `prefixed`.
+        `prefix`: see `joined`.
         """
-        if not structures:
-            return None
-        if len(structures) > 1:
-            names = " and ".join(f"'{name}'" for name in structures)
-            raise APIError(400, f"Give only one of {names}.", next(iter(structures)), "invalid_value")
-        [(name, structure)] = structures.items()
-        return await self._checked(name, self._job(structure=structure, prefix=prefix), principal)
+        name, structure = only(structures)
+        return (
+            None if structure is None else await self._checked(name, self._job(structure=structure, prefix=prefix), principal)
+        )
 
     def close(self) -> None:
         """Ends the process that validates grammars. Blocks until the current one is finished."""
@@ -83,3 +87,11 @@ class GrammarChecker:
         if built.reason:
             raise APIError(400, f"Invalid '{name}': {built.reason}", name, built.code)
         return built.grammar
+
+
+def only(structures: Mapping[str, Structure]) -> tuple[str, Structure | None]:
+    """The only structure and its field; None if there is none. Raises APIError if there are several."""
+    if len(structures) > 1:
+        names = " and ".join(f"'{name}'" for name in structures)
+        raise APIError(400, f"Give only one of {names}.", next(iter(structures)), "invalid_value")
+    return next(iter(structures.items()), ("", None))

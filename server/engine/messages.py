@@ -59,6 +59,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     continues_prompt: bool = True  # the text continues the prompt's, so it keeps a space in front
     priority: int = 0  # priority in the queue; lower runs first
     grammar: str | None = None  # grammar of the answer, in llguidance's format
+    open_ended: bool = False  # the answer ends where the grammar may end and the model leaves it
     keep_stop: bool = False  # the text includes the stop string or token
     wants_prompt_logprobs: bool = False  # return log-probabilities of the prompt's tokens
     reasoning: ReasoningLimit | None = None  # None = no limit

@@ -85,7 +85,8 @@ class ChatEndpoint:
         configured = settings.model.tool_format
         self._tool_format = tool_format_of(prompts) if configured == "auto" else FORMATS[configured]
         if self._tool_format is None:
-            log.warning("the chat template's format of tool calls is unknown, so calls are content; set model.tool_format")
+            log.warning("the chat template's format of tool calls is unknown, so only JSON is read; set model.tool_format")
+        self._call_format = self._tool_format or FORMATS["hermes"]
         self._reasoning = detect_reasoning(prompts.template) or derive_reasoning(prompts.response_template)
         markers = self._reasoning or THINK
         self._reasoning_tokens = prompts.token(markers.opening), prompts.token(markers.closing)
@@ -121,9 +122,11 @@ class ChatEndpoint:
         grammar = await self._grammar(http, body, opened)
         limit = self._reasoning_limit(body, opened)
         hides = self._hides_markers(body)
-        requests = await self._requests.build(http, body, [prompt.tokens], grammar, limit, hides, prompt.pictures)
+        requests = await self._requests.build(
+            http, body, [prompt.tokens], grammar, limit, hides, prompt.pictures, open_ended=bool(body.enforced_tools)
+        )
         new_parser = partial(self._new_parser, body, opened)
-        if body.parallel_tool_calls is False and body.enabled_tools and not body.required_tools:  # else the grammar allows one
+        if body.parallel_tool_calls is False and body.enabled_tools and not body.enforced_tools:  # else the grammar allows one
             parser, stop = lambda: SingleCallParser(new_parser()), lambda: SingleCallStop(new_parser())
             return PreparedChat(requests, prompt, parser, stop)
         return PreparedChat(requests, prompt, new_parser)
@@ -131,16 +134,10 @@ class ChatEndpoint:
     def _new_parser(self, body: ChatBody, opened: bool) -> ReasoningParser:
         """A parser for one choice. `opened`: the prompt has opened the reasoning."""
         functions = {tool.function.name: tool.function.parameters for tool in body.enabled_tools}
-        format, tools = self._format_of(body), None
         if self._reasoning is not None and self._reasoning.channels:
             return ReasoningParser(tool_parser("harmony", functions))
-        if functions and format is not None:
-            tools = tool_parser(format, functions)
+        tools = tool_parser(self._call_format, functions) if functions else None
         return ReasoningParser(tools, self._reasoning is not None, opened, self._reasoning or THINK)
-
-    def _format_of(self, body: ChatBody) -> ToolFormat | None:
-        """The format of the calls: the model's, or any that can be enforced if the model's is unknown."""
-        return FORMATS["hermes"] if self._tool_format is None and body.required_tools else self._tool_format
 
     async def encode(self, http: HTTPRequest, body: ChatBody) -> EncodedChat:
         """Checks the body, and returns its prompt. Raises APIError and EngineError."""
@@ -180,16 +177,24 @@ class ChatEndpoint:
         return any(token in self._reasoning.opening + self._reasoning.closing for token in self._vocabulary.special)
 
     async def _grammar(self, http: HTTPRequest, body: ChatBody, opened: bool) -> str | None:
-        """The grammar that the answer follows, after the reasoning if the prompt has opened it. Raises APIError."""
-        prefix, format = "", self._format_of(body)
+        """The grammar that the answer follows, after the reasoning if the prompt has opened it. Raises APIError.
+
+        Where tools may be called, a structure is that of an answer without calls.
+        """
+        prefix = ""
         if self._reasoning is not None and opened:
-            prefix = self._reasoning.prefix(self._vocabulary.grammar_tokens, calls=bool(body.required_tools))
-        if not body.required_tools or format is None:
+            prefix = self._reasoning.prefix(self._vocabulary.grammar_tokens, calls=body.requires_call)
+        if not body.enforced_tools:
             return await self._grammars.grammar(body.structures, http.state.principal, prefix)
-        functions = {tool.function.name: tool.function.parameters for tool in body.required_tools}
-        single = body.parallel_tool_calls is False or body.named_tool is not None
         return await self._grammars.tool_calls(
-            functions, format, self._vocabulary.grammar_tokens, single, http.state.principal, prefix, body.required_inputs
+            {tool.function.name: tool.function.parameters for tool in body.enforced_tools},
+            self._call_format,
+            self._vocabulary.grammar_tokens,
+            body.parallel_tool_calls is False or body.named_tool is not None,
+            http.state.principal,
+            prefix,
+            body.enforced_inputs,
+            {} if body.requires_call else body.structures,
         )
 
     def _template_options(self, body: ChatBody) -> TemplateOptions:

@@ -103,10 +103,12 @@ class RequestBuilder:
         reasoning: ReasoningLimit | None = None,
         keeps_special_tokens: bool = False,
         pictures: Sequence[PictureInput] = (),
+        open_ended: bool = False,
     ) -> list[Request]:
-        """One request per choice of each prompt (token ids), which has these pictures. `grammar` is checked. Raises APIError.
+        """One request per choice of each prompt (token ids), which has these pictures. Raises APIError.
 
-        With `keeps_special_tokens`, the text has special tokens even if the body does not ask for them.
+        `grammar` is checked; with `open_ended`, the answer ends where the grammar may end and the model leaves it. With
+        `keeps_special_tokens`, the text has special tokens even if the body does not ask for them.
         """
         context_tokens = (await self.ready()).context_tokens
         for prompt in prompts:
@@ -138,6 +140,7 @@ class RequestBuilder:
                 continues_prompt=body.continues_prompt,
                 priority=body.priority or 0,
                 grammar=grammar,
+                open_ended=open_ended,
                 reasoning=reasoning,
                 keep_stop=bool(body.include_stop_str_in_output),
                 wants_prompt_logprobs=body.returns_prompt_logprobs and choice == 0,

@@ -252,23 +252,27 @@ class ChatBody(GenerationBody):
         """The names of the custom tools."""
         return frozenset(tool.name for tool in self.tools or () if isinstance(tool, CustomTool))
 
+    @property
+    def requires_call(self) -> bool:
+        """Whether the answer must have a call."""
+        choice = self.tool_choice
+        return (choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else choice) not in (None, "none", "auto")
+
     @cached_property
-    def required_tools(self) -> list[Tool]:
-        """The tools from which at least one call is required, as functions; empty if no call is required."""
-        return [tool.enforced for tool in self._required()]
+    def enforced_tools(self) -> list[Tool]:
+        """The tools of whose calls a grammar is made, as functions: if a call is required, or stands in for a structure."""
+        return [tool.enforced for tool in self._enforced()]
 
     @property
-    def required_inputs(self) -> dict[str, InputGrammar]:
-        """The grammars of the inputs of custom tools among `required_tools`, by name."""
-        grammars = {tool.name: tool.input_grammar for tool in self._required() if isinstance(tool, CustomTool)}
+    def enforced_inputs(self) -> dict[str, InputGrammar]:
+        """The grammars of the inputs of custom tools among `enforced_tools`, by name."""
+        grammars = {tool.name: tool.input_grammar for tool in self._enforced() if isinstance(tool, CustomTool)}
         return {name: grammar for name, grammar in grammars.items() if grammar is not None}
 
-    def _required(self) -> list[Tool | CustomTool]:
-        choice, chosen = self.tool_choice, self.chosen_names
-        mode = choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else choice
-        if mode in (None, "none", "auto"):
+    def _enforced(self) -> list[Tool | CustomTool]:
+        if self.tool_choice == "none" or not (self.requires_call or self.structures):
             return []
-        return [tool for tool in self.tools or () if chosen is None or tool.name in chosen]
+        return [tool for tool in self.tools or () if self.chosen_names is None or tool.name in self.chosen_names]
 
     @property
     def ignored(self) -> list[str]:

@@ -13,12 +13,18 @@ from outrider.server.chat.tools.schemas import DEFINITIONS, TEXT, arguments, res
 # An answer has at most this many calls if calls are enforced.
 MAX_CALLS = 8
 MAX_CHARACTERS = 1 << 20
+# Models write white space between calls, and after the last one.
+SPACE = "/[ \\n]{1,4}/"
 
 
-def calls_grammar(format: str | ToolFormat, functions: Mapping[str, Any], max_calls: int, special: Mapping[str, int]) -> str:
+def calls_grammar(
+    format: str | ToolFormat, functions: Mapping[str, Any], max_calls: int, special: Mapping[str, int], bare: bool = False
+) -> str:
     """Lark grammar of one to `max_calls` calls of `functions` (schemas of the parameters by name) in a model's format.
 
-    `special` are the ids of the tokens that a grammar matches by id. Raises ValueError if a schema of parameters is malformed.
+    It may end after each call, so that a model need not call again. With `bare`, it also has a call as an object without
+    markers. `special` are the ids of the tokens that a grammar matches by id. Raises ValueError if a schema of parameters is
+    malformed.
     """
     chosen = FORMATS[format] if isinstance(format, str) else format
     lark = Lark(special)
@@ -26,8 +32,14 @@ def calls_grammar(format: str | ToolFormat, functions: Mapping[str, Any], max_ca
     call = lark.rule(" | ".join(calls))
     repeated = 0 if chosen.single else max_calls - 1
     before, after = chosen.enclosure
-    more = f"({lark.text(chosen.between)} {call}){{0,{repeated}}}" if repeated else ""
-    start = f"start: {lark.text(before)} {call} {more} {lark.text(after)}"
+    between = lark.text(chosen.between) if chosen.between.strip() else f"{SPACE}?"
+    more = f"({between} {call}){{0,{repeated}}}" if repeated else ""
+    end = f"({SPACE}? {lark.text(after)})?" if after else ""
+    start = f"start: {lark.text(before)} {call} {more} {end} {SPACE}?"
+    if bare:
+        hermes = FORMATS["hermes"]
+        objects = [json_expression(object_schema(hermes, name, schema)) for name, schema in functions.items()]
+        start += f" | ({' | '.join(objects)}) {SPACE}?"
     grammar = "\n".join([start, *lark.rules])
     if len(grammar) > MAX_CHARACTERS:
         raise ValueError("the schemas repeat their definitions too often; send fewer tools or shorter definitions.")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from outrider.server.chat.tools.json_calls import arguments_call
+from outrider.server.chat.tools.json_calls import FENCE, arguments_call, bare_calls
 from outrider.server.chat.tools.source import Malformed, Reader
 from outrider.server.chat.tools.writer import SourceParser
 
@@ -70,4 +70,18 @@ class HarmonyParser(SourceParser):
         else:
             self._source.release()
             sink = self._writer.reasoning if channel == "analysis" else self._writer.content
+            if channel != "analysis" and self._functions:
+                yield from self._read_bare_calls()
             yield from self._source.until((*ENDS, START), sink)
+
+    def _read_bare_calls(self) -> Reader[None]:
+        """Reads objects that can only be calls, if the message begins with one."""
+        self._source.hold()
+        yield from self._source.skip_space()
+        if (yield from self._source.peek()) in ("{", FENCE[0]):
+            with suppress(Malformed):
+                yield from bare_calls(self._source, self._writer, self._functions, {"arguments"})
+        text = self._source.release()
+        for end in ENDS:  # an object without its end has run into the message's
+            text = text.replace(end, "")
+        self._writer.content(text.lstrip() if self._writer.calls else text)

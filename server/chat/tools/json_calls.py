@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from outrider.server.chat.tools.source import Malformed, Reader, Sink, Source
+import json
+from collections.abc import Collection
+
+from outrider.server.chat.tools.source import NAME, Malformed, Reader, Sink, Source
 from outrider.server.chat.tools.writer import CallWriter
 from outrider.server.http import json_body
+
+FENCE = "```"
 
 
 def arguments_call(source: Source, writer: CallWriter, name: str) -> Reader[None]:
@@ -53,6 +58,66 @@ def object_call(
         raise Malformed("a call without a name or arguments")
     if not has_arguments:
         writer.arguments("{}")
+
+
+def bare_calls(source: Source, writer: CallWriter, functions: Collection[str], keys: Collection[str]) -> Reader[None]:
+    """Reads objects with the name of one of `functions`, its arguments under one of `keys`, and nothing else.
+
+    Models that do not write their format's markers write such objects, perhaps in a code fence. Raises Malformed.
+    """
+    fenced = yield from source.match(FENCE)
+    if fenced:
+        yield from source.run(NAME, lambda _: None)  # the fence's language
+        yield from source.skip_space()
+    while True:
+        name, arguments = yield from exact_object(source, functions, keys)
+        writer.begin(name)
+        writer.arguments(arguments)
+        source.hold()
+        yield from source.skip_space()
+        if fenced and (yield from source.match(FENCE)):
+            source.hold()
+            yield from source.skip_space()
+            fenced = yield from source.match(FENCE)
+            yield from source.run(NAME, lambda _: None)
+            yield from source.skip_space()
+        if (yield from source.peek()) != "{":
+            return
+
+
+def exact_object(source: Source, functions: Collection[str], keys: Collection[str]) -> Reader[tuple[str, str]]:
+    """Reads an object of two fields, in any order: the name of a function, and its arguments as JSON. Raises Malformed."""
+    name, arguments = "", ""
+    yield from source.expect("{")
+    for end in (",", "}"):
+        yield from source.skip_space()
+        key = yield from source.one_of(
+            [json.dumps(key) for key in (*(() if name else ("name",)), *(() if arguments else keys))]
+        )
+        yield from source.skip_space()
+        yield from source.expect(":")
+        yield from source.skip_space()
+        if key == '"name"':
+            name = json.loads((yield from source.one_of([json.dumps(each) for each in functions])))
+        else:
+            arguments = yield from read_object(source)
+        yield from source.skip_space()
+        yield from source.expect(end)
+    return name, arguments
+
+
+def read_object(source: Source) -> Reader[str]:
+    """Reads a JSON object. Raises Malformed."""
+    if (yield from source.peek()) != "{":
+        raise Malformed("object")
+    pieces: list[str] = []
+    yield from source.balanced(pieces.append)
+    text = "".join(pieces)
+    try:
+        json_body.decode(text)
+    except json_body.InvalidJSON:
+        raise Malformed("object") from None
+    return text
 
 
 def read_string(source: Source) -> Reader[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from outrider.server.chat.tools.formats import BRACKET, FORMATS, ToolFormat, Words, is_slot
 from outrider.server.chat.tools.gemma import fields_call
 from outrider.server.chat.tools.harmony import HarmonyParser
-from outrider.server.chat.tools.json_calls import arguments_call, object_call
+from outrider.server.chat.tools.json_calls import FENCE, arguments_call, bare_calls, object_call
 from outrider.server.chat.tools.parts import ToolParser
 from outrider.server.chat.tools.python_calls import python_call
 from outrider.server.chat.tools.source import DIGITS, NAME, Malformed, Reader
@@ -29,7 +29,10 @@ def tool_parser(format: str | ToolFormat, functions: Mapping[str, Any] | None = 
 
 
 class MarkedParser(SourceParser):
-    """Finds calls after a format's opening marker, or at the beginning of the answer if the format needs no marker."""
+    """Finds calls after a format's opening marker, and at the beginning of the answer without one.
+
+    There, the format may need no marker; in every format, an object that can only be a call of a tool of the request is one.
+    """
 
     def __init__(self, format: ToolFormat, functions: Mapping[str, Any]) -> None:
         self._formats = (format, *(FORMATS[name] for name in format.also))
@@ -40,18 +43,19 @@ class MarkedParser(SourceParser):
 
     def _read(self) -> Reader[None]:
         """Reads the whole answer."""
-        if self._formats[0].bare:
-            yield from self._read_bare(self._formats[0])
+        yield from self._read_start()
         while opening := (yield from self._source.until(self._openings, self._write)):
-            yield from self._try_calls([each for each in self._formats if each.opening == opening], opening)
+            yield from self._try(self._read_marked(opening))
         self._writer.content("".join(self._spaces))
 
-    def _read_bare(self, format: ToolFormat) -> Reader[None]:
+    def _read_start(self) -> Reader[None]:
         """Reads calls without a marker, if the answer begins with one."""
+        format = self._formats[0]
         yield from self._source.run_space(self._spaces.append)
-        first = BRACKET if BRACKET in format.before else format.first_word
-        if (yield from self._begins(first)):
-            yield from self._try_calls([format], "")
+        if format.bare and (yield from self._begins(BRACKET if BRACKET in format.before else format.first_word)):
+            yield from self._try(self._read_calls([format], marked=False))
+        elif self._functions and (yield from self._source.peek()) in ("{", FENCE[0]):
+            yield from self._try(bare_calls(self._source, self._writer, self._functions, {"arguments", format.key}))
 
     def _write(self, text: str) -> None:
         """Writes content, except for spaces at its end."""
@@ -61,14 +65,13 @@ class MarkedParser(SourceParser):
             self._spaces.clear()
         self._spaces.append(text[len(content) :])
 
-    def _try_calls(self, formats: list[ToolFormat], opening: str) -> Reader[None]:
+    def _try(self, reader: Reader[None]) -> Reader[None]:
         """Reads calls. What turns out not to belong to a call is content."""
         calls = self._writer.calls
         self._source.hold("".join(self._spaces))
         self._spaces.clear()
         with suppress(Malformed):
-            yield from self._source.expect(opening)
-            yield from self._read_calls(formats, marked=bool(opening))
+            yield from reader
         rest = self._source.release()
         if self._writer.calls > calls:
             rest = rest.lstrip()
@@ -76,8 +79,13 @@ class MarkedParser(SourceParser):
                 yield from self._source.skip_space()
         self._write(rest)
 
+    def _read_marked(self, opening: str) -> Reader[None]:
+        """Reads a marker and the calls after it. Raises Malformed."""
+        yield from self._source.expect(opening)
+        yield from self._read_calls([each for each in self._formats if each.opening == opening], marked=True)
+
     def _read_calls(self, formats: list[ToolFormat], marked: bool) -> Reader[None]:
-        """Reads calls after the opening marker. Raises Malformed."""
+        """Reads calls, after the opening marker if they are marked. Raises Malformed."""
         yield from self._source.skip_space()
         for word in dict.fromkeys(word for each in formats for word in each.before if word.strip() and word != each.opening):
             yield from self._source.match(word)

@@ -7,7 +7,7 @@ reading takes time linear in the text. Knows nothing about formats.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TypeVar
 
 from outrider.server.partial_match import overlap
@@ -89,6 +89,18 @@ class Source:
         """Consumes `literal`. Raises Malformed."""
         if not (yield from self.match(literal)):
             raise Malformed(literal)
+
+    def one_of(self, literals: Collection[str]) -> Reader[str]:
+        """Consumes one of `literals`, none of which begins another, as soon as it has arrived. Raises Malformed."""
+        longest = max(map(len, literals), default=0)
+        while True:
+            arrived = self._text[self._at : self._at + longest]
+            for literal in literals:
+                if arrived.startswith(literal):
+                    return self.take(len(literal))
+            if self.ended or not any(literal.startswith(arrived) for literal in literals):
+                raise Malformed("one of several words")
+            yield
 
     def run(self, pattern: re.Pattern[str], sink: Sink) -> Reader[None]:
         """Consumes the characters that match `pattern`, which repeats one class of characters."""

@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 
 from outrider import models
 from outrider.drafters.none import NoDrafter
-from outrider.server.chat.grammar_job import prefixed
+from outrider.server.chat.grammar_job import joined
 from outrider.server.chat.reasoning_parser import THINK, ReasoningParser
 from outrider.server.chat.tools import FORMATS, calls_grammar, tool_parser
 from outrider.verify.constraints.grammar import GrammarCompiler
@@ -180,7 +180,7 @@ def test_a_schema_applies_after_the_reasoning(enforced: Enforced) -> None:
     short = 'start: r @answer\nr[suffix="</think>"]: /(?s:.{0,40})/'  # a small model would not end its reasoning
     for seed in range(3):
         parser = ReasoningParser(None, True, reasoning=True)
-        parts = [*parser.feed(enforced.answer(prefixed(short, structure), seed)), *parser.finish()]
+        parts = [*parser.feed(enforced.answer(joined(short, {"structure": structure}), seed)), *parser.finish()]
         content = "".join(part.text for part in parts if part.kind == "content")
         jsonschema.validate(json.loads(content), schema)
     assert THINK.prefix({}, calls=False).endswith('[suffix="</think>"]: /(?s:.*)/')

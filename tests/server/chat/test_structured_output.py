@@ -12,9 +12,9 @@ import pytest
 from llguidance import LLMatcher
 
 from outrider.server.chat import grammar_job
-from outrider.server.chat.grammar_job import InputGrammar, Structure, prefixed
+from outrider.server.chat.grammar_job import InputGrammar, Structure, joined
 from outrider.server.chat.grammar_job import to_grammar as to_grammar_of
-from outrider.server.chat.reasoning_parser import REASONING_FORMATS, ReasoningFormat
+from outrider.server.chat.reasoning_parser import REASONING_FORMATS, THINK, ReasoningFormat
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.tools import FORMATS, tool_parser
 from outrider.server.engine import program
@@ -190,7 +190,7 @@ def test_odd_schemas_are_answered_or_refused(parameters: Any) -> None:
     ids=lambda each: each.kind if isinstance(each, Structure) else "",
 )
 def test_a_structure_applies_after_the_reasoning(reasoning: ReasoningFormat, structure: Structure, answer: str) -> None:
-    grammar = prefixed(reasoning.prefix({}, calls=False), to_grammar(structure))
+    grammar = joined(reasoning.prefix({}, calls=False), {"structure": to_grammar(structure)})
     for thought in ("", "Well, {}.\n\n", "< a </ b"):
         assert accepts(grammar, f"{thought}{reasoning.closing}{answer}")
         assert accepts(grammar, f"{thought}{reasoning.closing}\n\n{answer}")
@@ -205,7 +205,7 @@ def test_a_structure_applies_after_the_reasoning(reasoning: ReasoningFormat, str
 
 def test_harmony_puts_a_structure_into_the_final_channel() -> None:
     harmony = REASONING_FORMATS[0]
-    grammar = prefixed(harmony.prefix({}, calls=False), to_grammar(Structure("json_schema", POINT)))
+    grammar = joined(harmony.prefix({}, calls=False), {"structure": to_grammar(Structure("json_schema", POINT))})
     final = '<|channel|>final<|message|>{"x": 1}'
     assert accepts(grammar, final)
     assert accepts(grammar, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{final}")
@@ -229,3 +229,53 @@ def test_no_grammar_is_converted_in_this_process(monkeypatch: pytest.MonkeyPatch
         assert asyncio.run(checker.grammar({"field": Structure("json_schema", POINT)}))
         inputs = {"f": InputGrammar("lark", 'start: "a"{1,2}')}
         assert asyncio.run(checker.tool_calls({"f": None, "g": POINT}, "hermes", {}, inputs=inputs))
+
+
+CALLS = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>",
+    "mistral": '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]',
+    "pythonic": "[f(x=1)]",
+    "llama3": '{"name": "f", "parameters": {"x": 1}}',
+    "harmony": '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}',
+}
+
+
+@pytest.mark.parametrize("format", CALLS)
+@pytest.mark.parametrize(
+    ("structure", "answer"),
+    [
+        (
+            Structure("json_schema", {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}),
+            '{"a": "b"}',
+        ),
+        (Structure("lenient_json_schema", {"type": "object"}), '{"a": [1]}'),
+        (Structure("json_object", None), '{"a": {"b": null}}'),
+        (Structure("regex", "[ab]+c"), "abc"),
+        (Structure("regex", r"\{.*\}"), '{"a}'),
+        (Structure("choice", ["yes", "no"]), "no"),
+        (Structure("grammar", 'start: "a" answer\nanswer: "b"'), "ab"),
+        (Structure("grammar", 'root ::= "a" [b-c]+'), "abc"),
+    ],
+)
+def test_with_tools_an_answer_has_calls_or_the_structure(format: str, structure: Structure, answer: str) -> None:
+    with closing(GrammarChecker(Limits())) as checker:
+        grammar = asyncio.run(checker.tool_calls({"f": POINT}, format, {}, structures={"field": structure}))
+        reasoned = asyncio.run(
+            checker.tool_calls({"f": POINT}, format, {}, prefix=THINK.prefix({}, False), structures={"field": structure})
+        )
+    for text in (answer, CALLS[format]):
+        assert accepts(grammar, text)
+        assert accepts(reasoned, f"Hm.</think>{text}")
+    assert not accepts(grammar, "Hello.")
+    if structure.kind != "regex":
+        assert accepts(grammar, '{"name": "f", "arguments": {"x": 1}}')
+    if structure.kind == "json_schema":
+        assert not accepts(grammar, '{"name": "f", "arguments": {"y": 1}}')
+        assert not accepts(grammar, '{"name": "g", "arguments": {"x": 1}}')
+
+
+def test_with_tools_only_one_structure_is_allowed_too() -> None:
+    two = {"regex": Structure("regex", "a"), "choice": Structure("choice", ["a"])}
+    with closing(GrammarChecker(Limits())) as checker, pytest.raises(APIError, match="only one of 'regex' and 'choice'"):
+        asyncio.run(checker.tool_calls({"f": POINT}, "hermes", {}, structures=two))

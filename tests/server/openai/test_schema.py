@@ -116,13 +116,13 @@ def test_structured_output_fields() -> None:
     }
 
 
-def test_enabled_and_required_tools() -> None:
+def test_enabled_and_enforced_tools() -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
     named = {"type": "function", "function": {"name": "g"}}
     assert [tool.function.name for tool in chat(tools=tools).enabled_tools] == ["f", "g"]
-    assert chat(tools=tools).required_tools == chat(tools=tools, tool_choice="none").enabled_tools == []
-    assert len(chat(tools=tools, tool_choice="required").required_tools) == 2
-    assert [tool.function.name for tool in chat(tools=tools, tool_choice=named).required_tools] == ["g"]
+    assert chat(tools=tools).enforced_tools == chat(tools=tools, tool_choice="none").enabled_tools == []
+    assert len(chat(tools=tools, tool_choice="required").enforced_tools) == 2
+    assert [tool.function.name for tool in chat(tools=tools, tool_choice=named).enforced_tools] == ["g"]
     with pytest.raises(ValidationError, match="not one of 'tools'"):
         chat(tools=tools[:1], tool_choice=named)
 

@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 from transformers import AddedToken
 
 from outrider import models
-from outrider.server.chat.grammar_job import prefixed
+from outrider.server.chat.grammar_job import joined
 from outrider.server.chat.reasoning_parser import THINK
 from outrider.server.chat.tools import FORMATS, calls_grammar, tool_parser
 from outrider.server.chat.tools.lark import Lark, length_pattern
@@ -172,7 +172,26 @@ def test_markers_that_are_added_tokens_are_accepted_as_these_tokens(special: boo
     for format in ("hermes", "glm45", "qwen3_coder", "deepseek_v32"):
         text = next(sample.text for sample in SAMPLES if sample.format == format)
         calls = calls_grammar(format, FUNCTIONS, 8, tokens)
-        grammar = prefixed(THINK.prefix(tokens, calls=True), calls)
+        grammar = joined(THINK.prefix(tokens, calls=True), {"calls": calls})
         matcher = LLMatcher(wrapped, grammar, log_level=0)
         ids = tokenizer.encode(f"Hm, a < b.</think>\n\n{text}", add_special_tokens=False)
         assert matcher.consume_tokens(ids) and matcher.is_accepting(), matcher.get_error()
+
+
+@each_sample
+def test_an_answer_may_end_after_each_call(sample: Sample) -> None:
+    """Between calls and after the last one, a model may stop, also after white space and before the closing marker."""
+    grammar = calls_grammar(sample.format, FUNCTIONS, 8, {})
+    for seed in range(5):
+        text = walk(grammar, seed)
+        matcher = matcher_of(grammar)
+        for at, byte in enumerate(text.encode(), start=1):
+            assert matcher.consume_token(byte)
+            if matcher.is_accepting():
+                begun = text.encode()[:at].decode(errors="ignore")
+                content, calls = content_and_calls(parse(sample.format, [begun]))
+                assert calls and not content
+                if FORMATS[sample.format].between.strip() == "":
+                    spaced = matcher.deep_copy()
+                    if spaced.consume_token(ord("\n")):
+                        assert spaced.is_accepting()

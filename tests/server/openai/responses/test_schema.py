@@ -31,7 +31,7 @@ def test_a_body_becomes_a_chat() -> None:
     ]
     assert (chat.token_limit, chat.reasoning_effort, chat.prompt_cache_key) == (5, "low", "session")
     assert chat.structures["response_format"].kind == "json_schema"  # strict by default
-    assert [tool.function.description for tool in chat.required_tools] == ["d"]
+    assert [tool.function.description for tool in chat.enforced_tools] == ["d"]
 
 
 def test_the_cache_key_names_the_session() -> None:

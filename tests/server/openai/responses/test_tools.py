@@ -48,9 +48,9 @@ def test_hosted_tools_are_left_out() -> None:
 def test_the_choice(choice: Any, enabled: str, required: str) -> None:
     body = chat([FUNCTION, HOSTED, CUSTOM], choice)
     assert "".join(tool.name for tool in body.enabled_tools) == enabled
-    assert "".join(tool.name for tool in body.required_tools) == required
+    assert "".join(tool.name for tool in body.enforced_tools) == required
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "web_search"}, "auto"])
 def test_no_call_is_required_of_hosted_tools_only(choice: Any) -> None:
-    assert chat([HOSTED], choice).required_tools == []
+    assert chat([HOSTED], choice).enforced_tools == []

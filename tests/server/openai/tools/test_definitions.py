@@ -58,9 +58,9 @@ def test_the_model_sees_a_function_with_one_text() -> None:
 )
 def test_the_grammar_of_a_required_call_is_enforced(syntax: str, definition: str, text: str, other: str) -> None:
     body = chat(custom(syntax=syntax, definition=definition), choice=named("patch", "custom"))
-    functions = {tool.name: tool.function.parameters for tool in body.required_tools}
+    functions = {tool.name: tool.function.parameters for tool in body.enforced_tools}
     with closing(GrammarChecker(Limits())) as checker:
-        grammar = asyncio.run(checker.tool_calls(functions, "hermes", {}, single=True, inputs=body.required_inputs))
+        grammar = asyncio.run(checker.tool_calls(functions, "hermes", {}, single=True, inputs=body.enforced_inputs))
     tokenizer = LLTokenizer("byte")
 
     def accepted(value: str) -> bool:
@@ -75,11 +75,11 @@ def test_the_grammar_of_a_required_call_is_enforced(syntax: str, definition: str
 def test_a_grammar_that_cannot_be_enforced_is_an_error_only_of_a_required_call() -> None:
     recursive = custom(syntax="lark", definition='start: "(" start ")" | "x"')
     assert chat(recursive).enabled_tools
-    required = chat(recursive, choice="required").required_inputs
+    required = chat(recursive, choice="required").enforced_inputs
     words = "grammar of tool 'patch' cannot be enforced: its rule 'start' is recursive"
     with closing(GrammarChecker(Limits())) as checker, pytest.raises(APIError, match=words):
         asyncio.run(checker.tool_calls({"patch": None}, "hermes", {}, inputs=required))
-    assert chat(recursive, function("f"), choice=named("f")).required_tools[0].name == "f"
+    assert chat(recursive, function("f"), choice=named("f")).enforced_tools[0].name == "f"
 
 
 def test_the_grammars_of_all_tools_are_bounded() -> None:
@@ -92,14 +92,14 @@ def test_the_grammars_of_all_tools_are_bounded() -> None:
 def test_the_choice_among_functions_and_custom_tools() -> None:
     both = (function("f"), custom("g"))
     assert chat(*both).custom_tools == {"g"}
-    assert [tool.name for tool in chat(*both, choice="required").required_tools] == ["f", "g"]
+    assert [tool.name for tool in chat(*both, choice="required").enforced_tools] == ["f", "g"]
     assert chat(*both, choice=named("g", "custom")).named_tool == "g"
-    assert [tool.name for tool in chat(*both, choice=named("g", "custom")).required_tools] == ["g"]
+    assert [tool.name for tool in chat(*both, choice=named("g", "custom")).enforced_tools] == ["g"]
     for mode, required in (("auto", []), ("required", ["g"])):
         allowed = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named("g", "custom")]}}
         body = chat(*both, choice=allowed)
         assert [tool.name for tool in body.enabled_tools] == ["g"]
-        assert [tool.name for tool in body.required_tools] == required
+        assert [tool.name for tool in body.enforced_tools] == required
         assert body.named_tool is None
 
 
