@@ -31,8 +31,9 @@ MASKS_SECONDS = 0.02
 SLOW_ROOTS = 8
 
 
-# llguidance stops a matcher for these reasons if the grammar is too expensive.
+# llguidance stops a matcher for these reasons, or with an error that begins so, if the grammar exceeds LIMITS.
 TOO_COMPLEX = frozenset({"LexerTooComplex", "ParserTooComplex"})
+LEXER_ERROR = "lexer error"
 
 
 class GrammarError(ValueError):
@@ -169,7 +170,7 @@ class Grammar:
 
     def _restart(self) -> None:
         """Replaces the matcher by one that has read the committed text. Raises GrammarError and MatcherError."""
-        if self._matcher.stop_reason() in TOO_COMPLEX:
+        if is_too_complex(self._matcher):
             self._fail()
         log.warning("the matcher of a grammar has failed, and is replaced")
         self._matcher = self._start.deep_copy()
@@ -188,7 +189,7 @@ class Grammar:
 
     def _fail(self) -> NoReturn:
         """Raises GrammarError if the grammar is too expensive, else MatcherError."""
-        if self._matcher.stop_reason() in TOO_COMPLEX:
+        if is_too_complex(self._matcher):
             reason = first_line(self._matcher.get_error())
             raise GrammarError(f"The grammar is too expensive to evaluate; simplify it: {reason}")
         raise MatcherError("the matcher of a grammar refuses a text that it has allowed")
@@ -212,3 +213,8 @@ class Grammar:
         if self._open_ended:
             masks[[matcher.is_accepting() for matcher in matchers]] = True
         return masks
+
+
+def is_too_complex(matcher: LLMatcher) -> bool:
+    """Whether a matcher has failed because its grammar is too expensive."""
+    return matcher.stop_reason() in TOO_COMPLEX or matcher.get_error().startswith(LEXER_ERROR)

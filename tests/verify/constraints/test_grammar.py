@@ -102,6 +102,13 @@ def test_an_invalid_grammar_is_the_clients_error_and_a_violated_one_is_not() -> 
         COMPILER.compile(LETTERS).commit(np.array(ids("z"), np.int32))
 
 
+def test_a_grammar_that_exceeds_the_limits_is_the_clients_error() -> None:
+    multiples = {"type": "integer", "multipleOf": 99991, "minimum": 1, "maximum": 10**30}
+    grammar = COMPILER.compile(LLMatcher.grammar_from_json_schema(json.dumps(multiples)))
+    with pytest.raises(GrammarError, match="too expensive"):
+        grammar.visit(EMPTY, 8)
+
+
 def test_a_matcher_that_fails_is_replaced() -> None:
     grammar = COMPILER.compile(LETTERS)
     grammar.commit(np.array(ids("a"), np.int32))
