@@ -15,6 +15,7 @@ from outrider.verify.errors import ModelError, first_sentence
 from outrider.verify.gguf import llama_package
 from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.gguf.tokenizer import UnknownTokenizer, Vocabulary, build_tokenizer
+from outrider.verify.turns import tokens_after_answer, tokens_within_answer
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = DEFAULT_REVISION) -> PreTrainedTokenizerBase:
@@ -51,8 +52,17 @@ def gguf_tokenizer(file: str, path: str) -> PreTrainedTokenizerBase:
 
 
 def stop_ids(ends: frozenset[int], tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Token ids that end an answer: those of the model, and the EOS token of the tokenizer."""
-    return ends if tokenizer.eos_token_id is None else ends | {int(cast(Any, tokenizer.eos_token_id))}
+    """Token ids that end an answer: those that the model, its tokenizer and a GGUF file name, and likely ones.
+
+    Those are tokens of a GGUF file with texts that end answers, and what the chat template writes after an answer; some models
+    name only the end of a text, which is none of a turn. What the template writes within an answer does not end it.
+    """
+    eos = [] if tokenizer.eos_token_id is None else [int(cast(Any, tokenizer.eos_token_id))]
+    named = ends.union(eos, getattr(tokenizer, "named_ends", ()))
+    likely = frozenset[int](getattr(tokenizer, "likely_ends", ()))
+    if getattr(tokenizer, "chat_template", None):
+        likely = (likely | tokens_after_answer(tokenizer)) - tokens_within_answer(tokenizer)
+    return named | likely
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -7,7 +7,7 @@ the model was trained so, the text after it. Knows nothing about tokenizers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, takewhile
 from typing import NamedTuple
@@ -74,13 +74,12 @@ class FillInText:
 
     prefix: str | list[int]  # text or token ids
     suffix: str
-    middle: str = ""  # the beginning of the answer
     files: tuple[ContextFile, ...] = ()
 
     @property
     def characters(self) -> int:
         """The length of all texts and ids."""
-        return len(self.prefix) + len(self.suffix) + len(self.middle) + sum(len(name) + len(text) for name, text in self.files)
+        return len(self.prefix) + len(self.suffix) + sum(len(name) + len(text) for name, text in self.files)
 
 
 @dataclass(frozen=True)
@@ -94,6 +93,11 @@ class FillInTokens:
     file: int | None  # None = files are separated by their names only
     stops: tuple[int, ...]  # tokens that end an answer
 
+    def end(self, prompt: Collection[int]) -> tuple[int, ...]:
+        """The tokens that end the answer to a prompt; none if it does not ask to fill in."""
+        markers = {self.prefix, self.suffix} if self.middle is None else {self.middle}
+        return self.stops if all(marker in prompt for marker in markers) else ()
+
 
 @dataclass(frozen=True)
 class FillInParts:
@@ -101,7 +105,6 @@ class FillInParts:
 
     prefix: list[int]
     suffix: list[int]
-    middle: list[int]  # the beginning of the answer
     files: Sequence[list[int]] = ()
     before_files: list[int] = field(default_factory=list)
     after_files: list[int] = field(default_factory=list)
@@ -134,13 +137,9 @@ def find_tokens(vocabulary: Mapping[str, int]) -> FillInTokens | None:
 def encode_parts(tokens: FillInTokens, text: FillInText, encode: Callable[[str, bool], list[int]]) -> FillInParts:
     """Encodes a prompt's texts; the second argument of `encode` tells that a text continues another one."""
     marker = [] if tokens.file is None else [tokens.file]
-    prefix, middle = text.prefix, text.middle
-    if tokens.middle is None and isinstance(prefix, str):
-        prefix, middle = prefix + middle, ""
     return FillInParts(
-        prefix=encode(prefix, False) if isinstance(prefix, str) else prefix,
+        prefix=encode(text.prefix, False) if isinstance(text.prefix, str) else text.prefix,
         suffix=encode(text.suffix, True),
-        middle=encode(middle, True),
         files=[[*marker, *encode(file.lines, False)] for file in text.files],
         before_files=[] if tokens.repository is None else [tokens.repository, *encode(REPOSITORY_LINE, False)],
         after_files=[*marker, *encode(CURRENT_FILE_LINE, False)] if marker else [],
@@ -149,19 +148,18 @@ def encode_parts(tokens: FillInTokens, text: FillInText, encode: Callable[[str, 
 
 def fit(parts: FillInParts, room: int) -> FillInParts:
     """Leaves out what has no place in `room` tokens: the first files, then the prefix's beginning and the suffix's end."""
-    around = room - len(parts.middle)
-    left = around - len(parts.prefix) - len(parts.suffix) - len(parts.before_files) - len(parts.after_files)
+    left = room - len(parts.prefix) - len(parts.suffix) - len(parts.before_files) - len(parts.after_files)
     ends = accumulate(map(len, reversed(parts.files)))  # the last files stay
     kept = sum(1 for _ in takewhile(lambda tokens: tokens <= left, ends))
     parts = replace(parts, files=parts.files[len(parts.files) - kept :])
-    prefix_room = max(int(PREFIX_SHARE * around), around - len(parts.suffix))
+    prefix_room = max(int(PREFIX_SHARE * room), room - len(parts.suffix))
     surplus = max(0, len(parts.prefix) - prefix_room)
     prefix = parts.prefix[math.ceil(surplus / CUT_TOKENS) * CUT_TOKENS :]
-    return replace(parts, prefix=prefix, suffix=parts.suffix[: max(0, around - len(parts.context) - len(prefix))])
+    return replace(parts, prefix=prefix, suffix=parts.suffix[: max(0, room - len(parts.context) - len(prefix))])
 
 
 def assemble(tokens: FillInTokens, parts: FillInParts) -> list[int]:
     """The prompt, without the token that begins every text."""
     if tokens.middle is None:
-        return [*parts.context, tokens.suffix, *parts.suffix, tokens.prefix, *parts.prefix, *parts.middle]
-    return [*parts.context, tokens.prefix, *parts.prefix, tokens.suffix, *parts.suffix, tokens.middle, *parts.middle]
+        return [*parts.context, tokens.suffix, *parts.suffix, tokens.prefix, *parts.prefix]
+    return [*parts.context, tokens.prefix, *parts.prefix, tokens.suffix, *parts.suffix, tokens.middle]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +22,7 @@ from outrider.server.chat.plain_text import PlainText, encode
 from outrider.server.fair_threads import FairThreads
 from outrider.server.http.errors import APIError, ContextExceeded
 from outrider.server.pictures.service import NO_PICTURES, RequestPictures
+from outrider.verify.tokenizer import stop_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -187,21 +188,19 @@ class PromptEncoder:
     def _encode_all(self, texts: Sequence[str], tokenizer: Load) -> list[NDArray[np.uint32]]:
         return [np.array(self._plain.encode(tokenizer(), text), np.uint32) for text in texts]
 
-    @property
-    def eos_ids(self) -> list[int]:
-        """The tokenizer's own end of a text; the model may have others."""
-        end: Any = self._tokenizer.eos_token_id
-        return [] if end is None else [int(end)]
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokens that end an answer, as far as the tokenizer knows them; the model may have others."""
+        return stop_ids(frozenset(), self._tokenizer)
 
     @property
     def fills_in(self) -> bool:
         """Whether the model's tokenizer has the tokens of fill-in-the-middle prompts."""
         return self._fill_in_tokens is not None
 
-    @property
-    def fill_in_stops(self) -> list[int]:
-        """The ids that end the answer to a fill-in-the-middle prompt, besides the model's own."""
-        return [] if self._fill_in_tokens is None else list(self._fill_in_tokens.stops)
+    def fill_in_stops(self, prompt: Collection[int]) -> list[int]:
+        """The ids that end the answer to a fill-in-the-middle prompt, besides the model's own; empty for other prompts."""
+        return [] if self._fill_in_tokens is None else list(self._fill_in_tokens.end(prompt))
 
     async def fill_in(self, principal: str, text: FillInText, context_tokens: int, room: int | None = None) -> list[int]:
         """The ids of a fill-in-the-middle prompt. Context and text beyond `room` tokens are left out.
@@ -217,7 +216,6 @@ class PromptEncoder:
         else:
             self._check_length("prompt", text.prefix, context_tokens)
         self._check_length("suffix", text.suffix, context_tokens)
-        self._check_length("prompt", text.middle, context_tokens)
         self._check_length("input_extra", "\n".join(part for file in text.files for part in file), context_tokens)
         return await self._run(principal, text.characters, partial(self._fill_in, tokens, text, context_tokens, room))
 

@@ -44,11 +44,10 @@ class InfillEndpoint:
         answer_tokens = ANSWER_TOKENS if body.token_limit is None else max(1, body.token_limit)
         room = max(context_tokens // 2, context_tokens - answer_tokens)
         prompt = await self._prompts.fill_in(http.state.principal, body.text, context_tokens, room)
-        body = body.with_stops(self._prompts.fill_in_stops)
         grammar = await self._grammars.grammar(body.structures, http.state.principal)
         requests = await self._requests.build(http, body, [prompt], grammar)
         stats: dict[str, float] = {}
-        eos_ids = {*self._prompts.eos_ids, *(body.stop_token_ids or ())}
+        eos_ids = self._prompts.eos_ids.union(requests[0].stop_token_ids)
         formatter = InfillFormatter(body, requests[0], arrived, stats, eos_ids)
         task = GenerationTask(requests, formatter, arrived, padded=body.pads_stream, new_stop=body.new_stop, stats=stats)
         return await self._runner.respond(http, task, bool(body.stream))

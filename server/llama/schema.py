@@ -11,7 +11,15 @@ from outrider.server.chat.fill_in import ContextFile, FillInText
 from outrider.server.llama.line_limits import LineLimits
 from outrider.server.llama.samplers import Samplers, select
 from outrider.server.openai import unsupported
-from outrider.server.openai.fields import MAX_PARTS, NO_DEFAULTS, Body, SamplingFields, Strings, UntracedSpeculation
+from outrider.server.openai.fields import (
+    LLAMA_SERVER_DEFAULTS,
+    MAX_PARTS,
+    NO_DEFAULTS,
+    Body,
+    SamplingFields,
+    Strings,
+    UntracedSpeculation,
+)
 from outrider.server.openai.schema import GenerationBody
 from outrider.verify.sampling_params import SamplingParams
 
@@ -36,15 +44,13 @@ class InfillBody(GenerationBody):
     """POST /infill. Sampling has llama-server's defaults where the model has none."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
-    api_defaults: ClassVar[SamplingFields] = SamplingFields(
-        temperature=0.8, top_p=0.95, top_k=40, min_p=0.05, repetition_penalty=1.0
-    )
+    api_defaults: ClassVar[SamplingFields] = LLAMA_SERVER_DEFAULTS
 
     model: str = ""  # empty = the served model
     input_prefix: str
     input_suffix: str
     input_extra: Annotated[list[ExtraFile], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
-    prompt: str | None = None  # the beginning of the answer
+    prompt: str | None = None  # the end of the prefix: the line with the cursor
     n_predict: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None  # -1 = up to the end of the context
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     speculation: UntracedSpeculation | None = None
@@ -72,7 +78,7 @@ class InfillBody(GenerationBody):
     def text(self) -> FillInText:
         """The texts of the prompt."""
         files = tuple(ContextFile(file.filename, file.text) for file in self.input_extra or ())
-        return FillInText(self.input_prefix, self.input_suffix, self.prompt or "", files)
+        return FillInText(self.input_prefix + (self.prompt or ""), self.input_suffix, files)
 
     def new_stop(self) -> LineLimits:
         """What ends the answer at a line."""

@@ -57,7 +57,6 @@ class CompletionsEndpoint:
         if body.suffix:
             texts = [FillInText(prompt, body.suffix) for prompt in body.prompts]
             prompts = [await self._prompts.fill_in(principal, text, context_tokens) for text in texts]
-            body = body.with_stops(self._prompts.fill_in_stops)
         else:
             prompts = [await self._prompts.text(principal, prompt, context_tokens) for prompt in body.prompts]
         echoes = []

@@ -61,6 +61,7 @@ class UntracedSpeculation(SpeculationBody):
 
 
 NO_DEFAULTS = SamplingFields()
+LLAMA_SERVER_DEFAULTS = SamplingFields(temperature=0.8, top_p=0.95, top_k=40, min_p=0.05, repetition_penalty=1.0)
 
 
 def first_given(*layers: SamplingFields) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class RequestBuilder:
                 max_nodes=body.speculation.max_nodes if body.speculation else None,
                 corpus=corpus,
                 prediction=prediction[:context_tokens],
-                stop_token_ids=body.stop_token_ids or [],
+                stop_token_ids=[*(body.stop_token_ids or ()), *self._prompts.fill_in_stops(prompt)],
                 skip_special_tokens=body.hides_special_tokens and not keeps_special_tokens,
                 continues_prompt=body.continues_prompt,
                 priority=body.priority or 0,

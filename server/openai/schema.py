@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -167,10 +167,6 @@ class GenerationBody(SamplingFields, StructureFields):
     def stop_strings(self) -> tuple[str, ...]:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(stop for stop in stops if stop)
-
-    def with_stops(self, ids: Sequence[int]) -> Self:
-        """The same request, whose answers also end with these tokens."""
-        return self.model_copy(update={"stop_token_ids": [*(self.stop_token_ids or ()), *ids]})
 
     def sampling_params(self, model_defaults: SamplingFields = NO_DEFAULTS) -> SamplingParams:
         """The sampling parameters, without the acceptance rule. Draws a random seed if the request has none.

@@ -77,7 +77,7 @@ class Model(Section):
     generation_config: Literal["auto", "none"] = Field(
         "auto",
         description="Defaults of temperature, top_p, top_k, min_p and repetition_penalty: auto uses those of the model's "
-        "generation_config.json, none the API's.",
+        "generation_config.json or GGUF file, none the API's.",
     )
     trust_remote_code: bool = Field(False, description="Run code from the model's folder; enable only for trusted models.")
 

@@ -1,22 +1,25 @@
 """Incremental detokenisation: from token ids to text, UTF-8 safe and cut exactly at stop strings.
 
-Promises that the text depends on the tokens alone, not on how they are divided into steps. Knows nothing about models.
+Promises that the text depends on the tokens alone, not on how they are divided into steps, and that a stop string ends it
+although it is the text of hidden tokens, or has such text in it. Knows nothing about models.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from outrider.server.partial_match import overlap
+
+# Kinds of characters: of shown text, and the first and the others of a hidden token.
+SHOWN, HIDDEN, INNER = "s", "h", "i"
 
 
 class Detokenizer:
     """Turns tokens into text; holds back an incomplete character until its last token."""
 
     def __init__(self, bytes_of: Callable[[int], bytes], hidden: Collection[int] = (), drops_first_space: bool = False) -> None:
-        """`bytes_of` returns the bytes of a token; `hidden` tokens have no text.
+        """`bytes_of` returns the bytes of a token; the text of `hidden` tokens is not shown.
 
         With `drops_first_space`, a space with which the text starts is left out.
         """
@@ -32,15 +35,13 @@ class Detokenizer:
             data, self._at_space = data.removeprefix(b" "), False
         return self._decoder.decode(data)
 
-    @property
-    def state(self) -> Any:
-        """What the next text depends on. Assign it to take back tokens."""
-        return self._at_space, self._decoder.getstate()
+    def hides(self, token: int) -> bool:
+        """Whether the token's text is not shown."""
+        return token in self._hidden
 
-    @state.setter
-    def state(self, state: Any) -> None:
-        self._at_space, decoder = state
-        self._decoder.setstate(decoder)
+    def text_of(self, token: int) -> str:
+        """The text of a token on its own."""
+        return self._bytes_of(token).decode("utf-8", "replace")
 
     def flush(self) -> str:
         """The remaining text at the end of an answer; an incomplete character becomes U+FFFD."""
@@ -48,13 +49,17 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Passes text through up to the first stop string; holds back text that may be the start of one."""
+    """Passes shown text through up to the first stop string; holds back text that may be the start of one.
+
+    A stop string may be shown text, or text with that of hidden tokens, none of which it cuts.
+    """
 
     def __init__(self, stops: Sequence[str], keep: bool = False) -> None:
         """With `keep`, the text includes the stop string."""
         self._stops = [stop for stop in stops if stop]
         self._keep = keep
-        self._held = ""
+        self._held = ""  # with hidden text
+        self._kinds = ""  # of each character
         self.found: str | None = None  # the stop string that ended the text
 
     @property
@@ -62,28 +67,47 @@ class StopStrings:
         """A stop string has been found."""
         return self.found is not None
 
-    def would_stop(self, text: str) -> bool:
-        """Whether `text` would complete a stop string."""
-        whole = self._held + text
-        return any(stop in whole for stop in self._stops)
-
-    def feed(self, text: str) -> str:
-        """The text that no stop string can remove; sets `found` at a stop string."""
-        self._held += text
-        found = [(start, len(stop), stop) for stop in self._stops if (start := self._held.find(stop)) >= 0]
+    def feed(self, text: str, hidden: str = "") -> str:
+        """The shown text that no stop string can remove, after `text` and a `hidden` token; sets `found` at a stop string."""
+        self._held += text + hidden
+        self._kinds += SHOWN * len(text) + (HIDDEN + INNER * (len(hidden) - 1) if hidden else "")
+        views: list[tuple[str, Sequence[int]]] = [(self._held, range(len(self._held)))]
+        if HIDDEN in self._kinds:
+            shown = [at for at, kind in enumerate(self._kinds) if kind == SHOWN]
+            views.append(("".join(self._held[at] for at in shown), shown))
+        found = [
+            (places[at], len(stop), stop)
+            for stop in self._stops
+            for view, places in views
+            for at in occurrences(view, stop)
+            if self._is_boundary(places[at]) and self._is_boundary(places[at + len(stop) - 1] + 1)
+        ]
         if found:
-            start, size, self.found = min(found)
-            text, self._held = self._held[: start + size * self._keep], ""
-            return text
-        hold = max((overlap(self._held, stop) for stop in self._stops), default=0)
-        cut = len(self._held) - hold
-        text, self._held = self._held[:cut], self._held[cut:]
-        return text
+            start, _, self.found = min(found)
+            return self._release(start) + self.found * self._keep
+        holds = [places[-size] for stop in self._stops for view, places in views if (size := overlap(view, stop))]
+        return self._release(min(holds, default=len(self._held)))
 
     def flush(self) -> str:
         """The held-back text at the end of an answer."""
-        held, self._held = self._held, ""
-        return held
+        return self._release(len(self._held))
+
+    def _is_boundary(self, at: int) -> bool:
+        """Whether no hidden token is around the place between two characters."""
+        return self._kinds[at : at + 1] != INNER
+
+    def _release(self, end: int) -> str:
+        """Removes what is held before `end`, and returns what is shown of it."""
+        text = "".join(self._held[at] for at in range(end) if self._kinds[at] == SHOWN)
+        self._held, self._kinds = self._held[end:], self._kinds[end:]
+        return text
+
+
+def occurrences(text: str, part: str) -> Iterator[int]:
+    """Where `part` begins in `text`."""
+    at = -1
+    while (at := text.find(part, at + 1)) >= 0:
+        yield at
 
 
 class AnswerText:
@@ -111,21 +135,20 @@ class AnswerText:
         """The stop string that ended the answer."""
         return self._stops.found
 
-    def feed(self, tokens: Sequence[int]) -> tuple[str, int]:
-        """The text that `tokens` complete, and the number of tokens used: fewer than given if a stop string ends the answer."""
-        if exempt := min(self._min_tokens, len(tokens)):
-            self._min_tokens -= exempt
-            text = self._detokenizer.feed(tokens[:exempt])
-            rest, used = self.feed(tokens[exempt:]) if len(tokens) > exempt else ("", 0)
-            return text + rest, exempt + used
-        state = self._detokenizer.state
-        text = self._detokenizer.feed(tokens)
-        if not self._stops.would_stop(text):
-            return self._stops.feed(text), len(tokens)
-        self._detokenizer.state = state  # the tokens are repeated one by one, to find the one that completes a stop string
+    def feed(self, tokens: Sequence[int], ends: bool = False) -> tuple[str, int]:
+        """The text that `tokens` complete, and the number of tokens used: fewer than given if a stop string ends the answer.
+
+        If the last one `ends` the answer, its text is not shown.
+        """
         text = ""
         for used, token in enumerate(tokens, start=1):
-            text += self._stops.feed(self._detokenizer.feed([token]))
+            is_hidden = self._detokenizer.hides(token) or (ends and used == len(tokens))
+            shown = "" if is_hidden else self._detokenizer.feed([token])
+            if self._min_tokens:
+                self._min_tokens -= 1
+                text += shown
+                continue
+            text += self._stops.feed(shown, self._detokenizer.text_of(token) if is_hidden else "")
             if self.stopped:
                 return text, used
         return text, len(tokens)

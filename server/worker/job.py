@@ -69,8 +69,9 @@ class Job:
         if step.tree is None and step.finish is None:
             return None
         text, used, finish = self._read(step)
-        tokens = step.tokens if used == self._visible(step) else step.tokens[:used]
-        logprobs = None if step.logprobs is None else token_logprobs(step.logprobs, used)
+        tokens = step.tokens[:used]
+        visible = min(used, len(step.tokens) - self._hides_end(step))
+        logprobs = None if step.logprobs is None else token_logprobs(step.logprobs, visible)
         first, self._first_event = self._first_event, False
         prompt = self.stream.prompt_logprobs if first else None
         return TokenEvent(
@@ -87,9 +88,9 @@ class Job:
         )
 
     def _read(self, step: Step) -> tuple[str, int, Finish | None]:
-        """The step's text, the number of visible tokens that the text uses, and the finish reason if the answer ends."""
+        """The step's text, the number of tokens that it uses, and the finish reason if the answer ends."""
         finish = step.finish
-        text, used = self._text.feed(step.tokens[: self._visible(step)])
+        text, used = self._text.feed(step.tokens, self._hides_end(step))
         if self._text.stopped:
             self.stream.take_back(len(step.tokens) - used)
             return text, used, "stop"
@@ -98,9 +99,9 @@ class Job:
             finish = "stop" if self._text.stopped else finish
         return text, used, finish
 
-    def _visible(self, step: Step) -> int:
-        """The number of tokens with text: a final stop token has none, unless the request keeps it."""
-        return len(step.tokens) - (step.finish == "stop" and not self.request.keep_stop)
+    def _hides_end(self, step: Step) -> bool:
+        """Whether the last token is a stop token, whose text the request does not keep."""
+        return step.finish == "stop" and not self.request.keep_stop
 
     def close(self) -> None:
         """Ends the request for the drafter; the session keeps the KV cache."""

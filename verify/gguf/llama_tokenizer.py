@@ -29,6 +29,7 @@ class LlamaTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
             )
         self._handle = self._api.llama_model_get_vocab(self._model)
         self._ids = vocabulary.ids
+        self.named_ends, self.likely_ends = vocabulary.named_ends, vocabulary.likely_ends
         self.token_bytes = [self._bytes_of(id) for id in range(len(vocabulary.tokens))]
         adds = {"bos": self._api.llama_vocab_get_add_bos, "eos": self._api.llama_vocab_get_add_eos}
         wanted = {role: vocabulary.token(role) for role, adds_token in adds.items() if adds_token(self._handle)}

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from outrider.verify.errors import ModelError
 
+T = TypeVar("T")
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 STRING, ARRAY = 8, 9
@@ -84,24 +86,68 @@ class Cursor:
             return self.texts(count)
         return [self.value(element) for _ in range(count)]
 
+    def skip(self, kind: int) -> None:
+        """Moves past a value. Lists of texts, which are vocabularies, are not decoded."""
+        if kind != ARRAY:
+            self.value(kind)
+            return
+        element, count = self.scalars("IQ")
+        if element in SCALARS:
+            self.position += count * struct.calcsize(f"<{SCALARS[element]}")
+        elif element == STRING:
+            content, position, unpack = self._content, self.position, LENGTH.unpack_from
+            for _ in range(count):
+                position += LENGTH.size + unpack(content, position)[0]
+            self.position = position
+        else:
+            for _ in range(count):
+                self.skip(element)
+
 
 def read_metadata(file: str | Path) -> Metadata:
     """The metadata of a GGUF file. Raises ModelError."""
+    return reading(file, read)
+
+
+def read_entries(file: str | Path, prefix: str) -> dict[str, Any]:
+    """The entries of a GGUF file whose keys begin with `prefix`, without decoding the others. Raises ModelError."""
+
+    def read_some(cursor: Cursor, _: int) -> dict[str, Any]:
+        found = {}
+        for _ in range(head(cursor)[1]):
+            key, (kind,) = cursor.text(), cursor.scalars("I")
+            if key.startswith(prefix):
+                found[key] = cursor.value(kind)
+            else:
+                cursor.skip(kind)
+        return found
+
+    return reading(file, read_some)
+
+
+def reading(file: str | Path, work: Callable[[Cursor, int], T]) -> T:
+    """What `work` finds in a file with a cursor and the file's size. Raises ModelError."""
     try:
         with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             if content[: len(MAGIC)] != MAGIC:
                 raise ValueError("it does not begin with GGUF")
-            return read(Cursor(content), len(content))
+            return work(Cursor(content), len(content))
     except (OSError, ValueError, KeyError, MemoryError, OverflowError, RecursionError, struct.error) as error:
         raise ModelError(f"{str(file)!r} is not a complete GGUF file ({error}); download it again.") from None
 
 
-def read(cursor: Cursor, size: int) -> Metadata:
-    """The metadata of a file of `size` bytes. Raises ValueError, KeyError and struct.error."""
+def head(cursor: Cursor) -> tuple[int, int]:
+    """The numbers of tensors and of entries. Raises ValueError and struct.error."""
     (version,) = cursor.scalars("I")
     if version not in VERSIONS:
         raise ValueError(f"its version is {version}, not 2 or 3")
-    tensors, count = cursor.scalars("QQ")
+    tensors, entries = cursor.scalars("QQ")
+    return tensors, entries
+
+
+def read(cursor: Cursor, size: int) -> Metadata:
+    """The metadata of a file of `size` bytes. Raises ValueError, KeyError and struct.error."""
+    tensors, count = head(cursor)
     entries = {cursor.text(): cursor.value(*cursor.scalars("I")) for _ in range(count)}
     found = {cursor.text(): _tensor(cursor) for _ in range(tensors)}
     alignment = entries.get("general.alignment", ALIGNMENT)

@@ -15,8 +15,11 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from outrider.verify.errors import ModelError
+from outrider.verify.gguf.ends import CONTROL, NORMAL, ends_by_text
+from outrider.verify.gguf.ends import ROLES as END_ROLES
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+UNKNOWN, USER_DEFINED = 2, 4
+TEMPLATE, DEFAULT = "tokenizer.chat_template", "default"
 # SentencePiece writes a space as this character.
 SPACE = "\u2581"
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -57,6 +60,9 @@ WHOLE_WORD_SPLITS: dict[tuple[str, ...], str] = {
     (LLAMA3,): "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
     (TEKKEN,): "tekken",
 }
+# These families normalise text to composed characters. The others do not, or share a name with some that do not.
+COMPOSED = frozenset(["qwen2", "qwen35", "deepseek-r1-qwen", "f2llmv2", "stablelm2", "command-r", "mpt", "olmo"])
+COMPOSED_ARCHITECTURES = frozenset(["gptneox"])  # older files of these do not name their split
 
 
 class UnknownTokenizer(ModelError):
@@ -70,6 +76,7 @@ class Vocabulary:
         self._entries = entries
         self.path = path
         self.kind = self.get("model")
+        self.architecture = entries.get("general.architecture")
         self.tokens: list[str] = self.get("tokens", [])
         self.types: list[int] = self.get("token_type", [NORMAL] * len(self.tokens))
         self.ids = {token: id for id, token in enumerate(self.tokens)}
@@ -77,15 +84,36 @@ class Vocabulary:
     def get(self, name: str, default: Any = None) -> Any:
         return self._entries.get(f"tokenizer.ggml.{name}", default)
 
+    def ids_of(self, role: str) -> list[int]:
+        """The tokens with a role such as `eos`: the one that the file names, or its list, without ids of no token."""
+        given = [self.get(f"{role}_token_id"), self.get(f"{role}_token_ids")]
+        ids = [id for each in given for id in (each if isinstance(each, list) else [each])]
+        return [id for id in ids if isinstance(id, int) and 0 <= id < len(self.tokens)]
+
     def token(self, role: str) -> str | None:
         """The token with a role such as `eos`; None if the file names none."""
-        id = self.get(f"{role}_token_id")
-        return self.tokens[id] if id is not None and id < len(self.tokens) else None
+        return next((self.tokens[id] for id in self.ids_of(role)), None)
 
     @property
-    def chat_template(self) -> str | None:
-        template = self._entries.get("tokenizer.chat_template")
-        return None if template is None else str(template)
+    def named_ends(self) -> frozenset[int]:
+        """The tokens that the file says end a text, a turn or a message."""
+        return frozenset(id for role in END_ROLES for id in self.ids_of(role))
+
+    @property
+    def likely_ends(self) -> frozenset[int]:
+        """The tokens that end answers by their texts, unless the chat template writes them within an answer."""
+        return ends_by_text(self.ids, self.types)
+
+    @property
+    def chat_template(self) -> str | dict[str, str] | None:
+        """The chat template, or several by name, of which the first is `default`; None if there is none."""
+        main = self._entries.get(TEMPLATE)
+        named = {
+            key.removeprefix(f"{TEMPLATE}."): each for key, each in self._entries.items() if key.startswith(f"{TEMPLATE}.")
+        }
+        templates = ({} if main is None else {DEFAULT: main}) | named
+        texts = {name: str(text) for name, text in templates.items()}
+        return texts if len(texts) > 1 else next(iter(texts.values()), None)
 
     def merges(self) -> list[tuple[str, str]]:
         """The pairs to merge, first the best: as listed, or else as the tokens' scores imply."""
@@ -123,17 +151,19 @@ def build_tokenizer(entries: Mapping[str, Any], path: str) -> PreTrainedTokenize
     backend = builders[vocabulary.kind](vocabulary)
     backend.add_tokens(vocabulary.added())
     backend.post_processor = post_processor(vocabulary)
-    return PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         chat_template=vocabulary.chat_template,
         clean_up_tokenization_spaces=False,
         **{name: vocabulary.token(role) for name, role in ROLES.items()},
     )
+    tokenizer.named_ends, tokenizer.likely_ends = vocabulary.named_ends, vocabulary.likely_ends
+    return tokenizer
 
 
 def byte_level(vocabulary: Vocabulary) -> Tokenizer:
     """BPE over the bytes of words. Raises UnknownTokenizer for an unknown split into words."""
-    name = vocabulary.get("pre", "default")
+    name = vocabulary.get("pre", DEFAULT)
     for table in (SPLITS, WHOLE_WORD_SPLITS):
         for splits, families in table.items():
             if name in families.split():
@@ -143,6 +173,8 @@ def byte_level(vocabulary: Vocabulary) -> Tokenizer:
                 in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
                 tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, in_bytes])
                 tokenizer.decoder = decoders.ByteLevel()
+                if name in COMPOSED or (name == DEFAULT and vocabulary.architecture in COMPOSED_ARCHITECTURES):
+                    tokenizer.normalizer = normalizers.NFC()
                 return tokenizer
     raise UnknownTokenizer(
         f"How the tokenizer of {vocabulary.path!r} splits text, {name!r}, is known to llama.cpp alone; install it with pip"

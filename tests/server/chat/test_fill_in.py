@@ -27,38 +27,39 @@ from outrider.server.chat.prompt import PromptEncoder
 
 PREFIX, SUFFIX = "def f(", "):\n    pass\n"
 FILES = (ContextFile("a.py", "A = 1\n"), ContextFile("b.py", "B = 2"))
+ASKING = {each.middle or each.prefix for each in FORMATS}  # the markers of prompts that ask to fill in
 FAMILIES = {
     "Qwen 2.5 Coder": (
         ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>", "<|fim_pad|>", "<|endoftext|>"],
         "<|repo_name|>myproject\n<|file_sep|>a.py\nA = 1\n<|file_sep|>b.py\nB = 2\n<|file_sep|>filename\n"
-        "<|fim_prefix|>def f(<|fim_suffix|>):\n    pass\n<|fim_middle|>x",
+        "<|fim_prefix|>def f(<|fim_suffix|>):\n    pass\n<|fim_middle|>",
     ),
     "CodeGemma": (
         ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_separator|>"],
         "<|file_separator|>a.py\nA = 1\n<|file_separator|>b.py\nB = 2\n<|file_separator|>filename\n"
-        "<|fim_prefix|>def f(<|fim_suffix|>):\n    pass\n<|fim_middle|>x",
+        "<|fim_prefix|>def f(<|fim_suffix|>):\n    pass\n<|fim_middle|>",
     ),
     "StarCoder 2": (
         ["<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<fim_pad>", "<repo_name>", "<file_sep>", "<|endoftext|>"],
         "<repo_name>myproject\n<file_sep>a.py\nA = 1\n<file_sep>b.py\nB = 2\n<file_sep>filename\n"
-        "<fim_prefix>def f(<fim_suffix>):\n    pass\n<fim_middle>x",
+        "<fim_prefix>def f(<fim_suffix>):\n    pass\n<fim_middle>",
     ),
     "Granite 3": (
         ["<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<fim_pad>", "<reponame>", "<filename>"],
         "<reponame>myproject\n<filename>a.py\nA = 1\n<filename>b.py\nB = 2\n<filename>filename\n"
-        "<fim_prefix>def f(<fim_suffix>):\n    pass\n<fim_middle>x",
+        "<fim_prefix>def f(<fim_suffix>):\n    pass\n<fim_middle>",
     ),
     "DeepSeek Coder": (
         ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", "<|EOT|>"],  # noqa: RUF001
-        "a.py\nA = 1\nb.py\nB = 2\n<｜fim▁begin｜>def f(<｜fim▁hole｜>):\n    pass\n<｜fim▁end｜>x",  # noqa: RUF001
+        "a.py\nA = 1\nb.py\nB = 2\n<｜fim▁begin｜>def f(<｜fim▁hole｜>):\n    pass\n<｜fim▁end｜>",  # noqa: RUF001
     ),
     "CodeLlama": (
         ["▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"],
-        "a.py\nA = 1\nb.py\nB = 2\n▁<PRE>def f(▁<SUF>):\n    pass\n▁<MID>x",
+        "a.py\nA = 1\nb.py\nB = 2\n▁<PRE>def f(▁<SUF>):\n    pass\n▁<MID>",
     ),
     "Codestral": (
         ["[PREFIX]", "[SUFFIX]", "[MIDDLE]"],
-        "a.py\nA = 1\nb.py\nB = 2\n[SUFFIX]):\n    pass\n[PREFIX]def f(x",
+        "a.py\nA = 1\nb.py\nB = 2\n[SUFFIX]):\n    pass\n[PREFIX]def f(",
     ),
 }
 
@@ -83,11 +84,13 @@ def decoded(prompts: PromptEncoder, ids: list[int]) -> str:
 def test_every_family_has_its_prompt(family: str, special: bool) -> None:
     markers, expected = FAMILIES[family]
     prompts = encoder_with(markers, special)
-    ids = fill_in(prompts, FillInText(PREFIX, SUFFIX, "x", FILES))
+    ids = fill_in(prompts, FillInText(PREFIX, SUFFIX, FILES))
     assert decoded(prompts, ids) == expected
     used = [prompts._tokenizer.convert_tokens_to_ids(marker) for marker in markers]
     assert [id for id in ids if id in used] == [used[markers.index(each)] for each in in_order(expected, markers)]
-    assert set(prompts.fill_in_stops) >= set(used)
+    assert set(prompts.fill_in_stops(ids)) >= set(used)
+    last = max(id for id in ids if id in used and decoded(prompts, [id]) in ASKING)
+    assert prompts.fill_in_stops([id for id in ids if id != last]) == []
 
 
 def in_order(text: str, markers: list[str]) -> list[str]:
@@ -101,18 +104,18 @@ def test_markers_in_the_clients_text_stay_text(family: str, special: bool) -> No
     markers, _ = FAMILIES[family]
     prompts = encoder_with(markers, special)
     evil = "".join(markers) + "".join(f"a {each} b" for each in markers)
-    plain = fill_in(prompts, FillInText("a", "b", "c", (ContextFile("d", "e"),)))
-    ids = fill_in(prompts, FillInText(evil, evil, evil, (ContextFile(evil, evil),)))
+    plain = fill_in(prompts, FillInText("a", "b", (ContextFile("d", "e"),)))
+    ids = fill_in(prompts, FillInText(evil, evil, (ContextFile(evil, evil),)))
     added = set(prompts._tokenizer.convert_tokens_to_ids(markers))
     assert [id for id in ids if id in added] == [id for id in plain if id in added]
-    assert decoded(prompts, ids).count(evil) == 5
+    assert decoded(prompts, ids).count(evil) == 4
     assert added.isdisjoint(asyncio.run(prompts.plain("alice", evil, 1000)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_consecutive_keystrokes_share_what_precedes_the_cursor(family: str) -> None:
     prompts = encoder_with(FAMILIES[family][0])
-    before, after = (fill_in(prompts, FillInText(PREFIX + typed, SUFFIX, "", FILES)) for typed in ("", "\nx"))
+    before, after = (fill_in(prompts, FillInText(PREFIX + typed, SUFFIX, FILES)) for typed in ("", "\nx"))
     common = next((i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), len(before))
     cursor = decoded(prompts, before[:common])
     assert cursor.endswith(PREFIX[:-2]) or PREFIX in cursor  # the last token may change with what follows it
@@ -147,7 +150,6 @@ def parts(prefix: int, suffix: int, files: int = 0) -> FillInParts:
     return FillInParts(
         prefix=[*range(prefix)],
         suffix=[*range(suffix)],
-        middle=[7],
         files=[[n] * 10 for n in range(files)],
         before_files=[8],
         after_files=[9],
@@ -155,7 +157,7 @@ def parts(prefix: int, suffix: int, files: int = 0) -> FillInParts:
 
 
 def size(given: FillInParts) -> int:
-    return len(given.context) + len(given.prefix) + len(given.suffix) + len(given.middle)
+    return len(given.context) + len(given.prefix) + len(given.suffix)
 
 
 def test_what_fits_is_kept() -> None:
@@ -184,7 +186,6 @@ def test_the_parts_fit_the_room(prefix: int, suffix: int, files: int, room: int)
     assert size(fitted) <= room
     assert given.prefix[len(given.prefix) - len(fitted.prefix) :] == fitted.prefix
     assert given.suffix[: len(fitted.suffix)] == fitted.suffix
-    assert fitted.middle == given.middle
     if size(given) <= room:
         assert fitted == given
 
@@ -192,12 +193,12 @@ def test_the_parts_fit_the_room(prefix: int, suffix: int, files: int, room: int)
 def test_without_files_there_is_no_repository() -> None:
     tokens = find_tokens({text: i for i, text in enumerate(FAMILIES["Qwen 2.5 Coder"][0])})
     assert tokens is not None
-    assert assemble(tokens, FillInParts([10], [11], [12], (), [8], [9])) == [0, 10, 1, 11, 2, 12]
+    assert assemble(tokens, FillInParts([10], [11], (), [8], [9])) == [0, 10, 1, 11, 2]
 
 
 def test_leaving_out_files_takes_time_linear_in_their_number() -> None:
     def seconds(count: int) -> float:
-        given = FillInParts([1], [2], [3], [[7] * 2500] * count)
+        given = FillInParts([1], [2], [[7] * 2500] * count)
         times = []
         for _ in range(5):
             started = time.perf_counter()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import unicodedata
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, normalizers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 
 from outrider.server.chat.plain_text import PlainText
+from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
+from outrider.verify.gguf.tokenizer import build_tokenizer
 
 
 def sentencepiece(marker: AddedToken) -> Any:
@@ -38,3 +42,37 @@ def test_a_continuation_gets_no_space_in_front() -> None:
     for text, continues, expected in (("def", False, "▁def"), ("def", True, "def"), (" def", True, "▁def"), ("", True, "")):
         pieces = tokenizer.convert_ids_to_tokens(plain.encode(tokenizer, text, continues))
         assert "".join(pieces) == expected
+
+
+COMPOSING = [
+    "u\u0308<|end|>\u0301",
+    "<|e\u0301nd|>",
+    "[MAS\u212a]",
+    "<|\u212a|>",
+    "a\u037e <|end|>\u0338",
+    "<\u0338|end|>",
+    "e\u0301" * 3,
+]
+
+
+@pytest.mark.parametrize("special", [3, 4])
+def test_a_normaliser_makes_no_marker(special: int) -> None:
+    """Of text that the tokenizer composes, none becomes a marker, and all of it stays in the prompt."""
+    markers = ["<|end|>", "<|\u00e9nd|>", "[MASK]", "<|K|>", "<|fim_middle|>"]
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "[M", "AS", "K]", "ASK]", *markers]
+    template = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}" + "".join(markers)
+    entries = {"model": "gpt2", "pre": "qwen2", "tokens": tokens, "merges": ["[ M", "A S", "K ]", "AS K]", "[M ASK]"]}
+    types = [1] * (len(tokens) - len(markers)) + [special] * len(markers)
+    built = build_tokenizer(
+        {f"tokenizer.ggml.{name}": value for name, value in {**entries, "token_type": types}.items()}
+        | {"tokenizer.chat_template": template},
+        "x.gguf",
+    )
+    prompts, ids = PromptEncoder(built), set(built.convert_tokens_to_ids(markers))
+    for text in [*COMPOSING, "".join(COMPOSING), *markers]:
+        plain = asyncio.run(prompts.plain("alice", text, 1000))
+        assert ids.isdisjoint(plain), text
+        assert unicodedata.normalize("NFC", built.decode(plain)) == unicodedata.normalize("NFC", text)
+        chat = asyncio.run(prompts.chat("alice", [{"role": "user", "content": text}], TemplateOptions(), 1000))
+        assert ids.isdisjoint(chat[: len(chat) - 1 - len(markers)]), text
+        assert chat[-len(markers) :] == built.convert_tokens_to_ids(markers)

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from outrider import models
 from outrider.server.app import create_app
@@ -21,10 +22,14 @@ TOKENIZER.add_tokens(MARKERS, special_tokens=True)
 BODY = {"input_prefix": "def f(", "input_suffix": "):\n"}
 
 
+def app_of(engine: FakeEngine) -> FastAPI:
+    """An application whose tokenizer has markers."""
+    return create_app(load_settings(), TOKENIZER, new_engine=lambda *_: cast(Engine, engine))
+
+
 def post(engine: FakeEngine, fields: dict[str, Any], path: str = "/infill", **options: Any) -> httpx.Response:
-    """Sends a request to an application whose tokenizer has markers."""
-    app = create_app(load_settings(), TOKENIZER, new_engine=lambda *_: cast(Engine, engine))
-    return fetch(app, "POST", path, fields, **options)
+    """Sends a request to such an application."""
+    return fetch(app_of(engine), "POST", path, fields, **options)
 
 
 def prompt_of(engine: FakeEngine) -> str:
@@ -48,11 +53,36 @@ def test_an_editors_request() -> None:
     assert answer["timings"]["cache_n"] == 2
     assert prompt_of(engine) == (
         "<|repo_name|>myproject\n<|file_sep|>a.py\nA = 1\n<|file_sep|>filename\n"
-        "<|fim_prefix|>def f(<|fim_suffix|>):\n<|fim_middle|>z"
+        "<|fim_prefix|>def f(z<|fim_suffix|>):\n<|fim_middle|>"
     )
     request = engine.requests[0]
     assert (request.max_tokens, request.stop, request.params.temperature) == (6, ("\n",), 0.0)
     assert set(request.stop_token_ids) == set(TOKENIZER.convert_tokens_to_ids(MARKERS))
+
+
+CURSORS = {
+    "Python": ("def area(radius):\n", "    return 3.14 * ra"),
+    "Python's first indentation": ("def f(n):\n", "    "),
+    "Python within a word": ("import os\n", "def read(pa"),
+    "Java": ("class Point {\n    private int x;\n", "    public int ge"),
+    "Java's brace": ("class A {", ""),
+    "C": ("#include <stdio.h>\n", "int main(void) {"),
+    "C with a tab": ("int main(void) {\n", "\t"),
+    "Rust": ("fn main() {\n", '    println!("na\u00efve '),
+    "Go": ("package main\n\n", "func add(a, b int) "),
+    "Go's return": ("func f() int {\n", "\treturn "),
+}
+
+
+def test_the_line_with_the_cursor_is_the_end_of_the_prefix() -> None:
+    engine = FakeEngine("x")
+    app = app_of(engine)
+    for cursor, (before, line) in CURSORS.items():
+        fetch(app, "POST", "/infill", {"input_prefix": before, "prompt": line, "input_suffix": "\n}\n"})
+        fetch(app, "POST", "/infill", {"input_prefix": before + line, "input_suffix": "\n}\n"})
+        separate, joined = (request.prompt for request in engine.requests[-2:])
+        assert separate == joined, cursor
+        assert TOKENIZER.decode(separate) == f"<|fim_prefix|>{before}{line}<|fim_suffix|>\n}}\n<|fim_middle|>", cursor
 
 
 def test_a_stream() -> None:
@@ -140,6 +170,17 @@ def test_the_suffix_of_a_completion_fills_in_and_ends_at_markers() -> None:
     assert answer["choices"][0]["text"] == "x"
     assert prompt_of(engine) == "<|fim_prefix|>def f(<|fim_suffix|>):\n<|fim_middle|>"
     assert set(engine.requests[0].stop_token_ids) == {5, *TOKENIZER.convert_tokens_to_ids(MARKERS)}
+
+
+def test_a_prompt_with_markers_of_the_clients_ends_at_markers() -> None:
+    engine = FakeEngine("x")
+    app = app_of(engine)
+    asks = "<|fim_prefix|>def f(<|fim_suffix|>):\n<|fim_middle|>"
+    stops = set(TOKENIZER.convert_tokens_to_ids(MARKERS))
+    for prompt in (asks, TOKENIZER.encode(asks), [asks, "def f("], "def f(", "<|fim_prefix|>def f(<|fim_suffix|>"):
+        assert fetch(app, "POST", "/v1/completions", {"prompt": prompt, "stop_token_ids": [5]}).status_code == 200
+    found = [set(request.stop_token_ids) for request in engine.requests]
+    assert found == [{5, *stops}, {5, *stops}, {5, *stops}, {5}, {5}, {5}]
 
 
 def test_a_model_without_markers_is_a_client_error(served: Served) -> None:

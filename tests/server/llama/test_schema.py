@@ -19,7 +19,7 @@ def test_the_texts() -> None:
     assert body().text == FillInText("a", "b")
     files = [{"filename": "x.py", "text": "x"}, {"text": "y"}]
     given = body(prompt="c", input_extra=files).text
-    assert given == FillInText("a", "b", "c", (ContextFile("x.py", "x"), ContextFile("tmp", "y")))
+    assert given == FillInText("ac", "b", (ContextFile("x.py", "x"), ContextFile("tmp", "y")))
 
 
 def test_sampling_has_the_defaults_of_llama_server() -> None:

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from fastapi import FastAPI
 
 from outrider import models
-from outrider.server.openai.fields import NO_DEFAULTS, SamplingFields
+from outrider.server.openai.fields import LLAMA_SERVER_DEFAULTS, NO_DEFAULTS, SamplingFields
 from outrider.server.openai.sampling_defaults import FILE, load_sampling_defaults
 from tests.hub import MODEL, cache_models, commit_of
 from tests.server.fakes import FakeEngine, app_with, fetch
@@ -135,6 +136,60 @@ def test_a_broken_file_is_one_warning(
     assert load_sampling_defaults(model_with(tmp_path, content)) == SamplingFields.model_validate(expected)
     [record] = caplog.records
     assert (record.levelname, record.name) == ("WARNING", "outrider") and words in record.message
+
+
+def gguf_with(folder: Path, **entries: Any) -> str:
+    """A GGUF file with these entries and a vocabulary."""
+    writer = gguf.GGUFWriter(folder / "x.gguf", "llama")
+    writer.add_token_list(["a", "b"])
+    writer.add_array("x.nested", [1, 2])
+    for name, value in entries.items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_int32)(f"general.sampling.{name}", value)
+    writer.add_token_types([1, 1])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return str(folder / "x.gguf")
+
+
+GGUF_ENTRIES = {"temp": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "penalty_repeat": 1.25}
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ({}, INFILL_DEFAULTS),
+        (GGUF_ENTRIES, tuple(DEFAULTS.values())),
+        ({"temp": 0.0}, (0.0, *INFILL_DEFAULTS[1:])),
+        ({"top_k": 0, "min_p": 0.0, "xtc_probability": 0.5, "penalty_last_n": 64}, (0.8, 0.95, 0, 0.0, 1.0)),
+    ],
+)
+def test_a_gguf_file_has_defaults_or_those_of_llama_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, entries: dict[str, float], expected: tuple[float, ...]
+) -> None:
+    caplog.set_level("INFO", "outrider")
+    engine = FakeEngine("a")
+    path = gguf_with(tmp_path, **entries)
+    app = app_for(engine, path)
+    values = dict(zip(NAMES, expected, strict=True))
+    assert [record.__dict__["fields"] for record in caplog.records if "sampling" in record.message] == [values]
+    for endpoint in ENDPOINTS:
+        assert sampled(app, engine, endpoint) == expected, endpoint
+        assert sampled(app, engine, endpoint, temperature=0)[0] == 0
+    assert fetch(app, "GET", f"/v1/models/{models.NAME}").json()["default_sampling_params"] == values
+    unset = app_for(engine, path, model__generation_config="none")
+    for endpoint in ENDPOINTS:
+        assert sampled(unset, engine, endpoint) == (INFILL_DEFAULTS if endpoint == "/infill" else API_DEFAULTS), endpoint
+
+
+def test_invalid_values_of_a_gguf_file_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = load_sampling_defaults(gguf_with(tmp_path, temp=9.5, top_k=5, top_p=float("nan")))
+    assert found == SamplingFields(temperature=0.8, top_p=0.95, top_k=5, min_p=0.05, repetition_penalty=1.0)
+    [record] = caplog.records
+    assert record.levelname == "WARNING" and "temperature: Input should be less than" in record.message
+    (tmp_path / "x.gguf").write_bytes(b"GGUF\3")
+    assert load_sampling_defaults(str(tmp_path / "x.gguf")) == LLAMA_SERVER_DEFAULTS
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
 
 
 def test_an_unreadable_file_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -81,6 +81,30 @@ def test_a_stop_token_counts_but_has_no_text(runtime: Runtime) -> None:
     assert text_of(found) == Letters().text_of(full[:end])
 
 
+def test_a_stop_string_may_end_with_the_stop_token(runtime: Runtime) -> None:
+    full = events(runtime)
+    tokens, text = tokens_of(full), text_of(full)
+    end = next(at for at in range(3, len(text)) if text[at] not in text[:at])
+    found = events(runtime, stop_token_ids=[tokens[end]], stop=(text[end - 1 : end + 1],), params=replace(GREEDY, logprobs=1))
+    assert (text_of(found), tokens_of(found)) == (text[: end - 1], tokens[: end + 1])
+    assert (found[-1].finish, found[-1].stop_string) == ("stop", text[end - 1 : end + 1])
+    assert sum(len(event.logprobs.chosen) for event in found if event.logprobs) == end
+
+
+def test_a_stop_string_may_be_hidden(runtime: Runtime) -> None:
+    full = events(runtime)
+    tokens, text = tokens_of(full), text_of(full)
+    end = next(at for at in range(3, len(text)) if text[at] not in text[:at])
+    runtime.tokens.special_ids = frozenset([tokens[end]])
+    for stop in (text[end], text[end - 1 : end + 1], text[end : end + 2]):
+        at = text.index(stop)
+        found = events(runtime, stop=(stop,))
+        assert (found[-1].finish, found[-1].stop_string) == ("stop", stop)
+        assert tokens_of(found) == tokens[: at + len(stop)] and text_of(found) == text[:at].replace(text[end], "")
+        kept = events(runtime, stop=(stop,), keep_stop=True)
+        assert text_of(kept) == text[:at].replace(text[end], "") + stop
+
+
 def test_logprobs_of_tokens_and_prompt(runtime: Runtime) -> None:
     found = events(runtime, params=replace(GREEDY, logprobs=2), wants_prompt_logprobs=True, max_tokens=6)
     for event in found:

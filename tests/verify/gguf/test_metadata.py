@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outrider.verify.errors import ModelError
-from outrider.verify.gguf.metadata import read_metadata
+from outrider.verify.gguf.metadata import read_entries, read_metadata
 
 
 @pytest.fixture
@@ -42,6 +42,22 @@ def test_entries_and_sizes_are_read(file: Path) -> None:
         "tokenizer.ggml.add_bos_token": True,
     }
     assert metadata.bits_per_weight == (32 + 4.5) / 2  # Q4_0: 4 bits, and a scale of 16 for 32 weights
+
+
+@pytest.mark.parametrize("prefix", ["", "llama.", "tokenizer.ggml.add", "general.sampling."])
+def test_entries_are_read_by_their_prefix(file: Path, prefix: str) -> None:
+    entries = read_metadata(file).entries
+    assert read_entries(file, prefix) == {key: value for key, value in entries.items() if key.startswith(prefix)}
+
+
+@pytest.mark.parametrize("prefix", ["", "general.sampling."])
+def test_entries_of_a_file_that_is_cut_short_are_one_sentence(file: Path, prefix: str) -> None:
+    content = file.read_bytes()
+    end = content.index(b"tokenizer.ggml.add_bos_token") + 20
+    for size in (4, 10, 30, content.index("é".encode()), end):
+        file.write_bytes(content[:size])
+        with pytest.raises(ModelError, match=r"is not a complete GGUF file .*; download it again\."):
+            read_entries(file, prefix)
 
 
 def test_a_file_without_weights_is_read(tmp_path: Path) -> None:

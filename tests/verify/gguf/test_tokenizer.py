@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from tokenizers.trainers import BpeTrainer
 
 from outrider import models
 from outrider.verify.errors import ModelError
-from outrider.verify.gguf.tokenizer import NORMAL, SPLITS, USER_DEFINED, WHOLE_WORD_SPLITS, build_tokenizer
-from outrider.verify.tokenizer import fingerprint, load_tokenizer
+from outrider.verify.gguf.ends import NORMAL
+from outrider.verify.gguf.tokenizer import COMPOSED, SPLITS, USER_DEFINED, WHOLE_WORD_SPLITS, build_tokenizer
+from outrider.verify.tokenizer import fingerprint, load_tokenizer, stop_ids
 
 TEXTS = [
     "Hello world, what's new? WE'VE 1234567 of 3.14",
@@ -121,6 +123,57 @@ def test_sentencepiece_is_that_of_its_own_library(trained: sentencepiece.Sentenc
     assert built.decode(built.encode("a</s>"), skip_special_tokens=True) == "a"
 
 
+DECOMPOSED = [
+    "Bu\u0308ro scho\u0308n",
+    "Tie\u0302\u0301ng Vie\u0323\u0302t",
+    "\u1112\u1161\u11ab\u1100\u116e\u11a8",
+    "10 \u212b",
+]
+
+
+@pytest.mark.parametrize("pre", sorted(name for names in {**SPLITS, **WHOLE_WORD_SPLITS}.values() for name in names.split()))
+def test_text_is_normalised_as_the_family_does(pre: str) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*alphabet, "<|im_e\u0301|>"]
+    entries = entries_of(tokens, [*[NORMAL] * len(alphabet), 3], model="gpt2", pre=pre, merges=[])
+    built = build_tokenizer(entries, "x.gguf")
+    for text in [*TEXTS, *DECOMPOSED]:
+        expected = unicodedata.normalize("NFC", text) if pre in COMPOSED else text
+        assert built.decode(built.encode(text)) == expected
+    assert built.encode("<|im_e\u0301|>") == [len(alphabet)] and len(built.encode("<|im_\u00e9|>")) > 1
+    assert len(built.encode("<|im_e\u0301|>", split_special_tokens=True)) > 1
+
+
+def test_a_family_without_a_named_split_is_known_by_its_architecture() -> None:
+    entries = entries_of(sorted(pre_tokenizers.ByteLevel.alphabet()), model="gpt2", merges=[])
+    for architecture, expected in (("gptneox", "\u00fc"), ("gpt2", "u\u0308"), ("llama", "u\u0308")):
+        built = build_tokenizer({**entries, "general.architecture": architecture}, "x.gguf")
+        assert built.decode(built.encode("u\u0308")) == expected
+
+
+@pytest.mark.parametrize(
+    ("templates", "expected"),
+    [
+        ({}, None),
+        ({"": "a"}, "a"),
+        ({".tool_use": "b"}, "b"),
+        ({"": "a", ".tool_use": "b"}, {"default": "a", "tool_use": "b"}),
+        ({".rag": "c", "": "a", ".tool_use": "b", "s": ["tool_use", "rag"]}, {"default": "a", "rag": "c", "tool_use": "b"}),
+        ({".rag": "c", ".tool_use": "b"}, {"rag": "c", "tool_use": "b"}),
+    ],
+)
+def test_chat_templates_have_names(tmp_path: Path, templates: dict[str, Any], expected: Any) -> None:
+    entries = entries_from(load_tokenizer(str(models.TARGET)).backend_tokenizer, eos_token_id=0)
+    write_tokenizer(
+        tmp_path / "x.gguf", {**entries, **{f"tokenizer.chat_template{name}": each for name, each in templates.items()}}
+    )
+    built = load_tokenizer(str(tmp_path / "x.gguf"))
+    assert built.chat_template == expected
+    if "" in templates:
+        assert built.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "a"
+    assert built.eos_token_id in stop_ids(frozenset(), built)
+
+
 def write_tokenizer(file: Path, entries: dict[str, Any]) -> None:
     writer = gguf.GGUFWriter(file, "llama")
     for key, value in entries.items():
@@ -143,7 +196,7 @@ def test_both_processes_load_the_same_tokenizer(tmp_path: Path) -> None:
     assert loaded.eos_token_id == own.eos_token_id
     program = (
         "import sys; from outrider.server.imports import hide_torch; hide_torch()\n"
-        "from outrider.verify.tokenizer import fingerprint, load_tokenizer\n"
+        "from outrider.verify.tokenizer import fingerprint, load_tokenizer, stop_ids\n"
         f"print(fingerprint(load_tokenizer({str(file)!r}))); assert sys.modules['torch'] is None"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
