@@ -18,7 +18,16 @@ from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
 from outrider.server.chat.reasoning_parser import THINK, ReasoningParser, detect_reasoning
 from outrider.server.chat.response_template import EXAMPLE, derive_reasoning, derive_tools
 from outrider.server.chat.structured_output import GrammarChecker
-from outrider.server.chat.tools import FORMATS, Part, ToolFormat, ToolParser, detect_format, tool_parser, with_model_ids
+from outrider.server.chat.tools import (
+    FORMATS,
+    Part,
+    ToolFormat,
+    ToolParser,
+    detect_format,
+    markers_of,
+    tool_parser,
+    with_model_ids,
+)
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import PictureInput, Request
 from outrider.server.http.errors import APIError
@@ -27,7 +36,7 @@ from outrider.server.http.json_route import in_turn
 from outrider.server.openai.choices import ChoicesFormatter
 from outrider.server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask, Stop
 from outrider.server.openai.logprobs import content_logprobs
-from outrider.server.openai.output_parser import OutputParser, SingleCallParser, SingleCallStop
+from outrider.server.openai.output_parser import HiddenMarkers, OutputParser, SingleCallParser, SingleCallStop
 from outrider.server.openai.requests import RequestBuilder, check_count
 from outrider.server.openai.schema import ChatBody
 from outrider.server.openai.tools.custom_input import CustomPart
@@ -46,10 +55,12 @@ class EncodedChat:
     tokens: list[int]
     pictures: list[PictureInput]
     reads_pictures: bool  # whether the model reads all pictures of the chat
+    reads_names: bool  # whether the chat template renders the names of users
 
     def ignored(self, names: Sequence[str]) -> list[str]:
-        """What a request's body names as left out, without the pictures that the model reads."""
-        return [name for name in names if not (self.reads_pictures and name.rpartition(".")[2] in PICTURES)]
+        """What a request's body names as left out, without the pictures and names that the model reads."""
+        read = (*(PICTURES if self.reads_pictures else ()), *(["name"] if self.reads_names else []))
+        return [name for name in names if name.rpartition(".")[2] not in read]
 
 
 @dataclass(frozen=True)
@@ -83,10 +94,11 @@ class ChatEndpoint:
         self._requests = requests
         self._runner = runner
         configured = settings.model.tool_format
+        self._takes_names = bool(prompts.templates) and prompts.templates.choose(False).abilities.names
         self._tool_format = tool_format_of(prompts) if configured == "auto" else FORMATS[configured]
-        if self._tool_format is None:
+        if self._tool_format is None and prompts.templates:
             log.warning("the chat template's format of tool calls is unknown, so calls are content; set model.tool_format")
-        self._reasoning = detect_reasoning(prompts.template) or derive_reasoning(prompts.response_template)
+        self._reasoning = detect_reasoning(prompts.templates.text) or derive_reasoning(prompts.response_template)
         markers = self._reasoning or THINK
         self._reasoning_tokens = prompts.token(markers.opening), prompts.token(markers.closing)
 
@@ -94,9 +106,9 @@ class ChatEndpoint:
     def capabilities(self) -> list[str]:
         """What the model can do on this server, as its card names it."""
         known = {
-            "chat": bool(self._prompts.template),
-            "tools": self._tool_format is not None,
-            "reasoning": self._reasoning is not None,
+            "chat": bool(self._prompts.templates),
+            "tools": bool(self._prompts.templates) and self._tool_format is not None,
+            "reasoning": bool(self._prompts.templates) and self._reasoning is not None,
             "structured_outputs": True,
             "fill_in": self._prompts.fills_in,
         }
@@ -120,9 +132,11 @@ class ChatEndpoint:
         opened = self._reasoning is not None and self._prompts.ends_with(prompt.tokens, self._reasoning.opening)
         grammar = await self._grammar(http, body, opened)
         limit = self._reasoning_limit(body, opened)
-        hides = self._hides_markers(body)
-        requests = await self._requests.build(http, body, [prompt.tokens], grammar, limit, hides, prompt.pictures)
-        new_parser = partial(self._new_parser, body, opened)
+        markers = self._special_markers(body)
+        shown = [self._vocabulary.special[marker] for marker in markers]
+        requests = await self._requests.build(http, body, [prompt.tokens], grammar, limit, shown, prompt.pictures)
+        hidden = markers if body.hides_special_tokens else []
+        new_parser = partial(HiddenMarkers.around, partial(self._new_parser, body, opened), hidden)
         if body.parallel_tool_calls is False and body.enabled_tools and not body.required_tools:  # else the grammar allows one
             parser, stop = lambda: SingleCallParser(new_parser()), lambda: SingleCallStop(new_parser())
             return PreparedChat(requests, prompt, parser, stop)
@@ -151,20 +165,22 @@ class ChatEndpoint:
         ready = await self._requests.ready()
         has_pictures = any(message.picture_count for message in body.messages)
         reads = has_pictures and ready.reads_pictures and await self._pictures.is_available()
-        roles = self._prompts.picture_roles if reads else frozenset[str]()
+        template = self._prompts.templates.choose(bool(body.enabled_tools)) if self._prompts.templates else None
+        roles = template.picture_roles if reads and template else frozenset[str]()
         urls = [url for message in body.messages if message.role in roles for url in message.picture_urls]
         messages, options = await in_turn(http, lambda: (self._rendered(body, roles), self._template_options(body)))
         pictures = await self._pictures.prepare(urls) if urls else NO_PICTURES
         tokens = await self._prompts.chat(http.state.principal, messages, options, ready.context_tokens, pictures)
         if not urls:
-            return EncodedChat(tokens, [], False)
+            return EncodedChat(tokens, [], False, self._takes_names)
         placed = self._pictures.place(tokens, pictures.prepared, self._prompts.rare_ids)
-        return EncodedChat(*placed, len(urls) == sum(message.picture_count for message in body.messages))
+        all_read = len(urls) == sum(message.picture_count for message in body.messages)
+        return EncodedChat(*placed, all_read, self._takes_names)
 
     def _rendered(self, body: ChatBody, picture_roles: Collection[str]) -> list[dict[str, Any]]:
         """The messages as the chat template takes them, with the pictures of these roles."""
         messages = [message.rendered(message.role in picture_roles) for message in body.messages]
-        return messages if self._tool_format is None else with_model_ids(messages, self._tool_format.call_id)
+        return with_model_ids(messages, self._tool_format.call_id if self._tool_format else "")
 
     def _reasoning_limit(self, body: ChatBody, is_open: bool) -> ReasoningLimit | None:
         """The limit of the reasoning. None if the request has none, or the markers of reasoning are not tokens of the model."""
@@ -173,11 +189,15 @@ class ChatEndpoint:
             return None
         return ReasoningLimit(body.thinking_token_budget, closing, None if is_open else opening)
 
-    def _hides_markers(self, body: ChatBody) -> bool:
-        """Whether markers of reasoning would be missing in the text, though the request does not ask for that."""
-        if self._reasoning is None or body.skip_special_tokens is not None or not body.hides_special_tokens:
-            return False
-        return any(token in self._reasoning.opening + self._reasoning.closing for token in self._vocabulary.special)
+    def _special_markers(self, body: ChatBody) -> list[str]:
+        """The special tokens that the parser needs to see: the markers of the reasoning, and of calls if there are tools."""
+        reasoning, format = self._reasoning, self._format_of(body)
+        texts = {reasoning.opening, reasoning.closing, *(reasoning.wrapper or ())} if reasoning else set[str]()
+        if reasoning is not None and reasoning.channels:
+            texts |= markers_of(FORMATS["harmony"])
+        if body.enabled_tools and format is not None:
+            texts |= markers_of(format)
+        return [token for token in self._vocabulary.special if any(token in text for text in texts)]
 
     async def _grammar(self, http: HTTPRequest, body: ChatBody, opened: bool) -> str | None:
         """The grammar that the answer follows, after the reasoning if the prompt has opened it. Raises APIError."""
@@ -210,15 +230,21 @@ class ChatEndpoint:
             )
             raise APIError(400, message, "continue_final_message", "invalid_value")
         tools = [tool.model_dump(exclude_none=True) for tool in body.enabled_tools]
-        return TemplateOptions(arguments, adds_prompt, continues, tools)
+        return TemplateOptions(arguments, adds_prompt, continues, tools, self._tool_format or FORMATS["hermes"])
 
 
 def tool_format_of(prompts: PromptEncoder) -> ToolFormat | None:
-    """The format of the model's tool calls; None if it is unknown."""
-    format = detect_format(prompts.template)
+    """The format of the model's tool calls; None if it is unknown.
+
+    A template that renders no tools takes the most common format, which the prompt then describes.
+    """
+    if not prompts.templates:
+        return None
+    template = prompts.templates.choose(has_tools=True)
+    format = detect_format(template.text)
     if format is None and prompts.response_template is not None:
-        format = derive_tools(prompts.response_template, prompts.render(EXAMPLE))
-    return format
+        format = derive_tools(prompts.response_template, template.try_render(EXAMPLE))
+    return FORMATS["hermes"] if format is None and not template.abilities.tools else format
 
 
 class ChatFormatter(ChoicesFormatter):

@@ -101,12 +101,12 @@ class RequestBuilder:
         prompts: Sequence[list[int]],
         grammar: str | None = None,
         reasoning: ReasoningLimit | None = None,
-        keeps_special_tokens: bool = False,
+        shown_tokens: Sequence[int] = (),
         pictures: Sequence[PictureInput] = (),
     ) -> list[Request]:
         """One request per choice of each prompt (token ids), which has these pictures. `grammar` is checked. Raises APIError.
 
-        With `keeps_special_tokens`, the text has special tokens even if the body does not ask for them.
+        `shown_tokens` are special tokens that the text has even if the body asks for none.
         """
         context_tokens = (await self.ready()).context_tokens
         for prompt in prompts:
@@ -134,7 +134,8 @@ class RequestBuilder:
                 corpus=corpus,
                 prediction=prediction[:context_tokens],
                 stop_token_ids=body.stop_token_ids or [],
-                skip_special_tokens=body.hides_special_tokens and not keeps_special_tokens,
+                skip_special_tokens=body.hides_special_tokens,
+                shown_tokens=list(shown_tokens),
                 continues_prompt=body.continues_prompt,
                 priority=body.priority or 0,
                 grammar=grammar,
