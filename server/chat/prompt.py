@@ -18,7 +18,7 @@ from outrider.server.batches import batches
 from outrider.server.chat.fill_in import MARKER_COUNT, FillInText, FillInTokens, assemble, encode_parts, find_tokens, fit
 from outrider.server.chat.marks import Marks, count_marks
 from outrider.server.chat.plain_text import PlainText, encode
-from outrider.server.chat.template import TEMPLATE_ERRORS, ChatTemplates
+from outrider.server.chat.template import TEMPLATE_ERRORS, ChatTemplate, ChatTemplates
 from outrider.server.chat.tools import FORMATS, ToolFormat
 from outrider.server.fair_threads import FairThreads
 from outrider.server.http.errors import APIError, ContextExceeded
@@ -75,6 +75,12 @@ class PromptEncoder:
         self._longest_token = max((len(token) for token in vocabulary), default=1)
         self._fill_in_tokens = find_tokens(vocabulary)
 
+    def template(self, has_tools: bool) -> ChatTemplate:
+        """The chat template of requests with tools, or without them. Raises APIError."""
+        if not self.templates:
+            raise APIError(400, "This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
+        return self.templates.choose(has_tools)
+
     @property
     def response_template(self) -> Any:
         """What the tokenizer says about the model's answers; None if it says nothing."""
@@ -110,10 +116,11 @@ class PromptEncoder:
         pictures: RequestPictures = NO_PICTURES,
     ) -> list[int]:
         """The ids of a conversation, rendered by the chat template. `pictures` are those in it, in order. Raises APIError."""
-        if not self.templates:
-            raise APIError(400, "This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
+        template = self.template(bool(options.tools))
         characters = sum(len(str(each)) for each in (*messages, *options.tools, options.arguments))
-        return await self._run(principal, characters, partial(self._chat, messages, options, context_tokens, pictures))
+        return await self._run(
+            principal, characters, partial(self._chat, template, messages, options, context_tokens, pictures)
+        )
 
     async def text(self, principal: str, prompt: str | list[int], context_tokens: int) -> list[int]:
         """The ids of a text, including the special tokens in it and around it; ids are only validated. Raises APIError."""
@@ -216,6 +223,7 @@ class PromptEncoder:
 
     def _chat(
         self,
+        template: ChatTemplate,
         messages: Sequence[dict[str, Any]],
         options: TemplateOptions,
         context_tokens: int,
@@ -224,7 +232,7 @@ class PromptEncoder:
     ) -> list[int]:
         marked = [self._marks.mark({**message, "role": ""}) | {"role": message["role"]} for message in messages]
         try:
-            text = self.templates.choose(bool(options.tools)).write(
+            text = template.write(
                 marked,
                 self._marks.mark(list(options.tools)),
                 self._marks.mark(dict(options.arguments)),

@@ -16,14 +16,13 @@ from fastapi import Response
 from outrider.server.chat.media import PICTURES
 from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
 from outrider.server.chat.reasoning_parser import THINK, ReasoningParser, detect_reasoning
-from outrider.server.chat.response_template import EXAMPLE, derive_reasoning, derive_tools
+from outrider.server.chat.response_template import derive_reasoning, tool_format_of
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.tools import (
     FORMATS,
     Part,
     ToolFormat,
     ToolParser,
-    detect_format,
     markers_of,
     tool_parser,
     with_model_ids,
@@ -34,6 +33,7 @@ from outrider.server.http.errors import APIError
 from outrider.server.http.ignored import report_ignored
 from outrider.server.http.json_route import in_turn
 from outrider.server.openai.choices import ChoicesFormatter
+from outrider.server.openai.conversation import unrendered
 from outrider.server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask, Stop
 from outrider.server.openai.logprobs import content_logprobs
 from outrider.server.openai.output_parser import HiddenMarkers, OutputParser, SingleCallParser, SingleCallStop
@@ -55,12 +55,11 @@ class EncodedChat:
     tokens: list[int]
     pictures: list[PictureInput]
     reads_pictures: bool  # whether the model reads all pictures of the chat
-    reads_names: bool  # whether the chat template renders the names of users
+    left_out: Sequence[str] = ()  # what the chat template does not render
 
     def ignored(self, names: Sequence[str]) -> list[str]:
-        """What a request's body names as left out, without the pictures and names that the model reads."""
-        read = (*(PICTURES if self.reads_pictures else ()), *(["name"] if self.reads_names else []))
-        return [name for name in names if name.rpartition(".")[2] not in read]
+        """What a request's body names as left out, without the pictures that the model reads, and what the template leaves."""
+        return [*(name for name in names if not (self.reads_pictures and name.rpartition(".")[2] in PICTURES)), *self.left_out]
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,9 @@ class ChatEndpoint:
         self._requests = requests
         self._runner = runner
         configured = settings.model.tool_format
-        self._takes_names = bool(prompts.templates) and prompts.templates.choose(False).abilities.names
-        self._tool_format = tool_format_of(prompts) if configured == "auto" else FORMATS[configured]
+        self._tool_format = (
+            tool_format_of(prompts.templates, prompts.response_template) if configured == "auto" else FORMATS[configured]
+        )
         if self._tool_format is None and prompts.templates:
             log.warning("the chat template's format of tool calls is unknown, so calls are content; set model.tool_format")
         self._reasoning = detect_reasoning(prompts.templates.text) or derive_reasoning(prompts.response_template)
@@ -165,17 +165,18 @@ class ChatEndpoint:
         ready = await self._requests.ready()
         has_pictures = any(message.picture_count for message in body.messages)
         reads = has_pictures and ready.reads_pictures and await self._pictures.is_available()
-        template = self._prompts.templates.choose(bool(body.enabled_tools)) if self._prompts.templates else None
-        roles = template.picture_roles if reads and template else frozenset[str]()
+        template = self._prompts.template(bool(body.enabled_tools))
+        left_out = unrendered(body.messages, template.abilities)
+        roles = template.picture_roles if reads else frozenset[str]()
         urls = [url for message in body.messages if message.role in roles for url in message.picture_urls]
         messages, options = await in_turn(http, lambda: (self._rendered(body, roles), self._template_options(body)))
         pictures = await self._pictures.prepare(urls) if urls else NO_PICTURES
         tokens = await self._prompts.chat(http.state.principal, messages, options, ready.context_tokens, pictures)
         if not urls:
-            return EncodedChat(tokens, [], False, self._takes_names)
+            return EncodedChat(tokens, [], False, left_out)
         placed = self._pictures.place(tokens, pictures.prepared, self._prompts.rare_ids)
         all_read = len(urls) == sum(message.picture_count for message in body.messages)
-        return EncodedChat(*placed, all_read, self._takes_names)
+        return EncodedChat(*placed, all_read, left_out)
 
     def _rendered(self, body: ChatBody, picture_roles: Collection[str]) -> list[dict[str, Any]]:
         """The messages as the chat template takes them, with the pictures of these roles."""
@@ -231,20 +232,6 @@ class ChatEndpoint:
             raise APIError(400, message, "continue_final_message", "invalid_value")
         tools = [tool.model_dump(exclude_none=True) for tool in body.enabled_tools]
         return TemplateOptions(arguments, adds_prompt, continues, tools, self._tool_format or FORMATS["hermes"])
-
-
-def tool_format_of(prompts: PromptEncoder) -> ToolFormat | None:
-    """The format of the model's tool calls; None if it is unknown.
-
-    A template that renders no tools takes the most common format, which the prompt then describes.
-    """
-    if not prompts.templates:
-        return None
-    template = prompts.templates.choose(has_tools=True)
-    format = detect_format(template.text)
-    if format is None and prompts.response_template is not None:
-        format = derive_tools(prompts.response_template, template.try_render(EXAMPLE))
-    return FORMATS["hermes"] if format is None and not template.abilities.tools else format
 
 
 class ChatFormatter(ChoicesFormatter):

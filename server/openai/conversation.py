@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from outrider.server.chat.grammar_job import INPUT
 from outrider.server.chat.media import MEDIA, PICTURES, placeholder
+from outrider.server.chat.template import TemplateAbilities
 from outrider.server.http import json_body
 from outrider.server.openai.fields import MAX_ENTRIES, MAX_PARTS, TEXT_OR_LIST, Body, FreeForm, Name, Text
 
@@ -216,10 +217,9 @@ class Message(Body):
 
     @property
     def ignored(self) -> list[str]:
-        """The fields that no chat template reads, and the name, which few templates read."""
+        """The fields that no chat template reads."""
         unread = [name for name in ("reasoning", "thinking") if not isinstance(getattr(self, name), str | None)]
-        named = ["name"] if self.name is not None and self.role not in ("tool", "function") else []
-        return [*named, *unread, *(["audio"] if self.audio is not None else [])]
+        return [*unread, *(["audio"] if self.audio is not None else [])]
 
     def rendered(self, has_pictures: bool = False) -> dict[str, Any]:
         """The message as chat templates expect it; with `has_pictures`, the model reads those in it."""
@@ -262,6 +262,15 @@ def beginning(messages: Sequence[Message]) -> str:
     """The text of a conversation up to its first user message: later turns do not change it."""
     first = next((number for number, message in enumerate(messages) if message.role == "user"), len(messages))
     return "\0".join(f"{message.role}\0{content_text(message.content)}" for message in messages[: first + 1])
+
+
+def unrendered(messages: Sequence[Message], abilities: TemplateAbilities) -> list[str]:
+    """Names what the chat template does not render of these messages, in any form."""
+    named = any(message.name is not None and message.role not in ("tool", "function") for message in messages)
+    drops_text = abilities.calls and not abilities.text_with_calls and not abilities.repeats
+    beside = any(message.calls and content_text(message.content) for message in messages)
+    names = {"name": named and not abilities.names, "text_with_calls": drops_text and beside}
+    return [f"messages.{name}" for name, is_left_out in names.items() if is_left_out]
 
 
 def parse_arguments(arguments: str) -> dict[str, Any]:

@@ -151,8 +151,7 @@ def probe(render: Render) -> TemplateAbilities:
         and shows(render([user(1), calls(1, 2), *pair], given), "quser1 qplace1 qplace2 qresult1 qresult2 qanswer1"),
         text_with_calls=has_calls and "qtext1" in beside and "qplace1" in beside,
         reasoning_with_text=has_calls and "qplace1" in reasoned and ("qtext1" in reasoned or "qtext1" not in beside),
-        loose_results=shows(render([user(1), result(1), answer(1)], given), "quser1 qresult1 qanswer1")
-        and shows(render([user(1), answer(1), result(1), answer(2)], given), "quser1 qanswer1 qresult1 qanswer2"),
+        loose_results=takes_loose_results(render, given),
         repeats=takes_repeats(render) and (not has_calls or takes_repeated_calls(render, given)),
         empty=shows(render([user(1), {"role": "assistant", "content": ""}, user(2)]), "quser1 quser2")
         and shows(render([{"role": "user", "content": ""}, answer(1), user(1)]), "qanswer1 quser1"),
@@ -173,6 +172,14 @@ def takes_calls(render: Render, tools: Sequence[dict[str, Any]]) -> bool:
         shows(render([*exchange, answer(2), user(2)], given), f"{said} qanswer2 quser2")
         and shows(render(exchange, given), said)
         for given in ((), tools)
+    )
+
+
+def takes_loose_results(render: Render, tools: Sequence[dict[str, Any]]) -> bool:
+    """Whether results of no call, whose functions have no name, are rendered."""
+    loose = {"role": "tool", "tool_call_id": "qcall0001", "content": "qresult1"}
+    return shows(render([user(1), loose, answer(1)], tools), "quser1 qresult1 qanswer1") and shows(
+        render([user(1), answer(1), loose, answer(2)], tools), "quser1 qanswer1 qresult1 qanswer2"
     )
 
 

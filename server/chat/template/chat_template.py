@@ -14,6 +14,7 @@ from jinja2.exceptions import TemplateError
 
 from outrider.server.chat.template.abilities import PLAIN, Message, TemplateAbilities, probe
 from outrider.server.chat.template.form import fit
+from outrider.server.chat.template.tool_text import complete
 from outrider.server.chat.tools import FORMATS, ToolFormat
 
 if TYPE_CHECKING:
@@ -74,17 +75,16 @@ class ChatTemplate:
 
         Raises TEMPLATE_ERRORS.
         """
-        abilities = self.abilities
-        try:
-            fitted = fit(messages, tools, abilities, format)
-            return self.render(fitted, tools if abilities.tools else (), arguments, **options)
-        except TEMPLATE_ERRORS:
+        plain = replace(PLAIN, parts_only=self.abilities.parts_only)
+        first: Exception | None = None
+        for abilities, described in ((self.abilities, tools), (self.abilities, list(map(complete, tools))), (plain, tools)):
             try:
-                plain = replace(PLAIN, parts_only=abilities.parts_only)
-                return self.render(fit(messages, tools, plain, format), (), arguments, **options)
-            except TEMPLATE_ERRORS:
-                pass  # the first error tells more
-            raise
+                fitted = fit(messages, described, abilities, format)
+                return self.render(fitted, described if abilities.tools else (), arguments, **options)
+            except TEMPLATE_ERRORS as error:
+                first = first or error
+        assert first is not None
+        raise first
 
     def try_render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
         """The text of messages of the server's own; empty if the template refuses them."""

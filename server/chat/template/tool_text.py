@@ -29,6 +29,17 @@ def tools_text(tools: Sequence[Mapping[str, Any]], format: ToolFormat, results_a
     )
 
 
+def complete(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """The tool with the fields that it leaves out and some chat templates read."""
+    function = {"description": "", "parameters": {}, **tool["function"]}
+    parameters = {"type": "object", "properties": {}, "required": [], **function["parameters"]}
+    properties = {
+        name: {"type": "string", "description": "", **schema} if isinstance(schema, Mapping) else schema
+        for name, schema in parameters["properties"].items()
+    }
+    return {**tool, "function": {**function, "parameters": {**parameters, "properties": properties}}}
+
+
 def result_text(content: Any) -> Any:
     """The content of a user's message that tells the result of a call."""
     if isinstance(content, list):

@@ -21,7 +21,7 @@ def with_model_ids(messages: Sequence[dict[str, Any]], form: str = "") -> list[d
     """The messages with ids of the form `form`, which has the slots of `ToolFormat.call_id`; empty: the client's.
 
     A missing id is made up, and so is one that a call has which still waits for its result. A result without an id belongs to
-    the first call that waits for one, of the function whose name the result has, if any.
+    the first call that waits for one, of the function whose name the result has, if any. A result gets its function's name.
     """
     ids = CallIds(form)
     changed = []
@@ -30,7 +30,9 @@ def with_model_ids(messages: Sequence[dict[str, Any]], form: str = "") -> list[d
             calls = [{**call, "id": ids.call(call.get("id"), call["function"]["name"])} for call in calls]
             message = {**message, "tool_calls": calls}
         elif message["role"] == "tool":
-            message = {**message, "tool_call_id": ids.result(message.get("tool_call_id"), message.get("name"))}
+            id = ids.result(message.get("tool_call_id"), message.get("name"))
+            name = message.get("name") or ids.names.get(id)
+            message = {**message, "tool_call_id": id, **({"name": name} if name else {})}
         changed.append(message)
     return changed
 
@@ -40,6 +42,7 @@ class CallIds:
 
     def __init__(self, form: str) -> None:
         self._form = form
+        self.names: dict[str, str] = {}  # the function's name by the id of its last call
         self._ids: list[str] = []  # of each call
         self._latest: dict[str, str] = {}  # the id of the last call with each of the client's ids
         # Numbers of calls that wait for a result: all, and by the client's id and by the function's name. Those that have one
@@ -54,6 +57,7 @@ class CallIds:
         waits = self._first(("id", given)) is not None
         id = new_id(self._form, f"{given}-{number}" if waits else given, name, number)
         self._ids.append(id)
+        self.names[id] = name
         self._latest[given] = id
         for key in (("id", given), ("name", name), ("all", "")):
             self._queues[key].append(number)

@@ -78,7 +78,6 @@ def test_a_refusal_is_content() -> None:
 
 
 def test_what_a_message_has_and_no_template_reads_is_named() -> None:
-    assert message(name="Ada", content="x").ignored == ["name"]
     assert message(role="assistant", audio={"id": "a"}, thinking={"text": "x"}, reasoning="y").ignored == ["thinking", "audio"]
     assert message(role="tool", name="f", content="x", thinking=None, audio=None).ignored == []
 
