@@ -193,7 +193,7 @@ def create_endpoints(
     return Endpoints(
         chat=chat,
         completions=CompletionsEndpoint(prompts, vocabulary, grammars, requests, runner),
-        responses=ResponsesEndpoint(chat, prompts, vocabulary, store, runner),
+        responses=ResponsesEndpoint(chat, vocabulary, store, runner),
         models=ModelEndpoint(names, prompts, engine.wait_started, lambda: engine.info, sampling_defaults, chat.capabilities),
         messages=MessagesEndpoint(settings, prompts, chat, runner),
         infill=InfillEndpoint(settings.model.served_name, prompts, grammars, requests, runner),

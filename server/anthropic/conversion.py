@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, takewhile
 from typing import Any
 
-import msgspec
-
 from outrider.server.anthropic.schema import (
     READ_BLOCKS,
     CountTokensBody,
@@ -51,12 +49,9 @@ TOOL_MODES = {"auto": "auto", "any": "required", "none": "none"}
 EFFORTS = {"xhigh": "high", "max": "high"}
 
 
-def to_chat(body: CountTokensBody, template_arguments: dict[str, Any], system_anywhere: bool) -> ChatBody:
-    """The request as a chat. Raises APIError and ValueError.
-
-    `system_anywhere`: the chat template takes system messages in mid-conversation; otherwise they become text of the user.
-    """
-    messages = to_messages(body, system_anywhere)
+def to_chat(body: CountTokensBody, template_arguments: dict[str, Any]) -> ChatBody:
+    """The request as a chat. Raises APIError and ValueError."""
+    messages = to_messages(body)
     config = body.output_config
     fields: dict[str, Any] = {}
     if isinstance(body, MessagesBody):
@@ -71,7 +66,7 @@ def to_chat(body: CountTokensBody, template_arguments: dict[str, Any], system_an
     chat = ChatBody.model_construct(  # its parts are valid
         model=body.model,
         messages=messages,
-        continue_final_message=messages[-1].role == "assistant",
+        continue_final_message=messages[-1].role == "assistant" and not messages[-1].tool_calls,
         tools=[*to_tools(body)] or None,
         tool_choice=to_tool_choice(body.tool_choice),
         parallel_tool_calls=False if body.tool_choice and body.tool_choice.disable_parallel_tool_use else None,
@@ -85,19 +80,16 @@ def to_chat(body: CountTokensBody, template_arguments: dict[str, Any], system_an
     return chat
 
 
-def to_messages(body: CountTokensBody, system_anywhere: bool) -> list[Message]:
+def to_messages(body: CountTokensBody) -> list[Message]:
     """The system prompt and the turns as messages of a chat. Raises APIError."""
     leading = list(takewhile(lambda turn: turn.role == "system", body.messages))
     system = system_texts(chain(body.system_blocks, *(turn.blocks for turn in leading)))
     messages = [Message(role="system", content="\n".join(system))] if system else []
-    messages += merge(message for turn in body.messages[len(leading) :] for message in to_turn(turn, system_anywhere))
+    messages += merge(message for turn in body.messages[len(leading) :] for message in to_turn(turn))
     if messages and messages[-1].role == "assistant" and not (messages[-1].content or messages[-1].tool_calls):
         messages.pop()  # without a text, there is nothing to continue
     if all(message.role == "system" for message in messages):
         raise APIError(400, "The conversation has no messages of the user; add one.", "messages", "invalid_value")
-    if messages[-1].tool_calls:
-        message = "The conversation ends with a 'tool_use' block; add a user message with its 'tool_result'."
-        raise APIError(400, message, "messages", "invalid_value")
     return messages
 
 
@@ -134,7 +126,7 @@ def joined(contents: Sequence[Content | None], separator: str) -> Content:
     return found
 
 
-def to_turn(turn: MessageParam, system_anywhere: bool) -> Iterable[Message]:
+def to_turn(turn: MessageParam) -> Iterable[Message]:
     """One turn as messages of a chat."""
     match turn.role:
         case "assistant":
@@ -143,7 +135,7 @@ def to_turn(turn: MessageParam, system_anywhere: bool) -> Iterable[Message]:
             return from_user(turn)
         case "system":
             text = "\n".join(system_texts(turn.blocks))
-            return [Message(role="system" if system_anywhere else "user", content=text)] if text else []
+            return [Message(role="system", content=text)] if text else []
 
 
 def from_assistant(turn: MessageParam) -> Message:
@@ -189,8 +181,7 @@ def system_texts(blocks: Iterable[object]) -> list[str]:
 
 def to_call(block: ToolUseBlock) -> ToolCall:
     """A call in an earlier turn."""
-    arguments = msgspec.json.encode(block.input).decode()
-    return ToolCall(id=block.id, function=CalledFunction(name=block.name, arguments=arguments))
+    return ToolCall(id=block.id, function=CalledFunction(name=block.name, arguments=block.input))
 
 
 def to_tools(body: CountTokensBody) -> list[Tool]:

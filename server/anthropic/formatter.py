@@ -128,7 +128,7 @@ class MessageFormatter:
         self._open = False
         block, text, events = self._block, "".join(self._pieces), []
         if block["type"] == "tool_use":
-            block["input"] = to_input(text)
+            block["input"] = parse_arguments(text)
         else:
             block[block["type"]] = text
         if block["type"] == "thinking":
@@ -153,9 +153,3 @@ class MessageFormatter:
 def event(event_type: str, **fields: Any) -> ServerSentEvent:
     """An event of a stream."""
     return ServerSentEvent({"type": event_type, **fields}, name=event_type)
-
-
-def to_input(arguments: str) -> dict[str, Any]:
-    """The arguments of a call as an object. Text that is not one, such as that of a call cut short, is its only field."""
-    parsed = parse_arguments(arguments) if arguments.strip() else {}
-    return parsed if isinstance(parsed, dict) else {"raw_arguments": arguments}

@@ -33,8 +33,7 @@ class MessagesEndpoint:
 
     def __init__(self, settings: Settings, prompts: PromptEncoder, chat: ChatEndpoint, runner: GenerationRunner) -> None:
         allowed = settings.limits.template_arguments
-        self._thinking_arguments = [name for name in THINKING_ARGUMENTS if name in allowed and name in prompts.template]
-        self._prompts = prompts
+        self._thinking_arguments = [name for name in THINKING_ARGUMENTS if name in allowed and name in prompts.templates.text]
         self._chat = chat
         self._runner = runner
 
@@ -60,7 +59,7 @@ class MessagesEndpoint:
         """The request as a chat. Raises APIError and RequestValidationError."""
         arguments: dict[str, Any] = dict.fromkeys(self._thinking_arguments, body.thinks)
         try:
-            return to_chat(body, arguments, self._prompts.takes_system_anywhere)
+            return to_chat(body, arguments)
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from None
         except ValueError as error:

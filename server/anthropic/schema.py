@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from outrider.server.chat.media import MEDIA, placeholder
+from outrider.server.openai.conversation import ArgumentText
 from outrider.server.openai.fields import (
     MAX_ENTRIES,
     MAX_PARTS,
@@ -97,7 +98,7 @@ class ThinkingBlock(Body):
 
 
 class RedactedThinkingBlock(Body):
-    """Reasoning that another server has encrypted; it is dropped."""
+    """Reasoning that another server has encrypted. It is left out of the prompt."""
 
     type: Literal["redacted_thinking"]
 
@@ -106,9 +107,9 @@ class ToolUseBlock(Body):
     """A call in an earlier turn of the assistant."""
 
     type: Literal["tool_use"]
-    id: str
+    id: str | None = None
     name: str
-    input: FreeForm
+    input: ArgumentText = ""  # an object as JSON
 
 
 class ToolReferenceBlock(Body):
@@ -183,7 +184,7 @@ class ToolResultBlock(Body):
     """The result of a call."""
 
     type: Literal["tool_result"]
-    tool_use_id: str
+    tool_use_id: str | None = None
     content: Annotated[Text | Annotated[ResultBlocks, Tag("[array]")], TEXT_OR_LIST] | None = None
     is_error: bool | None = None
 
@@ -328,7 +329,7 @@ class CountTokensBody(Body):
         names = [f"tools.{tool.type}" for tool in self.tools or () if isinstance(tool, ServerTool)]
         blocks = (block for turn in self.messages for block in turn.blocks)
         inner = (each for block in blocks for each in (block.blocks if isinstance(block, ToolResultBlock) else [block]))
-        names += [f"messages.{block.type}" for block in inner if isinstance(block, MediaBlock)]
+        names += [f"messages.{block.type}" for block in inner if isinstance(block, MediaBlock | RedactedThinkingBlock)]
         return list(dict.fromkeys(names))
 
     @property

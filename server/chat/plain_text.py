@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from outrider.server.chat.fill_in import MARKERS
+from outrider.server.chat.template import ChatTemplates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,7 +25,7 @@ class PlainText:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         added = {str(token): int(id) for id, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
-        template = str(tokenizer.chat_template or "")
+        template = ChatTemplates(tokenizer).text
         self._puts_space_in_front = any(piece.startswith(SPACE) for piece in pieces_of(tokenizer, "x")[:1])
         # SentencePiece's unigram model finds special tokens in a text by itself.
         special = set(map(str, tokenizer.all_special_tokens)) - {str(tokenizer.unk_token)}

@@ -6,19 +6,20 @@ Promises that the text of a message, tool or template argument never becomes a s
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from jinja2.exceptions import TemplateError
 from numpy.typing import NDArray
 
 from outrider.server.batches import batches
 from outrider.server.chat.fill_in import MARKER_COUNT, FillInText, FillInTokens, assemble, encode_parts, find_tokens, fit
+from outrider.server.chat.marks import Marks, count_marks
 from outrider.server.chat.plain_text import PlainText, encode
+from outrider.server.chat.template import TEMPLATE_ERRORS, ChatTemplate, ChatTemplates
+from outrider.server.chat.tools import FORMATS, ToolFormat
 from outrider.server.fair_threads import FairThreads
 from outrider.server.http.errors import APIError, ContextExceeded
 from outrider.server.pictures.service import NO_PICTURES, RequestPictures
@@ -29,17 +30,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Load = Callable[[], "PreTrainedTokenizerBase"]
-# Expressions of a template can raise these exceptions.
-TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError)
 # A text of this length is encoded in about a millisecond, so a thread is not worth it.
 INLINE_CHARACTERS = 4096
 # Documents of this length together are encoded in one turn, in about a tenth of a second.
 BATCH_CHARACTERS = 1 << 18
-
-# While the template is rendered, a special token in a user's text is replaced by its index between these private-use
-# characters.
-MARK_START, MARK_END = "\ue0f0", "\ue0f1"
-MARK = re.compile(f"{MARK_START}(\\d+){MARK_END}")
 
 
 @dataclass(frozen=True)
@@ -50,12 +44,7 @@ class TemplateOptions:
     add_generation_prompt: bool = True  # end with the opening of the assistant's turn
     continue_final_message: bool = False  # leave the last message open
     tools: Sequence[dict[str, Any]] = ()
-
-
-def in_parts(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with parts in the place of a text."""
-    content = message["content"]
-    return message | {"content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+    format: ToolFormat = FORMATS["hermes"]  # of calls that the template does not render
 
 
 def with_pictures(text: str, pictures: RequestPictures) -> str:
@@ -79,49 +68,24 @@ class PromptEncoder:
         self._loaded: Load = lambda: tokenizer
         self._pool = FairThreads[Load]([self._loaded, cache(load or partial(copy.deepcopy, tokenizer))], "outrider-tokenizer")
         added = (str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values())
-        self._special = sorted({*tokenizer.all_special_tokens, *added}, key=lambda text: (-len(text), text))
-        self._special_pattern = re.compile("|".join(map(re.escape, self._special)) or "(?!)")
-        self._numbers = {text: number for number, text in enumerate(self._special)}
+        self._special = {*tokenizer.all_special_tokens, *added}
         self._plain = PlainText(tokenizer)
-        self._special_ids = [self._plain.encode(tokenizer, text) for text in self._special]
+        self._marks = Marks(self._special, partial(self._plain.encode, tokenizer))
+        self.templates = ChatTemplates(tokenizer)
         vocabulary = tokenizer.get_vocab()
         self._longest_token = max((len(token) for token in vocabulary), default=1)
         self._fill_in_tokens = find_tokens(vocabulary)
 
-    @property
-    def template(self) -> str:
-        """The chat template; empty if the model has none."""
-        return str(self._tokenizer.chat_template or "")
+    def template(self, has_tools: bool) -> ChatTemplate:
+        """The chat template of requests with tools, or without them. Raises APIError."""
+        if not self.templates:
+            raise APIError(400, "This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
+        return self.templates.choose(has_tools)
 
     @property
     def response_template(self) -> Any:
         """What the tokenizer says about the model's answers; None if it says nothing."""
         return getattr(self._tokenizer, "response_template", None)
-
-    def render(self, messages: list[dict[str, Any]]) -> str:
-        """A conversation of the server's own, rendered by the chat template; empty if that fails."""
-        try:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False))
-        except TEMPLATE_ERRORS:
-            return ""
-
-    @cached_property
-    def picture_roles(self) -> frozenset[str]:
-        """The roles in whose messages the chat template has places for pictures."""
-        parts = [{"type": "text", "text": "a picture"}]
-        asked = {"role": "user", "content": parts}
-        before: dict[str, list[dict[str, Any]]] = {"user": [], "tool": [asked]}
-        return frozenset(
-            role
-            for role, messages in before.items()
-            if self.render([*messages, {"role": role, "content": parts}])
-            != self.render([*messages, {"role": role, "content": [*parts, {"type": "image"}]}])
-        )
-
-    @cached_property
-    def takes_parts_only(self) -> bool:
-        """Whether the chat template leaves out content that is not a list of parts."""
-        return bool(self.picture_roles) and "the text" not in self.render([{"role": "user", "content": "the text"}])
 
     @cached_property
     def rare_ids(self) -> list[int]:
@@ -129,12 +93,6 @@ class PromptEncoder:
         special = {id for text in self._special if (id := self.token(text)) is not None}
         ids = sorted({*self._tokenizer.get_vocab().values()} - special)
         return ids[-len(ids) // 8 :]
-
-    @cached_property
-    def takes_system_anywhere(self) -> bool:
-        """Whether the chat template renders a system message in mid-conversation."""
-        roles = ("user", "assistant", "system", "user")
-        return "the system" in self.render([{"role": role, "content": f"the {role}"} for role in roles])
 
     @property
     def size(self) -> int:
@@ -159,10 +117,11 @@ class PromptEncoder:
         pictures: RequestPictures = NO_PICTURES,
     ) -> list[int]:
         """The ids of a conversation, rendered by the chat template. `pictures` are those in it, in order. Raises APIError."""
-        if not self._tokenizer.chat_template:
-            raise APIError(400, "This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
+        template = self.template(bool(options.tools))
         characters = sum(len(str(each)) for each in (*messages, *options.tools, options.arguments))
-        return await self._run(principal, characters, partial(self._chat, messages, options, context_tokens, pictures))
+        return await self._run(
+            principal, characters, partial(self._chat, template, messages, options, context_tokens, pictures)
+        )
 
     async def text(self, principal: str, prompt: str | list[int], context_tokens: int) -> list[int]:
         """The ids of a text, including the special tokens in it and around it; ids are only validated. Raises APIError."""
@@ -262,49 +221,27 @@ class PromptEncoder:
 
     def _chat(
         self,
+        template: ChatTemplate,
         messages: Sequence[dict[str, Any]],
         options: TemplateOptions,
         context_tokens: int,
         pictures: RequestPictures,
         tokenizer: PreTrainedTokenizerBase,
     ) -> list[int]:
-        marked = [message | self._mark_all({**message, "role": ""}) | {"role": message["role"]} for message in messages]
-        if self.takes_parts_only:
-            marked = list(map(in_parts, marked))
-        tools = {"tools": self._mark_all(list(options.tools))} if options.tools else {}
-        arguments: dict[str, Any] = self._mark_all(dict(options.arguments))
+        marked = [self._marks.mark({**message, "role": ""}) | {"role": message["role"]} for message in messages]
         try:
-            text = tokenizer.apply_chat_template(
+            text = template.write(
                 marked,
-                tokenize=False,
+                self._marks.mark(list(options.tools)),
+                self._marks.mark(dict(options.arguments)),
+                options.format,
                 add_generation_prompt=options.add_generation_prompt,
                 continue_final_message=options.continue_final_message,
-                **tools,
-                **arguments,
             )
         except TEMPLATE_ERRORS as error:
             raise APIError(400, f"The chat template rejects these messages: {error}.", "messages", "template_error") from None
-        text = with_pictures(str(text), pictures)
+        text = with_pictures(text, pictures)
         self._check_length("messages", text, context_tokens)
-        pieces = MARK.split(text)  # the odd ones are the numbers of marks, each at least one token
-        if len(pieces) // 2 > context_tokens:
-            raise ContextExceeded(len(pieces) // 2, context_tokens, "messages")
-        ids: list[int] = []
-        for i, piece in enumerate(pieces):
-            if i % 2:
-                ids += self._special_ids[int(piece)]
-            elif piece:
-                ids += encode(tokenizer, piece, add_special_tokens=False)
-        return ids
-
-    def _mark_all(self, value: Any) -> Any:
-        """Marks the special tokens in all strings of a JSON value."""
-        if isinstance(value, str):
-            return self._mark(value)
-        if isinstance(value, dict):
-            return {self._mark(name): self._mark_all(inner) for name, inner in value.items()}
-        return [self._mark_all(inner) for inner in value] if isinstance(value, list) else value
-
-    def _mark(self, text: str) -> str:
-        clean = text.replace(MARK_START, "").replace(MARK_END, "")
-        return self._special_pattern.sub(lambda found: f"{MARK_START}{self._numbers[found[0]]}{MARK_END}", clean)
+        if (marks := count_marks(text)) > context_tokens:
+            raise ContextExceeded(marks, context_tokens, "messages")
+        return self._marks.encode(text, partial(encode, tokenizer, add_special_tokens=False))

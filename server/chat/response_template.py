@@ -11,7 +11,8 @@ import re
 from typing import Any
 
 from outrider.server.chat.reasoning_parser import ReasoningFormat
-from outrider.server.chat.tools import ToolFormat, tool_parser
+from outrider.server.chat.template import ChatTemplates
+from outrider.server.chat.tools import FORMATS, ToolFormat, detect_format, tool_parser
 from outrider.server.chat.tools.formats import Words, is_slot
 from outrider.server.chat.tools.gemma import QUOTE
 
@@ -34,6 +35,20 @@ EXAMPLE: list[dict[str, Any]] = [
     {"role": "user", "content": "Go on."},
     {"role": "assistant", "content": "", "tool_calls": [EXAMPLE_CALL]},
 ]
+
+
+def tool_format_of(templates: ChatTemplates, response_template: Any) -> ToolFormat | None:
+    """The format of the model's tool calls; None if it is unknown.
+
+    A chat template that renders no tools takes the most common format, which the prompt then describes.
+    """
+    if not templates:
+        return None
+    template = templates.choose(has_tools=True)
+    format = detect_format(template.text)
+    if format is None and response_template is not None:
+        format = derive_tools(response_template, template.try_render(EXAMPLE))
+    return FORMATS["hermes"] if format is None and not template.abilities.tools else format
 
 
 class Underivable(ValueError):

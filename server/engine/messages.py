@@ -56,6 +56,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     prediction: list[int] = []  # token ids of the client's predicted output
     stop_token_ids: list[int] = []  # ids of further stop tokens, in addition to the model's own
     skip_special_tokens: bool = True  # leave special tokens out of the text
+    shown_tokens: list[int] = []  # special tokens that stay in the text all the same
     continues_prompt: bool = True  # the text continues the prompt's, so it keeps a space in front
     priority: int = 0  # priority in the queue; lower runs first
     grammar: str | None = None  # grammar of the answer, in llguidance's format

@@ -16,18 +16,26 @@ from fastapi import Response
 from outrider.server.chat.media import PICTURES
 from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
 from outrider.server.chat.reasoning_parser import THINK, ReasoningParser, detect_reasoning
-from outrider.server.chat.response_template import EXAMPLE, derive_reasoning, derive_tools
+from outrider.server.chat.response_template import derive_reasoning, tool_format_of
 from outrider.server.chat.structured_output import GrammarChecker
-from outrider.server.chat.tools import FORMATS, Part, ToolFormat, ToolParser, detect_format, tool_parser, with_model_ids
+from outrider.server.chat.tools import (
+    FORMATS,
+    Part,
+    ToolParser,
+    markers_of,
+    tool_parser,
+    with_model_ids,
+)
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import PictureInput, Request
 from outrider.server.http.errors import APIError
 from outrider.server.http.ignored import report_ignored
 from outrider.server.http.json_route import in_turn
 from outrider.server.openai.choices import ChoicesFormatter
+from outrider.server.openai.conversation import unrendered
 from outrider.server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask, Stop
 from outrider.server.openai.logprobs import content_logprobs
-from outrider.server.openai.output_parser import OutputParser, SingleCallParser, SingleCallStop
+from outrider.server.openai.output_parser import HiddenMarkers, OutputParser, SingleCallParser, SingleCallStop
 from outrider.server.openai.requests import RequestBuilder, check_count
 from outrider.server.openai.schema import ChatBody
 from outrider.server.openai.tools.custom_input import CustomPart
@@ -46,10 +54,11 @@ class EncodedChat:
     tokens: list[int]
     pictures: list[PictureInput]
     reads_pictures: bool  # whether the model reads all pictures of the chat
+    left_out: Sequence[str] = ()  # what the chat template does not render
 
     def ignored(self, names: Sequence[str]) -> list[str]:
-        """What a request's body names as left out, without the pictures that the model reads."""
-        return [name for name in names if not (self.reads_pictures and name.rpartition(".")[2] in PICTURES)]
+        """What a request's body names as left out, without the pictures that the model reads, and what the template leaves."""
+        return [*(name for name in names if not (self.reads_pictures and name.rpartition(".")[2] in PICTURES)), *self.left_out]
 
 
 @dataclass(frozen=True)
@@ -83,11 +92,13 @@ class ChatEndpoint:
         self._requests = requests
         self._runner = runner
         configured = settings.model.tool_format
-        self._tool_format = tool_format_of(prompts) if configured == "auto" else FORMATS[configured]
-        if self._tool_format is None:
+        self._tool_format = (
+            tool_format_of(prompts.templates, prompts.response_template) if configured == "auto" else FORMATS[configured]
+        )
+        if self._tool_format is None and prompts.templates:
             log.warning("the chat template's format of tool calls is unknown, so only JSON is read; set model.tool_format")
         self._call_format = self._tool_format or FORMATS["hermes"]
-        self._reasoning = detect_reasoning(prompts.template) or derive_reasoning(prompts.response_template)
+        self._reasoning = detect_reasoning(prompts.templates.text) or derive_reasoning(prompts.response_template)
         markers = self._reasoning or THINK
         self._reasoning_tokens = prompts.token(markers.opening), prompts.token(markers.closing)
 
@@ -95,9 +106,9 @@ class ChatEndpoint:
     def capabilities(self) -> list[str]:
         """What the model can do on this server, as its card names it."""
         known = {
-            "chat": bool(self._prompts.template),
-            "tools": self._tool_format is not None,
-            "reasoning": self._reasoning is not None,
+            "chat": bool(self._prompts.templates),
+            "tools": bool(self._prompts.templates) and self._tool_format is not None,
+            "reasoning": bool(self._prompts.templates) and self._reasoning is not None,
             "structured_outputs": True,
             "fill_in": self._prompts.fills_in,
         }
@@ -121,11 +132,13 @@ class ChatEndpoint:
         opened = self._reasoning is not None and self._prompts.ends_with(prompt.tokens, self._reasoning.opening)
         grammar = await self._grammar(http, body, opened)
         limit = self._reasoning_limit(body, opened)
-        hides = self._hides_markers(body)
+        markers = self._special_markers(body)
+        shown = [self._vocabulary.special[marker] for marker in markers]
         requests = await self._requests.build(
-            http, body, [prompt.tokens], grammar, limit, hides, prompt.pictures, open_ended=bool(body.enforced_tools)
+            http, body, [prompt.tokens], grammar, limit, shown, prompt.pictures, open_ended=bool(body.enforced_tools)
         )
-        new_parser = partial(self._new_parser, body, opened)
+        hidden = markers if body.hides_special_tokens else []
+        new_parser = partial(HiddenMarkers.around, partial(self._new_parser, body, opened), hidden)
         if body.parallel_tool_calls is False and body.enabled_tools and not body.enforced_tools:  # else the grammar allows one
             parser, stop = lambda: SingleCallParser(new_parser()), lambda: SingleCallStop(new_parser())
             return PreparedChat(requests, prompt, parser, stop)
@@ -148,20 +161,23 @@ class ChatEndpoint:
         ready = await self._requests.ready()
         has_pictures = any(message.picture_count for message in body.messages)
         reads = has_pictures and ready.reads_pictures and await self._pictures.is_available()
-        roles = self._prompts.picture_roles if reads else frozenset[str]()
+        template = self._prompts.template(bool(body.enabled_tools))
+        left_out = unrendered(body.messages, template.abilities)
+        roles = template.picture_roles if reads else frozenset[str]()
         urls = [url for message in body.messages if message.role in roles for url in message.picture_urls]
         messages, options = await in_turn(http, lambda: (self._rendered(body, roles), self._template_options(body)))
         pictures = await self._pictures.prepare(urls) if urls else NO_PICTURES
         tokens = await self._prompts.chat(http.state.principal, messages, options, ready.context_tokens, pictures)
         if not urls:
-            return EncodedChat(tokens, [], False)
+            return EncodedChat(tokens, [], False, left_out)
         placed = self._pictures.place(tokens, pictures.prepared, self._prompts.rare_ids)
-        return EncodedChat(*placed, len(urls) == sum(message.picture_count for message in body.messages))
+        all_read = len(urls) == sum(message.picture_count for message in body.messages)
+        return EncodedChat(*placed, all_read, left_out)
 
     def _rendered(self, body: ChatBody, picture_roles: Collection[str]) -> list[dict[str, Any]]:
         """The messages as the chat template takes them, with the pictures of these roles."""
         messages = [message.rendered(message.role in picture_roles) for message in body.messages]
-        return messages if self._tool_format is None else with_model_ids(messages, self._tool_format.call_id)
+        return with_model_ids(messages, self._tool_format.call_id if self._tool_format else "")
 
     def _reasoning_limit(self, body: ChatBody, is_open: bool) -> ReasoningLimit | None:
         """The limit of the reasoning. None if the request has none, or the markers of reasoning are not tokens of the model."""
@@ -170,11 +186,15 @@ class ChatEndpoint:
             return None
         return ReasoningLimit(body.thinking_token_budget, closing, None if is_open else opening)
 
-    def _hides_markers(self, body: ChatBody) -> bool:
-        """Whether markers of reasoning would be missing in the text, though the request does not ask for that."""
-        if self._reasoning is None or body.skip_special_tokens is not None or not body.hides_special_tokens:
-            return False
-        return any(token in self._reasoning.opening + self._reasoning.closing for token in self._vocabulary.special)
+    def _special_markers(self, body: ChatBody) -> list[str]:
+        """The special tokens that the parser needs to see: the markers of the reasoning, and of calls if there are tools."""
+        reasoning = self._reasoning
+        texts = {reasoning.opening, reasoning.closing, *(reasoning.wrapper or ())} if reasoning else set[str]()
+        if reasoning is not None and reasoning.channels:
+            texts |= markers_of(FORMATS["harmony"])
+        if body.enabled_tools:
+            texts |= markers_of(self._call_format)
+        return [token for token in self._vocabulary.special if any(token in text for text in texts)]
 
     async def _grammar(self, http: HTTPRequest, body: ChatBody, opened: bool) -> str | None:
         """The grammar that the answer follows, after the reasoning if the prompt has opened it. Raises APIError.
@@ -215,15 +235,7 @@ class ChatEndpoint:
             )
             raise APIError(400, message, "continue_final_message", "invalid_value")
         tools = [tool.model_dump(exclude_none=True) for tool in body.enabled_tools]
-        return TemplateOptions(arguments, adds_prompt, continues, tools)
-
-
-def tool_format_of(prompts: PromptEncoder) -> ToolFormat | None:
-    """The format of the model's tool calls; None if it is unknown."""
-    format = detect_format(prompts.template)
-    if format is None and prompts.response_template is not None:
-        format = derive_tools(prompts.response_template, prompts.render(EXAMPLE))
-    return format
+        return TemplateOptions(arguments, adds_prompt, continues, tools, self._tool_format or FORMATS["hermes"])
 
 
 class ChatFormatter(ChoicesFormatter):

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from outrider.server.chat.grammar_job import INPUT
 from outrider.server.chat.media import MEDIA, PICTURES, placeholder
+from outrider.server.chat.template import TemplateAbilities
 from outrider.server.http import json_body
 from outrider.server.openai.fields import MAX_ENTRIES, MAX_PARTS, TEXT_OR_LIST, Body, FreeForm, Name, Text
 
@@ -97,28 +98,36 @@ def media_names(field: str, contents: Iterable[Content | None]) -> Iterator[str]
             yield from (f"{field}.{part.type}" for part in content or () if isinstance(part, MediaPart))
 
 
+def argument_text(value: Any) -> Any:
+    """Arguments as text: some clients send the object, or null."""
+    return value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value).decode()
+
+
+ArgumentText = Annotated[str, BeforeValidator(argument_text)]
+
+
 class CalledFunction(Body):
     name: str
-    arguments: str  # JSON, as the model wrote it
+    arguments: ArgumentText = ""  # JSON, as the model wrote it
 
 
 class ToolCall(Body):
     """A call in an earlier turn of the assistant."""
 
-    id: str
-    type: Literal["function"] = "function"
+    id: str | None = None
+    type: Literal["function"] | None = "function"
     function: CalledFunction
 
 
 class CalledCustom(Body):
     name: str
-    input: str
+    input: ArgumentText = ""
 
 
 class CustomToolCall(Body):
     """A call of a custom tool in an earlier turn of the assistant."""
 
-    id: str
+    id: str | None = None
     type: Literal["custom"]
     custom: CalledCustom
 
@@ -131,7 +140,7 @@ class CustomToolCall(Body):
 
 def tool_type(value: Any) -> str | None:
     """The tag of the `type` of a tool, a `tool_choice` or a call; that of a function if there is no type."""
-    given = value.get("type", "function") if isinstance(value, dict) else getattr(value, "type", None)
+    given = (value.get("type") if isinstance(value, dict) else getattr(value, "type", None)) or "function"
     return f"[{given}]" if given in ("function", "custom") else None
 
 
@@ -182,32 +191,55 @@ class NamedTool(Body):
         return self.function.name
 
 
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+
+
 class Message(Body):
     """One message; its content is text, or parts of text."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
+    refusal: str | None = None
     name: str | None = None
     tool_calls: Annotated[list[AnyToolCall], Field(max_length=MAX_ENTRIES, fail_fast=True)] | None = None
+    function_call: CalledFunction | None = None  # the form of calls before there were several
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: Any = None  # other servers' names of the same
+    thinking: Any = None
+    audio: Any = None  # an earlier answer's
+
+    @property
+    def calls(self) -> list[AnyToolCall]:
+        """The calls, in either form."""
+        legacy = [] if self.function_call is None or self.tool_calls else [ToolCall(function=self.function_call)]
+        return [*(self.tool_calls or ()), *legacy]
+
+    @property
+    def ignored(self) -> list[str]:
+        """The fields that no chat template reads."""
+        unread = [name for name in ("reasoning", "thinking") if not isinstance(getattr(self, name), str | None)]
+        return [*unread, *(["audio"] if self.audio is not None else [])]
 
     def rendered(self, has_pictures: bool = False) -> dict[str, Any]:
         """The message as chat templates expect it; with `has_pictures`, the model reads those in it."""
-        role = "system" if self.role == "developer" else self.role
+        role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
         content = template_parts(self.content) if has_pictures else content_text(self.content)
-        message: dict[str, Any] = {"role": role, "content": content}
-        for name in ("name", "tool_call_id", "reasoning_content"):
+        message: dict[str, Any] = {"role": role, "content": content or self.refusal or ""}
+        for name in ("name", "tool_call_id"):
             if getattr(self, name) is not None:
                 message[name] = getattr(self, name)
-        if self.tool_calls:
+        reasoning = next((text for name in REASONING_FIELDS if isinstance(text := getattr(self, name), str)), None)
+        if reasoning is not None:
+            message["reasoning_content"] = reasoning
+        if self.calls:
             message["tool_calls"] = [
                 {
-                    "id": call.id,
+                    **({} if call.id is None else {"id": call.id}),
                     "type": "function",
                     "function": {"name": call.function.name, "arguments": parse_arguments(call.function.arguments)},
                 }
-                for call in self.tool_calls
+                for call in self.calls
             ]
         return message
 
@@ -232,9 +264,21 @@ def beginning(messages: Sequence[Message]) -> str:
     return "\0".join(f"{message.role}\0{content_text(message.content)}" for message in messages[: first + 1])
 
 
-def parse_arguments(arguments: str) -> Any:
-    """A call's arguments as chat templates expect them: parsed if they are valid JSON, else as they are."""
+def unrendered(messages: Sequence[Message], abilities: TemplateAbilities) -> list[str]:
+    """Names what the chat template does not render of these messages, in any form."""
+    named = any(message.name is not None and message.role not in ("tool", "function") for message in messages)
+    drops_text = abilities.calls and not abilities.text_with_calls and not abilities.repeats
+    beside = any(message.calls and content_text(message.content) for message in messages)
+    names = {"name": named and not abilities.names, "text_with_calls": drops_text and beside}
+    return [f"messages.{name}" for name, is_left_out in names.items() if is_left_out]
+
+
+def parse_arguments(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object, whatever the model or the client has written: text that is none is its only field."""
     try:
-        return json_body.decode(arguments)
+        value = json_body.decode(arguments)
     except json_body.InvalidJSON:
-        return arguments
+        return {"raw_arguments": arguments} if arguments.strip() else {}
+    if isinstance(value, str):  # some clients encode twice
+        return parse_arguments(value)
+    return value if isinstance(value, dict) else {} if value in (None, []) else {"raw_arguments": arguments}

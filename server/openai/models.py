@@ -11,6 +11,7 @@ from fastapi import Request
 from pydantic import model_validator
 
 from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
+from outrider.server.chat.tools import with_model_ids
 from outrider.server.engine.messages import Ready
 from outrider.server.http.errors import APIError, shortened
 from outrider.server.openai.conversation import Messages
@@ -132,7 +133,7 @@ class ModelEndpoint:
         """The token ids of a text, or of a rendered conversation. Raises APIError and EngineError."""
         principal, context_tokens = http.state.principal, (await self._wait_started()).context_tokens
         if body.messages is not None:
-            messages = [message.rendered() for message in body.messages]
+            messages = with_model_ids([message.rendered() for message in body.messages])
             tokens = await self._prompts.chat(principal, messages, TemplateOptions(), context_tokens)
         else:
             tokens = await self._prompts.text(principal, body.prompt or "", context_tokens)

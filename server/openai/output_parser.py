@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from outrider.server.chat.tools import Part, ToolParser, merge_parts
 from outrider.server.openai.generation import ChoiceOutput, Cut
@@ -65,3 +67,29 @@ class SingleCallStop:
     def feed(self, text: str) -> Cut | None:
         self._parser.feed(text)
         return Cut(len(text), "stop") if self._parser.ended else None
+
+
+class HiddenMarkers:
+    """Leaves markers that are special tokens out of what a parser takes for text. Implements `ToolParser`."""
+
+    def __init__(self, parser: ToolParser, markers: Collection[str]) -> None:
+        self._parser = parser
+        self._markers = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
+
+    @classmethod
+    def around(cls, new_parser: Callable[[], ToolParser], markers: Collection[str]) -> ToolParser:
+        """A new parser which hides these markers, if there are any."""
+        return cls(new_parser(), markers) if markers else new_parser()
+
+    def feed(self, text: str) -> list[Part]:
+        return self._hide(self._parser.feed(text))
+
+    def finish(self) -> list[Part]:
+        return self._hide(self._parser.finish())
+
+    def _hide(self, parts: Sequence[Part]) -> list[Part]:
+        shown = [
+            replace(part, text=self._markers.sub("", part.text)) if part.kind in ("content", "reasoning") else part
+            for part in parts
+        ]
+        return [part for part in shown if part.text or part.kind == "call"]

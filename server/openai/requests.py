@@ -101,14 +101,14 @@ class RequestBuilder:
         prompts: Sequence[list[int]],
         grammar: str | None = None,
         reasoning: ReasoningLimit | None = None,
-        keeps_special_tokens: bool = False,
+        shown_tokens: Sequence[int] = (),
         pictures: Sequence[PictureInput] = (),
         open_ended: bool = False,
     ) -> list[Request]:
         """One request per choice of each prompt (token ids), which has these pictures. Raises APIError.
 
-        `grammar` is checked; with `open_ended`, the answer ends where the grammar may end and the model leaves it. With
-        `keeps_special_tokens`, the text has special tokens even if the body does not ask for them.
+        `grammar` is checked; with `open_ended`, the answer ends where the grammar may end and the model leaves it.
+        `shown_tokens` are special tokens that the text has even if the body asks for none.
         """
         context_tokens = (await self.ready()).context_tokens
         for prompt in prompts:
@@ -136,7 +136,8 @@ class RequestBuilder:
                 corpus=corpus,
                 prediction=prediction[:context_tokens],
                 stop_token_ids=[*(body.stop_token_ids or ()), *self._prompts.fill_in_stops(prompt)],
-                skip_special_tokens=body.hides_special_tokens and not keeps_special_tokens,
+                skip_special_tokens=body.hides_special_tokens,
+                shown_tokens=list(shown_tokens),
                 continues_prompt=body.continues_prompt,
                 priority=body.priority or 0,
                 grammar=grammar,

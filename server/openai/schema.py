@@ -273,12 +273,9 @@ class ChatBody(GenerationBody):
     @property
     def ignored(self) -> list[str]:
         """What the model cannot read and is left out of the prompt."""
-        return list(dict.fromkeys(media_names("messages", (message.content for message in self.messages))))
-
-    @property
-    def hides_special_tokens(self) -> bool:
-        # The markers of tool calls may be special tokens.
-        return not self.enabled_tools if self.skip_special_tokens is None else self.skip_special_tokens
+        names = [*media_names("messages", (message.content for message in self.messages))]
+        names += [f"messages.{name}" for message in self.messages for name in message.ignored]
+        return list(dict.fromkeys(names))
 
     @property
     def continues_prompt(self) -> bool:

@@ -117,7 +117,7 @@ def placed(picture: PictureInput, runner: ModelRunner) -> Picture:
 def make_detokenizer(request: Request, tokens: Vocabulary) -> Detokenizer:
     """Of an answer that starts a text of its own, or continues the prompt's, if it has any."""
     continues = request.continues_prompt and any(token not in tokens.special_ids for token in request.prompt)
-    hidden = tokens.special_ids if request.skip_special_tokens else ()
+    hidden = tokens.special_ids.difference(request.shown_tokens) if request.skip_special_tokens else ()
     return Detokenizer(tokens.bytes_of, hidden, tokens.drops_first_space and not continues)
 
 

@@ -22,7 +22,7 @@ from outrider.verify.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(str(models.TARGET))
 VOCABULARY = Vocabulary(TOKENIZER)
-CONTEXT_TOKENS = 128
+CONTEXT_TOKENS = 1024
 FIRST_TOKEN = 40  # id of an answer's first token; later ids count up
 
 

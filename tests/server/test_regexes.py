@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from outrider.server.anthropic.conversion import BILLING_LINE
-from outrider.server.chat import prompt
+from outrider.server.chat import marks
 from outrider.server.chat.grammar_depth import lark_rules
 from outrider.server.chat.tools.call_ids import HASHED
 from outrider.server.chat.tools.harmony import HEADER
@@ -66,11 +66,8 @@ USES: list[tuple[str, Use, str, str, str]] = [
     *(("outrider.server.chat.tools.python_calls", each.search, "", "a", "") for each in (OUTSIDE, *INSIDE.values())),
     ("outrider.server.chat.tools.call_ids", HASHED.fullmatch, "", "a", "!"),
     ("outrider.server.chat.tools.lark", Lark({"<a>": 1, "<ab>": 2}).text, "", "<a", ""),
-    *(
-        ("outrider.server.chat.prompt", lambda text: prompt.MARK.sub("", text), begin, "1", "x")
-        for begin in ("", prompt.MARK_START)
-    ),
-    ("outrider.server.chat.prompt", lambda text: prompt.MARK.sub("", text), "", prompt.MARK_START, "x"),
+    *(("outrider.server.chat.marks", lambda text: marks.MARK.sub("", text), begin, "1", "x") for begin in ("", marks.START)),
+    ("outrider.server.chat.marks", lambda text: marks.MARK.sub("", text), "", marks.START, "x"),
     ("outrider.server.anthropic.conversion", BILLING_LINE.match, "x-anthropic-billing-header:", "\n", "x"),
     ("outrider.server.anthropic.conversion", BILLING_LINE.match, "x-anthropic-billing-header:", "a", ""),
     *(("outrider.server.http.ignored", ignored.NAME.fullmatch, "a", part, "!") for part in (".", "a", ".a", "a" * 64 + ".")),
@@ -95,7 +92,8 @@ OTHERS = {
     "outrider.server.chat.plain_text": "alternatives of the model's tokens",
     "outrider.server.chat.response_template": "the model's template",
     "outrider.server.chat.vocabulary": "the model's tokens",
-    "outrider.server.chat.tools.formats": "the model's template",
+    "outrider.server.chat.template.chat_template": "the model's template",
+    "outrider.server.openai.output_parser": "alternatives of the model's tokens",
     "outrider.server.settings.devices": "settings",
     "outrider.server.models.catalog": "settings and the operator's files",
     "outrider.server.datastore_tree": "the operator's files",

@@ -8,7 +8,6 @@ Python call), %fields (Gemma's values), %number (the call's number), %call_id (a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -311,15 +310,26 @@ TABLE = (
         markers=(("<|python_tag|>",), ('"parameters": dictionary',)),
     ),
 )
+# Further markers, which slots stand for or which end the messages of an answer.
+EXTRA_MARKERS: Mapping[str, frozenset[str]] = {
+    "harmony": frozenset(("<|start|>", "<|end|>", "<|call|>", "<|return|>")),
+    "gemma4": frozenset(('<|"|>',)),
+    "mistral_args": frozenset(("[CALL_ID]",)),
+    "mistral": frozenset(("[CALL_ID]",)),
+}
 FORMATS: Mapping[str, ToolFormat] = {format.name: format for format in TABLE}
 
 
 def detect_format(template: str) -> ToolFormat | None:
-    """The format that a chat template instructs the model to use; None if the template has tools in an unknown format.
-
-    A template without tools gets the most common format.
-    """
+    """The format whose markers a chat template contains; None if it has those of none."""
     for format in TABLE:
         if any(all(text in template for text in texts) for texts in format.markers):
             return format
-    return None if re.search(r"\btools\b", template) else FORMATS["hermes"]
+    return None
+
+
+def markers_of(format: ToolFormat) -> frozenset[str]:
+    """The texts around and in the format's calls, and those of the formats that its parser also reads."""
+    formats = (format, *(FORMATS[name] for name in format.also))
+    words = (word for each in formats for word in (*each.before, *each.call, *each.after, *each.parameter))
+    return frozenset(word for word in words if word.strip() and not is_slot(word)) | EXTRA_MARKERS.get(format.name, frozenset())

@@ -11,7 +11,6 @@ from fastapi import Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from outrider.server.chat.prompt import PromptEncoder
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.http.errors import APIError
 from outrider.server.http.ignored import report_ignored
@@ -30,13 +29,11 @@ class ResponsesEndpoint:
     def __init__(
         self,
         chat: ChatEndpoint,
-        prompts: PromptEncoder,
         vocabulary: Vocabulary,
         store: ResponseStore,
         runner: GenerationRunner,
     ) -> None:
         self._chat = chat
-        self._prompts = prompts
         self._vocabulary = vocabulary
         self._store = store
         self._runner = runner
@@ -55,7 +52,7 @@ class ResponsesEndpoint:
         if not messages and body.instructions is None:
             raise APIError(400, "'input' has nothing that the model can read; give at least one message.", "input")
         try:
-            chat_body = await in_turn(http, lambda: body.to_chat(messages, session, self._prompts.takes_system_anywhere))
+            chat_body = await in_turn(http, lambda: body.to_chat(messages, session))
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from None
         chat = await self._chat.prepare(http, chat_body)

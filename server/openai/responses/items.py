@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter
 
 from outrider.server.openai.conversation import (
     AnyToolCall,
+    ArgumentText,
     CalledCustom,
     CalledFunction,
     Content,
@@ -24,7 +25,7 @@ from outrider.server.openai.fields import MAX_ENTRIES, MAX_PARTS, Body
 class MessageItem(Body):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    content: Content | None = None
 
 
 def full_name(namespace: str | None, name: str) -> str:
@@ -34,10 +35,10 @@ def full_name(namespace: str | None, name: str) -> str:
 
 class CallItem(Body):
     type: Literal["function_call"]
-    call_id: str
+    call_id: str | None = None
     namespace: str | None = None
     name: str
-    arguments: str
+    arguments: ArgumentText = ""
 
     def to_chat(self) -> ToolCall:
         """The same call in a chat's message."""
@@ -47,10 +48,10 @@ class CallItem(Body):
 
 class CustomCallItem(Body):
     type: Literal["custom_tool_call"]
-    call_id: str
+    call_id: str | None = None
     namespace: str | None = None
     name: str
-    input: str
+    input: ArgumentText = ""
 
     def to_chat(self) -> CustomToolCall:
         """The same call in a chat's message."""
@@ -62,8 +63,8 @@ class ResultItem(Body):
     """The result of a call of a function or a custom tool."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: str
-    output: Content
+    call_id: str | None = None
+    output: Content | None = None
 
 
 class ReasoningPart(Body):
@@ -71,11 +72,21 @@ class ReasoningPart(Body):
     text: str = ""
 
 
+ReasoningParts = Annotated[list[ReasoningPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+
+
 class ReasoningItem(Body):
-    """Earlier reasoning. Only `content` is what the model wrote; a summary and encrypted content are ignored."""
+    """Earlier reasoning. The model reads `content`, which it wrote, or else the summary; encrypted content is left out."""
 
     type: Literal["reasoning"]
-    content: Annotated[list[ReasoningPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    content: ReasoningParts | None = None
+    summary: ReasoningParts | None = None
+    encrypted_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The reasoning."""
+        return "".join(part.text for part in self.content or self.summary or ())
 
 
 class ItemReference(Body):
@@ -150,11 +161,12 @@ def to_messages(items: str | Sequence[InputItem], stored: Mapping[str, InputItem
         if isinstance(item, ItemReference):
             item = (stored or {})[item.id]
         if isinstance(item, ReasoningItem):
-            reasoning = (reasoning or "") + "".join(part.text for part in item.content or ()) or None
+            reasoning = (reasoning or "") + item.text or None
         elif isinstance(item, MessageItem) and item.role == "assistant":
             messages.append(Message(role="assistant", content=item.content, reasoning_content=reasoning))
             reasoning = None
         elif isinstance(item, MessageItem):
+            messages += [Message(role="assistant", reasoning_content=reasoning)] if reasoning else []
             messages.append(Message(role=item.role, content=item.content))
             reasoning = None
         elif isinstance(item, ResultItem):
@@ -179,20 +191,13 @@ def add_call(messages: list[Message], call: AnyToolCall, reasoning: str | None) 
         messages[-1] = last.model_copy(update={"tool_calls": last.tool_calls or [call], "reasoning_content": thought})
 
 
-def with_system(instructions: str | None, messages: Sequence[Message], system_anywhere: bool = True) -> list[Message]:
-    """The messages after one system message: the instructions, then the system and developer messages at the beginning.
-
-    Most chat templates have a place for one system message only. `system_anywhere`: the template also takes later ones, which
-    are otherwise the user's.
-    """
+def with_system(instructions: str | None, messages: Sequence[Message]) -> list[Message]:
+    """The messages after one system message: the instructions, then the system and developer messages at the beginning."""
     leading = list(takewhile(is_system, messages))
     texts = [] if instructions is None else [instructions]
     texts += [content_text(message.content) for message in leading]
     system = [Message(role="system", content="\n\n".join(texts))] if texts else []
-    rest = messages[len(leading) :]
-    if not system_anywhere:
-        rest = [message.model_copy(update={"role": "user"}) if is_system(message) else message for message in rest]
-    return [*system, *rest]
+    return [*system, *messages[len(leading) :]]
 
 
 def is_system(message: Message) -> bool:

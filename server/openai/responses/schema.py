@@ -20,7 +20,15 @@ from outrider.server.openai.fields import (
     UntracedSpeculation,
     reject_unsupported,
 )
-from outrider.server.openai.responses.items import InputItem, InputItems, OtherItem, content_of, to_messages, with_system
+from outrider.server.openai.responses.items import (
+    InputItem,
+    InputItems,
+    OtherItem,
+    ReasoningItem,
+    content_of,
+    to_messages,
+    with_system,
+)
 from outrider.server.openai.responses.tools import HostedChoice, HostedTool, ToolChoice, Tools, chat_choice, own_tools
 from outrider.server.openai.schema import ChatBody, StreamOptions
 from outrider.server.openai.structures import JsonSchema, ResponseFormat
@@ -139,6 +147,7 @@ class ResponsesBody(SamplingFields):
         names = [f"tools.{tool.type}" for tool in self.tools or () if isinstance(tool, HostedTool)]
         names += [f"tool_choice.{self.tool_choice.type}"] if isinstance(self.tool_choice, HostedChoice) else []
         names += [f"input.{item.type}" for item in self.input if isinstance(item, OtherItem)]
+        names += ["input.encrypted_content" for item in self.input if isinstance(item, ReasoningItem) and not item.text]
         names += media_names("input", map(content_of, () if isinstance(self.input, str) else self.input))
         names += ["text.verbosity"] if self.text and self.text.verbosity else []
         return list(dict.fromkeys(names))
@@ -147,14 +156,14 @@ class ResponsesBody(SamplingFields):
         """The conversation without instructions: the `earlier` messages, then the input. `stored`: see `to_messages`."""
         return [*earlier, *to_messages(self.input, stored)]
 
-    def to_chat(self, messages: Sequence[Message], cache_key: str | None, system_anywhere: bool = True) -> ChatBody:
-        """The request as a chat of `messages` after the instructions; `system_anywhere` as in `with_system`.
+    def to_chat(self, messages: Sequence[Message], cache_key: str | None) -> ChatBody:
+        """The request as a chat of `messages` after the instructions.
 
         `cache_key` is used if the request has none. Raises pydantic's ValidationError.
         """
         return ChatBody(
             model=self.model,
-            messages=with_system(self.instructions, messages, system_anywhere),
+            messages=with_system(self.instructions, messages),
             max_completion_tokens=self.max_output_tokens,
             **{name: getattr(self, name) for name in SamplingFields.model_fields},
             seed=self.seed,

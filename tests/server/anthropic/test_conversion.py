@@ -22,14 +22,14 @@ CALLS = [
 ]
 
 
-def chat(messages: Any = (ASKED,), anywhere: bool = True, **fields: Any) -> ChatBody:
+def chat(messages: Any = (ASKED,), **fields: Any) -> ChatBody:
     body = MessagesBody.model_validate({"model": "m", "max_tokens": 9, "messages": list(messages), **fields})
-    return to_chat(body, {}, anywhere)
+    return to_chat(body, {})
 
 
-def rendered(messages: Any, anywhere: bool = True, **fields: Any) -> list[dict[str, Any]]:
+def rendered(messages: Any, **fields: Any) -> list[dict[str, Any]]:
     """The messages as the chat template gets them."""
-    return [message.rendered() for message in chat(messages, anywhere, **fields).messages]
+    return [message.rendered() for message in chat(messages, **fields).messages]
 
 
 def user(*blocks: Any) -> dict[str, Any]:
@@ -86,13 +86,12 @@ def test_a_prompt_of_nothing_but_that_line_has_no_system_message() -> None:
     assert rendered([ASKED], system="About x-anthropic-billing-header: a")[0]["role"] == "system"
 
 
-def test_system_messages_are_put_where_the_template_takes_them() -> None:
+def test_system_messages_stay_where_they_are() -> None:
     note = {"role": "system", "content": "Note."}
     answered = {"role": "assistant", "content": "Yes."}
     assert rendered([note, ASKED], system="Be short.") == [{"role": "system", "content": "Be short.\nNote."}, ASKED]
     turns = [ASKED, answered, note, ASKED]
     assert rendered(turns) == turns
-    assert rendered(turns, anywhere=False) == [ASKED, answered, {"role": "user", "content": "Note.\nHi"}]
 
 
 def test_consecutive_turns_of_one_role_are_one_turn() -> None:
@@ -110,7 +109,7 @@ def test_many_turns_of_one_role_are_merged_in_linear_time() -> None:
         counted = Counter[str]()
         sys.setprofile(lambda _, event, __: counted.update([event]))
         try:
-            merged = to_messages(body, True)
+            merged = to_messages(body)
         finally:
             sys.setprofile(None)
         assert len(merged) == 1
@@ -134,7 +133,6 @@ def test_an_answer_that_was_begun_is_continued() -> None:
     [
         ([{"role": "assistant", "content": ""}], "no messages of the user"),
         ([{"role": "system", "content": "x"}], "no messages of the user"),
-        ([ASKED, {"role": "assistant", "content": CALLS}], "tool_result"),
     ],
 )
 def test_conversations_that_cannot_be_continued(turns: Any, expected: str) -> None:
@@ -190,7 +188,7 @@ def test_a_line_stands_for_what_the_model_cannot_read() -> None:
     result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "x"}, IMAGE, PDF, TEXT, FOUND]}
     turns = [{"role": "user", "content": [result, IMAGE, {"type": "text", "text": "y"}, TEXT]}]
     body = CountTokensBody.model_validate({"model": "m", "messages": turns})
-    tool, user = to_messages(body, True)
+    tool, user = to_messages(body)
     assert content_text(tool.content) == f"x\n{IMAGE_LINE}\n{PDF_LINE}\na.txt\none\nt\ns\ntwo"
     assert content_text(user.content) == f"{IMAGE_LINE}\ny\na.txt\none"
     assert body.ignored == ["messages.image", "messages.document"]
@@ -202,7 +200,7 @@ def test_a_model_that_reads_pictures_gets_them_between_the_texts() -> None:
     result = {"type": "tool_result", "tool_use_id": "t", "is_error": True, "content": [IMAGE]}
     texts = [{"type": "text", "text": text} for text in "abc"]
     turns = [{"role": "user", "content": [result, *texts[:2], IMAGE, block, texts[2], stored]}]
-    tool, user = to_messages(CountTokensBody.model_validate({"model": "m", "messages": turns}), True)
+    tool, user = to_messages(CountTokensBody.model_validate({"model": "m", "messages": turns}))
     picture = {"type": "image"}
     assert tool.rendered(True)["content"] == [{"type": "text", "text": "Error:"}, picture]
     first, last = {"type": "text", "text": "a\nb"}, {"type": "text", "text": f"c\n{IMAGE_LINE}"}

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from outrider.drafters.sequence import Finish
-from outrider.server.anthropic.formatter import PING, SIGNATURE, MessageFormatter, to_input
+from outrider.server.anthropic.formatter import PING, SIGNATURE, MessageFormatter
 from outrider.server.anthropic.schema import MessagesBody
 from outrider.server.chat.reasoning_parser import ReasoningParser
 from outrider.server.chat.tools import tool_parser
 from outrider.server.engine.messages import TokenEvent
 from outrider.server.http.errors import APIError
+from outrider.server.openai.conversation import parse_arguments
 from outrider.server.openai.generation import ChoiceOutput
 from outrider.server.openai.usage import Usage
 
@@ -68,7 +69,7 @@ def message_of(data: list[dict[str, Any]]) -> dict[str, Any]:
         if each["type"] == "content_block_stop":
             is_open = False
             if block["type"] == "tool_use":
-                block["input"] = to_input(arguments)
+                block["input"] = parse_arguments(arguments)
             continue
         match each["delta"]:
             case {"type": "text_delta", "text": text}:
@@ -152,10 +153,10 @@ def test_a_thinking_block_without_its_text() -> None:
 
 
 def test_arguments_that_are_no_object_are_not_lost() -> None:
-    assert to_input("") == to_input(" ") == to_input("{}") == {}
-    assert to_input('{"a": 1}') == {"a": 1}
-    assert to_input('{"a": ') == {"raw_arguments": '{"a": '}
-    assert to_input("[1]") == {"raw_arguments": "[1]"}
+    assert parse_arguments("") == parse_arguments(" ") == parse_arguments("{}") == {}
+    assert parse_arguments('{"a": 1}') == {"a": 1}
+    assert parse_arguments('{"a": ') == {"raw_arguments": '{"a": '}
+    assert parse_arguments("[1]") == {"raw_arguments": "[1]"}
 
 
 def test_an_error_in_mid_stream() -> None:

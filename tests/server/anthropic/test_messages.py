@@ -93,7 +93,7 @@ def test_reasoning_is_a_thinking_block_and_has_a_budget() -> None:
 
 def test_system_messages_in_mid_conversation() -> None:
     turns = [*ASKED, {"role": "assistant", "content": "A"}, {"role": "system", "content": "Note"}, *ASKED]
-    for template, expected in ((SWITCH, "system:Note;user:Hi;"), (STRICT, "user:Note\nHi;")):
+    for template, expected in ((SWITCH, "system:Note;user:Hi;"), (STRICT, "user:Note;user:Hi;")):
         engine = FakeEngine("a")
         assert fetch(app_with(engine, template), "POST", PATH, {**BODY, "messages": turns}).status_code == 200
         assert f"user:Hi;assistant:A;{expected}" in prompt_of(engine)
@@ -117,7 +117,7 @@ def test_tools_of_the_server_are_left_out_and_named(caplog: pytest.LogCaptureFix
 
 
 def test_overflow_is_said_in_the_words_that_clients_match() -> None:
-    long = [{"role": "user", "content": "word " * 400}]
+    long = [{"role": "user", "content": "word " * 2000}]
     message = check_error(post(FakeEngine("a"), PATH, {**BODY, "messages": long}), 400, "invalid_request_error")
     found = re.fullmatch(r"prompt is too long: (\d+) tokens > (\d+) maximum", message)
     assert found and int(found[1]) > int(found[2]) == CONTEXT_TOKENS - 1
@@ -144,8 +144,8 @@ def test_errors_of_every_layer_have_anthropics_format(path: str) -> None:
     check_error(fetch(app, "POST", path, {**BODY, "model": "other"}, headers=own), 404, "not_found_error")
     check_error(fetch(app, "POST", path, {**BODY, "system": "x" * 3000}, headers=own), 413, "request_too_large")
     check_error(fetch(app, "GET", path, headers=own), 405, "invalid_request_error")
-    long = {**BODY, "messages": [*ASKED, {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f"}]}]}
-    check_error(fetch(app, "POST", path, long, headers=own), 400, "invalid_request_error")
+    nameless = {**BODY, "messages": [*ASKED, {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "input": {}}]}]}
+    check_error(fetch(app, "POST", path, nameless, headers=own), 400, "invalid_request_error")
     choice = {**BODY, "tool_choice": {"type": "any"}}
     assert "needs 'tools'" in check_error(fetch(app, "POST", path, choice, headers=own), 400, "invalid_request_error")
     assert fetch(app, "POST", path, BODY, headers=own).status_code == 200

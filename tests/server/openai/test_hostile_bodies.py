@@ -60,7 +60,8 @@ def test_tool_parameters_that_cannot_be_written(
 def test_arguments_that_cannot_be_decoded_stay_text(arguments: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [*CHAT["messages"], {"role": "assistant", "content": "", "tool_calls": [call]}]
-    template = "{% for m in messages if m.tool_calls %}{{ (m.tool_calls[0].function.arguments | tojson)[:20] }}{% endfor %}"
+    shown = "{{ m.tool_calls[0].function.name ~ (m.tool_calls[0].function.arguments | tojson)[:60] if m.tool_calls }}"
+    template = f"{{% for m in messages %}}{{{{ m.content }}}}{shown}{{% endfor %}}"
     app = app_with(FakeEngine("x"), template=template)
     assert fetch(app, "POST", "/v1/chat/completions", {"messages": messages}).status_code == 200
 

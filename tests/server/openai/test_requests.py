@@ -26,7 +26,7 @@ def test_every_field_reaches_the_engine() -> None:
     fields: dict[str, Any] = {"stop": ["x"], "n": 2, "session_id": "s", "priority": -1, "stop_token_ids": [9], "regex": "a+"}
     fields |= {"prediction": {"type": "content", "content": "guess"}, "include_stop_str_in_output": True}
     fields |= {"speculation": {"drafter": "trigram", "max_nodes": 4}, "echo": True, "logprobs": 1, "skip_special_tokens": False}
-    assert post(engine, PATH, {"prompt": [[5, 6], [7]], "max_tokens": 500, **fields}).status_code == 200
+    assert post(engine, PATH, {"prompt": [[5, 6], [7]], "max_tokens": 5000, **fields}).status_code == 200
     first, _, second, _ = engine.requests
     assert (first.stop, first.priority, first.stop_token_ids) == (("x",), -1, [9])
     assert first.prediction == TOKENIZER.encode("guess", add_special_tokens=False)
@@ -168,7 +168,7 @@ ECHO: dict[str, Any] = {"prompt": [[3] * 50] * 2, "echo": True, "logprobs": 4, "
         (ECHO | {"max_tokens": 0}, 999, None),
         (ECHO | {"max_tokens": 10}, 1200, 10),
         (ECHO | {"max_tokens": 10}, 1199, None),
-        ({"prompt": "x", "logprobs": 0, "max_tokens": 1 << 40}, 127, CONTEXT_TOKENS - 1),
+        ({"prompt": "x", "logprobs": 0, "max_tokens": 1 << 40}, CONTEXT_TOKENS, CONTEXT_TOKENS - 1),
         ({"prompt": "x", "best_of": 4, "max_tokens": 10}, 39, None),
         ({"prompt": "x", "max_tokens": 10}, 1, 10),
     ],

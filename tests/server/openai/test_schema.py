@@ -127,11 +127,9 @@ def test_enabled_and_enforced_tools() -> None:
         chat(tools=tools[:1], tool_choice=named)
 
 
-def test_special_tokens_are_not_skipped_with_tools() -> None:
+def test_special_tokens_are_skipped_unless_the_request_shows_them() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert chat().hides_special_tokens and completion().hides_special_tokens
-    assert not chat(tools=tools).hides_special_tokens
-    assert chat(tools=tools, skip_special_tokens=True).hides_special_tokens
+    assert chat(tools=tools).hides_special_tokens and completion(skip_special_tokens=True).hides_special_tokens
     assert not completion(skip_special_tokens=False).hides_special_tokens
 
 

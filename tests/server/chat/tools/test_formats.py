@@ -25,7 +25,7 @@ def test_every_format_has_a_sample_and_can_be_set() -> None:
 
 
 def test_templates_without_a_known_marker() -> None:
-    assert detect_format("{{ message.content }}") == FORMATS["hermes"]
+    assert detect_format("{{ message.content }}") is None
     assert detect_format("{% for tool in tools %} <call>{{ tool }}</call>") is None
     assert detect_format('{% for tool in tools %} "parameters": {{ tool }} {% endfor %} <|START_ACTION|>') is None
 

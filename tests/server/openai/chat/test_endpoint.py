@@ -126,14 +126,22 @@ def test_the_endpoint_streams() -> None:
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
 
 
-def test_required_calls_set_a_grammar_and_keep_special_tokens() -> None:
+def test_required_calls_set_a_grammar_and_only_markers_of_calls_are_shown() -> None:
     engine = FakeEngine("x")
-    post(engine, PATH, {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required"})
-    post(engine, PATH, {"messages": MESSAGES, "tools": TOOLS})
-    post(engine, PATH, {"messages": MESSAGES})
+    app = app_with(engine, special_tokens=("<tool_call>", "</tool_call>", "<|other|>"))
+    for fields in ({"tools": TOOLS, "tool_choice": "required"}, {"tools": TOOLS}, {}):
+        assert fetch(app, "POST", PATH, {"messages": MESSAGES, **fields}).status_code == 200
     required, optional, plain = engine.requests
     assert required.grammar is not None and optional.grammar is None
-    assert not required.skip_special_tokens and not optional.skip_special_tokens and plain.skip_special_tokens
+    assert required.shown_tokens == optional.shown_tokens == [4096, 4097] and plain.shown_tokens == []
+    assert required.skip_special_tokens and optional.skip_special_tokens and plain.skip_special_tokens
+
+
+@pytest.mark.parametrize(("asked", "content"), [(None, "a b"), (True, "a b"), (False, "a<tool_call> b")])
+def test_a_marker_that_begins_no_call_is_text_only_if_special_tokens_are(asked: bool | None, content: str) -> None:
+    app = app_with(FakeEngine("a", "<tool_call>", " b"), special_tokens=("<tool_call>", "</tool_call>"))
+    fields = {"messages": MESSAGES, "tools": TOOLS, "skip_special_tokens": asked}
+    assert fetch(app, "POST", PATH, fields).json()["choices"][0]["message"]["content"] == content
 
 
 @pytest.mark.parametrize(("opened", "reasoning"), [(True, "Hello"), (False, None)])

@@ -30,7 +30,7 @@ def test_markers_of_reasoning_that_are_special_tokens() -> None:
     message = message_of(engine, template, {"response_format": SCHEMA}, special_tokens=tokens)
     assert (message["reasoning_content"], message["content"]) == ("Hm.", '{"x": 1}')
     [request] = engine.requests
-    assert not request.skip_special_tokens
+    assert request.skip_special_tokens and request.shown_tokens == [4096, 4097]
     tokenizer: Any = load_tokenizer(str(models.TARGET))
     tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
     wrapped = llguidance.hf.from_tokenizer(tokenizer, n_vocab=len(tokenizer))
@@ -39,7 +39,7 @@ def test_markers_of_reasoning_that_are_special_tokens() -> None:
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert (matcher.consume_tokens(ids) and matcher.is_accepting()) == valid
     message_of(engine, template, {"skip_special_tokens": True}, special_tokens=tokens)
-    assert engine.requests[-1].skip_special_tokens
+    assert engine.requests[-1].shown_tokens == [4096, 4097]
 
 
 def test_an_unknown_format_is_warned_of_and_its_text_is_content(caplog: pytest.LogCaptureFixture) -> None:

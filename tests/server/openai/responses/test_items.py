@@ -58,7 +58,7 @@ def test_reasoning_belongs_to_the_next_message_of_the_assistant() -> None:
     answer, question = {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
     assert [message.reasoning_content for message in messages(thought, answer, question)] == ["ab", None]
-    assert [message.reasoning_content for message in messages(thought, question, answer)] == [None, None]
+    assert [message.reasoning_content for message in messages(thought, question, answer)] == ["ab", None, None]
     (joined,) = messages(thought, answer, thought, call, thought, call)
     assert (joined.reasoning_content, len(joined.tool_calls or ())) == ("ababab", 2)
 
@@ -100,8 +100,6 @@ def test_one_system_message_comes_first() -> None:
         ("user", "user"),
         ("developer", "developer"),
     ]
-    strict = with_system("Be short.", [developer, user, developer, user], system_anywhere=False)
-    assert [message.role for message in strict] == ["system", "user", "user", "user"]
     assert with_system(None, [user]) == [user]
     assert with_system("a", [])[0].content == "a"
 
@@ -112,7 +110,7 @@ def test_one_system_message_comes_first() -> None:
         ({"type": 5}, "'type' is a string"),
         ({"role": "user", "content": [{"type": "picture"}]}, "not 'picture'"),
         ({"type": "function_call_output", "call_id": "1", "output": [{"type": "picture"}]}, "not 'picture'"),
-        ({"type": "custom_tool_call", "call_id": "1", "name": "g"}, "Field required"),
+        ({"type": "custom_tool_call", "call_id": "1"}, "Field required"),
         ({"type": "item_reference"}, "Field required"),
         ({"type": "x" * 65}, "at most 64 characters"),
     ],

@@ -1,0 +1,7 @@
+"""Chat templates: which text counts, what it can render, and conversations in the form that it takes."""
+
+from outrider.server.chat.template.abilities import TemplateAbilities
+from outrider.server.chat.template.chat_template import TEMPLATE_ERRORS, ChatTemplate, ChatTemplates
+from outrider.server.chat.template.form import fit
+
+__all__ = ["TEMPLATE_ERRORS", "ChatTemplate", "ChatTemplates", "TemplateAbilities", "fit"]

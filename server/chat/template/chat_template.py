@@ -1,0 +1,142 @@
+"""The model's chat templates: which one counts for a request, and how it renders a conversation."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from jinja2.exceptions import TemplateError
+
+from outrider.server.chat.template.abilities import PLAIN, Message, TemplateAbilities, probe
+from outrider.server.chat.template.form import fit
+from outrider.server.chat.template.tool_text import complete
+from outrider.server.chat.tools import FORMATS, ToolFormat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Expressions of a template can raise these exceptions.
+TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+# The names of templates in a tokenizer that has several.
+DEFAULT, TOOL_USE = "default", "tool_use"
+
+
+class ChatTemplate:
+    """One template."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+        self._tokenizer = tokenizer
+        self.text = text
+        missing = {"bos_token", "eos_token"} - set(tokenizer.special_tokens_map)
+        self._variables: dict[str, Any] = dict.fromkeys(missing, "")
+        # Templates from before there were tools take the functions as text, and the date.
+        self._takes_functions_as_text = bool(re.search(r"\+ functions\b", text)) and "{% for tool" not in text
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
+        arguments: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> str:
+        """The text of messages, exactly as the template writes them. `options` are transformers'.
+
+        Raises TEMPLATE_ERRORS.
+        """
+        variables = dict(self._variables)
+        if self._takes_functions_as_text:
+            functions = json.dumps([tool["function"] for tool in tools], indent=2, ensure_ascii=False)
+            variables |= {"functions": functions, "datetime": f"{datetime.now():%Y-%m-%d}"}
+        return str(
+            self._tokenizer.apply_chat_template(
+                list(messages),
+                tokenize=False,
+                chat_template=self.text,
+                tools=list(tools) or self._no_tools,
+                **(variables | dict(arguments or {})),
+                **options,
+            )
+        )
+
+    def write(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
+        arguments: Mapping[str, Any] | None = None,
+        format: ToolFormat = FORMATS["hermes"],
+        **options: Any,
+    ) -> str:
+        """The text of a conversation in the form that the template takes, or else in the plainest form.
+
+        Raises TEMPLATE_ERRORS.
+        """
+        plain = replace(PLAIN, parts_only=self.abilities.parts_only)
+        first: Exception | None = None
+        for abilities, described in ((self.abilities, tools), (self.abilities, list(map(complete, tools))), (plain, tools)):
+            try:
+                fitted = fit(messages, described, abilities, format)
+                return self.render(fitted, described if abilities.tools else (), arguments, **options)
+            except TEMPLATE_ERRORS as error:
+                first = first or error
+        assert first is not None
+        raise first
+
+    def try_render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
+        """The text of messages of the server's own; empty if the template refuses them."""
+        try:
+            return self.render(messages, tools)
+        except TEMPLATE_ERRORS:
+            return ""
+
+    @cached_property
+    def abilities(self) -> TemplateAbilities:
+        """What the template takes."""
+        return probe(self.try_render)
+
+    @cached_property
+    def picture_roles(self) -> frozenset[str]:
+        """The roles in whose messages the template has places for pictures."""
+        parts = [{"type": "text", "text": "a picture"}]
+        asked = {"role": "user", "content": parts}
+        before: dict[str, list[Message]] = {"user": [], "tool": [asked]}
+        return frozenset(
+            role
+            for role, messages in before.items()
+            if self.try_render([*messages, {"role": role, "content": parts}])
+            != self.try_render([*messages, {"role": role, "content": [*parts, {"type": "image"}]}])
+        )
+
+    @cached_property
+    def _no_tools(self) -> list[dict[str, Any]] | None:
+        """What the template takes in the place of tools where there are none: templates of `tool_use` need a list."""
+        self.__dict__["_no_tools"] = None  # while it is tried
+        return None if self.try_render([{"role": "user", "content": "a"}]) else []
+
+
+class ChatTemplates:
+    """All templates of a tokenizer, by name."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        given: Any = tokenizer.chat_template
+        named = given if isinstance(given, dict) else {DEFAULT: given}
+        self._named = {name: ChatTemplate(tokenizer, text) for name, text in named.items() if text}
+
+    def __bool__(self) -> bool:
+        """Whether there is one."""
+        return bool(self._named)
+
+    def choose(self, has_tools: bool) -> ChatTemplate:
+        """The template of requests with tools, or without them. There must be one."""
+        order = (TOOL_USE, DEFAULT) if has_tools else (DEFAULT,)
+        name = next((name for name in order if name in self._named), next(iter(self._named)))
+        return self._named[name]
+
+    @property
+    def text(self) -> str:
+        """The texts of those that are used."""
+        return "\n".join(dict.fromkeys(self.choose(each).text for each in (False, True))) if self else ""

@@ -1,0 +1,80 @@
+"""Chat templates: which of several counts, and what is tried where one refuses a conversation."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from outrider.server.chat.template import TEMPLATE_ERRORS, ChatTemplate, ChatTemplates
+from tests.server.chat.template.restricted import FULL, RESTRICTED, TOOLS
+from tests.server.fakes import TOKENIZER
+
+USER = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "look"}}
+
+
+def templates(named: Any) -> ChatTemplates:
+    tokenizer = copy.copy(TOKENIZER)
+    tokenizer.chat_template = named
+    return ChatTemplates(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("named", "plain", "with_tools"),
+    [
+        ("a", "a", "a"),
+        ({"default": "a"}, "a", "a"),
+        ({"default": "a", "tool_use": "b", "rag": "c"}, "a", "b"),
+        ({"tool_use": "b"}, "b", "b"),
+        ({"rag": "c", "tool_use": "b"}, "c", "b"),
+        ({"default": "", "tool_use": "b"}, "b", "b"),
+    ],
+)
+def test_which_template_counts(named: Any, plain: str, with_tools: str) -> None:
+    found = templates(named)
+    assert (found.choose(False).text, found.choose(True).text) == (plain, with_tools)
+    assert set(found.text.split("\n")) == {plain, with_tools}
+
+
+@pytest.mark.parametrize("named", [None, "", {}, {"default": ""}])
+def test_no_template(named: Any) -> None:
+    found = templates(named)
+    assert not found and found.text == ""
+
+
+def test_tools_use_their_own_template() -> None:
+    found = templates({"default": RESTRICTED["nothing but turns"][0], "tool_use": FULL})
+    assert not found.choose(False).abilities.tools and found.choose(True).abilities.tools
+
+
+def test_a_template_that_needs_a_list_of_tools_gets_one() -> None:
+    template = ChatTemplate(TOKENIZER, "{% for tool in tools %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}")
+    assert template.write([USER]) == "Hi" and template.write([USER], [TOOL]) == "lookHi"
+
+
+def test_fields_of_tools_that_a_template_reads_are_filled_in() -> None:
+    reads = "{% for tool in tools or [] %}{{ tool.function.name ~ tool.function.parameters.required | join }}{% endfor %}"
+    refuses = "{{ raise_exception('no parameters') if tools and tools[0].function.parameters is undefined }}"
+    template = ChatTemplate(TOKENIZER, refuses + reads + FULL.removeprefix(TOOLS))
+    assert template.abilities.tools and template.write([USER], [TOOL]).startswith("look<user>Hi")
+
+
+def test_templates_from_before_there_were_tools_get_functions_as_text() -> None:
+    old = "{{ '' + functions }}{{ '' + datetime }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    text = ChatTemplate(TOKENIZER, old).write([USER], [TOOL])
+    assert '"name": "look"' in text and text.endswith("Hi")
+
+
+def test_the_first_error_is_told() -> None:
+    template = ChatTemplate(TOKENIZER, "{{ raise_exception('no') if tools }}{{ raise_exception('never') }}")
+    with pytest.raises(TEMPLATE_ERRORS, match="never"):
+        template.write([USER])
+
+
+def test_the_options_of_the_end_reach_the_template() -> None:
+    template = ChatTemplate(TOKENIZER, FULL)
+    assert template.write([USER], add_generation_prompt=True).endswith("<assistant>")
+    begun = [USER, {"role": "assistant", "content": "So"}]
+    assert template.write(begun, continue_final_message=True).endswith("So")
