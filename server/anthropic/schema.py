@@ -73,10 +73,11 @@ class TextDocument(Body):
     type: Literal["document"]
     source: TextSource
     title: str | None = None
+    context: str | None = None
 
     @property
     def text(self) -> str:
-        return f"{self.title}\n{self.source.data}" if self.title else self.source.data
+        return "\n".join(filter(None, (self.title, self.context, self.source.data)))
 
 
 class SearchResultBlock(Body):

@@ -1,13 +1,15 @@
 """Choices are parsed independently and end before a second call if only one is allowed; reasoning tokens are counted."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outrider.drafters.sequence import Finish
 from outrider.server.chat.reasoning_parser import ReasoningParser
 from outrider.server.chat.tools import Part, merge_parts, tool_parser
 from outrider.server.engine.messages import TokenEvent
 from outrider.server.openai.generation import ChoiceOutput
-from outrider.server.openai.output_parser import OutputParser, SingleCallParser, SingleCallStop
+from outrider.server.openai.output_parser import HiddenMarkers, OutputParser, SingleCallParser, SingleCallStop
 
 # Text, a call, more text, a second call and the end of the text.
 CALLS = "".join(
@@ -68,3 +70,11 @@ def test_an_answer_without_a_second_call_is_left_as_it_is() -> None:
     plain = ReasoningParser(tool_parser("hermes"))
     assert stop.feed(text) is None
     assert parser.feed(text) + parser.finish() == plain.feed(text) + plain.finish()
+
+
+@given(st.lists(st.sampled_from(["<mark>", "<|mark|>", "a", " ", "<ma", "b>", "<tool_call>"]), max_size=8))
+def test_markers_are_not_text(pieces: list[str]) -> None:
+    markers = ("<mark>", "<|mark|>", "<tool_call>")
+    parser = HiddenMarkers.around(lambda: tool_parser("hermes", {}), markers)
+    parts = merge_parts([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
+    assert "".join(part.text for part in parts) == "".join(piece for piece in pieces if piece not in markers)

@@ -11,12 +11,13 @@ import pytest
 from outrider.drafters.interface import Source
 from outrider.server.engine.messages import Request, TokenEvent
 from outrider.server.settings import load_settings
-from outrider.server.worker.job import Job, count_sources
+from outrider.server.worker.job import Job, count_sources, make_detokenizer
 from outrider.server.worker.runtime import Runtime
 from outrider.server.worker.sessions import SessionStore
 from outrider.verify.decode import step
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
+from tests.server.fakes import VOCABULARY
 from tests.server.worker.fakes import Letters, tiny_runtime
 
 SETTINGS = load_settings(None, {"speculation.drafter": "lookup", "speculation.max_nodes": 4})
@@ -160,3 +161,12 @@ def test_reasoning_is_closed_at_its_limit(runtime: Runtime) -> None:
     assert limited[:6] == [*free[:5], closing]
     assert closing not in limited[6:]
     assert tokens_of(events(runtime, reasoning=ReasoningLimit(5, closing, opening=closing))) == free  # it does not reason
+
+
+def test_only_the_shown_special_tokens_are_text() -> None:
+    vocabulary = VOCABULARY
+    one, two = sorted(vocabulary.special_ids)[:2]
+    request = Request("a", [5], SamplingParams(), 9, shown_tokens=[two])
+    assert make_detokenizer(request, vocabulary).feed([one, two]) == vocabulary.text_of(two)
+    shown = Request("a", [5], SamplingParams(), 9, skip_special_tokens=False)
+    assert make_detokenizer(shown, vocabulary).feed([one, two]) == vocabulary.text_of(one) + vocabulary.text_of(two)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import httpx
 import llguidance
 import llguidance.hf
 import pytest
@@ -11,7 +13,7 @@ from llguidance import LLMatcher
 
 from outrider import models
 from outrider.verify.tokenizer import load_tokenizer
-from tests.server.fakes import FakeEngine
+from tests.server.fakes import TOKENIZER, FakeEngine, app_with, fetch
 from tests.server.openai.chat.test_endpoint import (
     MESSAGES,
     NAMED_CALL,
@@ -119,3 +121,66 @@ def test_harmony_answers() -> None:
     message = message_of(engine, HARMONY, {"tools": [POINT_TOOL], "tool_choice": "required"})
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": 1}'}
     assert accepts(engine.requests[0].grammar, call)
+
+
+WITHOUT_TOOLS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+def answered(engine: FakeEngine, template: Any, **fields: Any) -> httpx.Response:
+    return fetch(app_with(engine, template), "POST", "/v1/chat/completions", {"messages": MESSAGES, **fields})
+
+
+def prompt_of(engine: FakeEngine) -> str:
+    return str(TOKENIZER.decode(engine.requests[-1].prompt))
+
+
+def test_a_template_without_tools_describes_them_and_reads_their_calls() -> None:
+    engine = FakeEngine(*POINT_CALL)
+    call = {"id": "a", "function": {"name": "f", "arguments": ""}}
+    turns = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": "R"}]
+    response = answered(engine, WITHOUT_TOOLS, messages=turns, tools=[POINT_TOOL])
+    assert response.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "f"
+    prompt = prompt_of(engine)
+    assert prompt.startswith("<system>You can call these functions") and '{"name": "f"' in prompt
+    assert '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>' in prompt and prompt.endswith("<tool>R")
+    counts = []
+    for tools in ([], [{"name": "f", "input_schema": {"type": "object"}}]):
+        body = {"messages": MESSAGES, "max_tokens": 1, "tools": tools}
+        response = fetch(app_with(FakeEngine(), WITHOUT_TOOLS), "POST", "/v1/messages/count_tokens", body)
+        counts.append(response.json()["input_tokens"])
+    assert counts[1] > counts[0] + 50
+
+
+def test_tools_that_are_described_never_become_special_tokens() -> None:
+    engine, evil = FakeEngine("a"), str(TOKENIZER.eos_token)
+    tool = {"type": "function", "function": {"name": "f", "description": evil, "parameters": {"enum": [evil]}}}
+    call = {"id": evil, "function": {"name": evil, "arguments": json.dumps({evil: evil})}}
+    turns = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": evil, "tool_call_id": evil}]
+    assert answered(engine, WITHOUT_TOOLS, messages=turns, tools=[tool]).status_code == 200
+    assert TOKENIZER.eos_token_id not in engine.requests[0].prompt and prompt_of(engine).count(evil) == 6
+
+
+def test_requests_with_tools_use_the_template_of_that_name() -> None:
+    with_tools = "{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}" + WITHOUT_TOOLS + "{# <tool_call> #}"
+    engine = FakeEngine(*POINT_CALL)
+    named = {"default": WITHOUT_TOOLS, "tool_use": with_tools}
+    message = answered(engine, named, tools=[POINT_TOOL]).json()["choices"][0]["message"]
+    assert prompt_of(engine).startswith("[f]<user>") and message["tool_calls"]
+    answered(engine, named)
+    assert prompt_of(engine).startswith("<user>")
+
+
+@pytest.mark.parametrize("template", ["", {}])
+def test_a_model_without_a_template_has_neither_chat_nor_tools(template: Any) -> None:
+    app = app_with(FakeEngine("a"), template)
+    [card] = fetch(app, "GET", "/v1/models").json()["data"]
+    assert not {"chat", "tools", "reasoning"} & {*card["capabilities"]}
+    refused = fetch(app, "POST", "/v1/chat/completions", {"messages": MESSAGES}).json()["error"]
+    assert refused["code"] == "no_chat_template"
+
+
+def test_what_a_template_does_not_render_is_named() -> None:
+    turns = [{**MESSAGES[0], "name": "Ada"}]
+    assert answered(FakeEngine("a"), WITHOUT_TOOLS, messages=turns).headers["x-outrider-ignored"] == "messages.name"
+    rendering = WITHOUT_TOOLS.replace("m.role", "m.name or m.role")
+    assert "x-outrider-ignored" not in answered(FakeEngine("a"), rendering, messages=turns).headers
