@@ -270,7 +270,7 @@ class Engine:
                 self._metrics.worker_ready.set(1)
                 self._metrics.record_model(message)
                 self._started.set()
-                self._queue.open(self._limits.max_active or message.max_active)
+                self._queue.open(self._limits.max_active or message.max_active, message.slots)
                 slots = f"{message.slots} KV cache slots of {message.slot_bytes / 1e6:.0f} MB in {message.kv_dtype}"
                 where = f"{message.dtype} on {message.device}, {message.weight_bits:g} bits per weight, {slots}"
                 log.info("ready after %.1f s: %s; invariant rows: %s", message.seconds, where, message.invariance)
@@ -283,6 +283,8 @@ class Engine:
             case Failed():
                 self._deliver(message.id, (InvalidRequest if message.client_error else EngineError)(message.message))
             case TokenEvent():
+                if message.reuse is not None:  # the first event
+                    self._queue.answer(message.id)
                 self._deliver(message.id, message)
 
     def _deliver(self, request_id: str, event: TokenEvent | EngineError) -> None:

@@ -100,6 +100,10 @@ class SessionStore:
             self._changes += 1
         return self._changes
 
+    def awaited_rows(self, session: Session) -> list[int]:
+        """The numbers of the session's rows that requests wait for."""
+        return [rows for source, rows in self._reading if source is session]
+
     def acquire(self, principal: str, name: str | None, prompt: Ints) -> Session | None:
         """The session for a request with this prompt, int32 [P]. Returns None while it has to wait.
 

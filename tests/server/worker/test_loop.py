@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.drafters.interface import Ints
 from outrider.drafters.none import NoDrafter
@@ -26,6 +28,7 @@ from outrider.server.engine.messages import (
 from outrider.server.worker.loop import Worker
 from outrider.server.worker.session import Session
 from outrider.server.worker.storage import session_files
+from outrider.verify import controller
 from outrider.verify.cost import CostCurve, parse
 from outrider.verify.measurement import NODES
 from outrider.verify.model.cache import paging
@@ -55,6 +58,58 @@ def test_active_requests_share_rounds(rig: Rig) -> None:
     assert {id: len(rig.tokens(id)) for id in "abc"} == {"a": 4, "b": 4, "c": 4}
     assert rig.order[:4] == ["a", "b", "a", "b"] and rig.order.index("c") > 4
     assert any(isinstance(message, Status) for message in rig.sent)
+
+
+@pytest.fixture
+def long_rig(tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """A worker that answers two requests at a time, with eight KV caches of 9,000 tokens, and chunks of 64 tokens."""
+    config = copy.deepcopy(tiny_config)
+    config.max_position_embeddings = 9000
+    monkeypatch.setattr(controller, "READING_SECONDS", 0.0)
+    monkeypatch.setattr(controller, "READING_TOKENS", 64)
+    made = Rig(TorchRunner(LlamaForCausalLM(config)), slots=8)
+    yield made
+    made.close()
+
+
+def prompt(tokens: int, first: int = 1) -> list[int]:
+    return [first, *(number % 90 for number in range(tokens - 1))]
+
+
+def test_a_short_prompt_does_not_wait_for_long_ones(long_rig: Rig) -> None:
+    """An editor's two new tokens beside agents' prompts of 8,000 tokens: the first token comes in the second round."""
+    rig = long_rig
+    rig.send(request("cache", prompt=prompt(600, 7), max_tokens=1))
+    rig.step()
+    rig.send(*(request(f"agent {number}", prompt=prompt(8000, number)) for number in range(4)))
+    rig.step(3)
+    rig.send(request("editor", prompt=[*prompt(600, 7), 5, 6], max_tokens=2))
+    rig.step(2)
+    assert len(rig.tokens("editor")) == 1
+    assert next(event for event in rig.sent if isinstance(event, TokenEvent) and event.id == "editor").cached_tokens >= 599
+    rig.step(500)
+    assert [len(rig.tokens(f"agent {number}")) for number in range(4)] == [4] * 4
+
+
+def test_short_prompts_without_end_do_not_stop_a_long_one(long_rig: Rig) -> None:
+    rig, rounds = long_rig, 0
+    rig.send(request("long", prompt=prompt(3000)))
+    while not rig.tokens("long"):
+        rig.send(request(f"short {rounds}", prompt=[*prompt(500, 2), rounds % 90], max_tokens=1))
+        rig.step(1)
+        rounds += 1
+        assert rounds < 2 + 4 * 3000 / 60
+    assert len(rig.tokens("short 5")) == 1
+
+
+def test_a_short_prompt_that_begins_like_a_long_one_waits_for_that_beginning_only(long_rig: Rig) -> None:
+    rig = long_rig
+    rig.send(request("oldest", prompt=prompt(8000, 5)))
+    rig.step(2)
+    rig.send(request("long", prompt=prompt(4000, 3)), request("like it", prompt=[*prompt(44, 3), 1], max_tokens=1))
+    rig.send(request("other", prompt=prompt(3000, 4)))
+    rig.step(3)
+    assert len(rig.tokens("like it")) == 1 and not rig.tokens("other")
 
 
 def test_the_end_of_a_request_costs_nobody_a_turn(rig: Rig) -> None:
