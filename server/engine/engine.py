@@ -119,6 +119,7 @@ class Engine:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._keep_alive_seconds = settings.server.keep_alive_seconds
+        self._finds_sessions = settings.finds_sessions_by_text
         self._metrics = metrics
         self._limits = limits = settings.scheduling
         bounds = limits.most_active, limits.max_waiting, limits.max_waiting_tokens
@@ -226,8 +227,8 @@ class Engine:
         request = delivery.request
         self._deliveries[request.id] = delivery
         try:
-            tokens = len(request.prompt)
-            self._queue.enter(request.id, admitted, request.priority, request.principal, tokens, request.session)
+            session = None if self._finds_sessions else request.session  # else requests of a session do not wait for each other
+            self._queue.enter(request.id, admitted, request.priority, request.principal, len(request.prompt), session)
         except QueueFull as full:
             del self._deliveries[request.id]
             self._metrics.rejected_requests.labels(full.reason).inc()

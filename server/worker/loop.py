@@ -147,7 +147,8 @@ class Worker:
         """Starts a request; returns False if it must wait."""
         try:
             owner = self._runtime.owner_of(request.principal, request.adapter)
-            session = self._sessions.acquire(owner, request.session, np.array(request.prompt, np.int32))
+            prompt = np.array(request.prompt, np.int32)
+            session = self._sessions.acquire(owner, request.session, prompt, request.temporary)
         except lost_device():
             raise
         except Exception as error:

@@ -180,7 +180,12 @@ def test_a_request_that_cannot_start_leaves_nothing_half_begun(rig: Rig, monkeyp
     assert not session.drafters and not len(session.verifier.sequence)
 
 
-def test_requests_of_one_session_wait_for_each_other(rig: Rig) -> None:
+NAMES_ONLY = {"sessions.automatic": "off"}
+
+
+def test_requests_of_one_session_wait_for_each_other(tiny_runner: TorchRunner) -> None:
+    """Where only names find sessions."""
+    rig = Rig(tiny_runner, NAMES_ONLY)
     rig.send(*(request(id, session="s") for id in "ab"), request("c", session="s", principal="other"))
     rig.step()
     assert rig.order.index("c") < rig.order.index("b")  # sessions belong to their principal
@@ -188,6 +193,17 @@ def test_requests_of_one_session_wait_for_each_other(rig: Rig) -> None:
     events = [message for message in rig.sent if isinstance(message, TokenEvent)]
     assert next(event for event in events if event.id == "b").cached_tokens == 2
     assert next(event for event in events if event.id == "c").cached_tokens == 0
+    rig.close()
+
+
+def test_a_name_makes_nobody_wait_where_sessions_are_found_by_text(rig: Rig) -> None:
+    rig.send(request("title", session="s", prompt=[5] * 40), request("chat", session="s", prompt=[6] * 40))
+    rig.step(3)
+    assert rig.tokens("title") and rig.tokens("chat")
+    rig.step()
+    rig.send(request("next", session="s", prompt=[6] * 40 + rig.tokens("chat") + [1]))
+    rig.step()
+    assert [event.cached_tokens for event in rig.sent if isinstance(event, TokenEvent) and event.reuse] == [0, 0, 43]
 
 
 def test_a_cancelled_request_is_removed(rig: Rig) -> None:
@@ -325,14 +341,17 @@ def test_a_shutdown_ends_the_loop(rig: Rig) -> None:
     assert not rig.send(Shutdown())
 
 
-def test_a_waiting_request_is_tried_again_after_a_change_only(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_request_is_tried_again_after_a_change_only(
+    tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each try hashes the whole prompt, in the time of everybody's round."""
+    rig = Rig(tiny_runner, NAMES_ONLY)
     tries: list[str | None] = []
     acquire = rig.worker._sessions.acquire
 
-    def counted(principal: str, name: str | None, prompt: Ints) -> Session | None:
+    def counted(principal: str, name: str | None, prompt: Ints, temporary: bool) -> Session | None:
         tries.append(name)
-        return acquire(principal, name, prompt)
+        return acquire(principal, name, prompt, temporary)
 
     monkeypatch.setattr(rig.worker._sessions, "acquire", counted)
     rig.send(request("first", max_tokens=20, session="s"), request("second", session="s"))
@@ -340,6 +359,7 @@ def test_a_waiting_request_is_tried_again_after_a_change_only(rig: Rig, monkeypa
     assert tries == ["s", "s"]
     rig.step()
     assert tries == ["s", "s", "s"] and len(rig.tokens("second")) == 4
+    rig.close()
 
 
 def test_a_request_that_arrives_stops_the_saving_of_a_session(
@@ -354,7 +374,7 @@ def test_a_request_that_arrives_stops_the_saving_of_a_session(
 
     monkeypatch.setattr(paging, "PAGE_TOKENS", 16)
     monkeypatch.setattr(session_files, "flush", slow)
-    rig = Rig(tiny_runner, {"sessions.folder": str(tmp_path)})
+    rig = Rig(tiny_runner, {"sessions.folder": str(tmp_path), **NAMES_ONLY})
     rig.send(request("a", session="s", prompt=list(range(64))))
     rig.step()
     rig.worker._sessions.save()
