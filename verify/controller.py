@@ -20,6 +20,10 @@ from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
 # The first chunk of a round without steps is this small, because the time per token is still unknown.
 FIRST_CHUNK_TOKENS = 64
 MIN_CHUNK_TOKENS = 8
+# A round that only reads takes about this long, because a request that arrives waits for its end. It reads at least as many
+# tokens as let a forward reach its full speed.
+READING_SECONDS = 0.5
+READING_TOKENS = 32
 # Without a cost curve, a round with steps reads this many tokens of a prompt.
 UNMEASURED_CHUNK_TOKENS = 64
 # By default, a round that reads a prompt takes at most this multiple of the usual time of rounds without one.
@@ -88,7 +92,7 @@ class Controller:
         self._recorded: list[tuple[Plan, int, Times]] = []  # rounds with steps that have not been evaluated
 
     def plan(self, drafts: Sequence[Draft], budgets: Sequence[Budget], read_tokens: int | None = None) -> Plan:
-        """Plans a round of these drafts. `read_tokens` of the first waiting prompt have been read; None if no prompt waits."""
+        """Plans a round of these drafts. `read_tokens` is the most that has been read of a prompt; None if none waits."""
         reads = read_tokens is not None
         if not drafts:
             return Plan([], self._chunk(PREFILL_CHUNK_TOKENS), reads=reads)
@@ -110,7 +114,7 @@ class Controller:
         return Plan(choices, tokens, float(reading[tokens]), curve, context, reads)
 
     def record_reading(self, tokens: int, seconds: float) -> None:
-        """Records a round that only read prompts."""
+        """Records a round that only read prompts, as much of them as planned."""
         self._token_seconds = seconds / tokens
 
     def record(self, plan: Plan, rows: int, times: Times) -> None:
@@ -163,7 +167,8 @@ class Controller:
             return most
         if not self._token_seconds:
             return min(most, FIRST_CHUNK_TOKENS)
-        return int(min(most, max(MIN_CHUNK_TOKENS, self._silent_seconds / self._token_seconds)))
+        fair = max(READING_TOKENS, READING_SECONDS / self._token_seconds)
+        return int(min(most, fair, max(MIN_CHUNK_TOKENS, self._silent_seconds / self._token_seconds)))
 
 
 def total_rows(choices: Sequence[Choice]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -16,6 +16,7 @@ from typing import TypeVar
 from outrider.verify.budget import Draft
 from outrider.verify.controller import Controller, Plan, Times
 from outrider.verify.errors import lost_device
+from outrider.verify.reading import divide
 from outrider.verify.sampling.rows import Logits, copies, decided_together
 from outrider.verify.stream import Part, Step, StepPart, Stream
 
@@ -24,7 +25,7 @@ T = TypeVar("T")
 
 RunDrafts = Callable[[Sequence[Callable[[], None]]], None]
 
-# The step; the error that ends the stream; or None if its prompt waits, because the round reads enough of others.
+# A Step, the exception that ends the stream, or None: the prompt got no tokens this round.
 Outcome = Step | Exception | None
 
 
@@ -47,12 +48,15 @@ class Round:
         controller: Controller | None = None,
         clone_logits: bool = False,
         run_drafts: RunDrafts = in_turns,
+        awaited: Mapping[Stream, Collection[int]] | None = None,
     ) -> None:
-        """Prompts are read in the order of the streams, as much as `controller` plans.
+        """`streams` are in order of arrival, by which `divide` shares what `controller` plans to read of prompts.
 
-        With `clone_logits`, another round may be launched before `finish`.
+        With `clone_logits`, another round may be launched before `finish`. `awaited` are the numbers of a stream's rows that
+        other requests wait for.
         """
         self._streams = streams
+        self._awaited = awaited or {}
         self._controller = controller or Controller()
         self._clone_logits = clone_logits
         self._run_drafts = run_drafts
@@ -73,7 +77,7 @@ class Round:
         started = time.perf_counter()
         readers = [stream for stream in self._streams if stream.unread_prompt]
         drafts = self._draft([stream for stream in self._streams if not stream.unread_prompt])
-        read_tokens = readers[0].read_tokens if readers else None
+        read_tokens = max((reader.read_tokens for reader in readers), default=None)
         self._plan = self._controller.plan(list(drafts.values()), [stream.budget for stream in drafts], read_tokens)
         log.debug("round: %s", self._plan)
         choices = dict(zip(drafts, self._plan.choices, strict=True))
@@ -116,13 +120,20 @@ class Round:
     def _read(self, readers: Sequence[Stream]) -> dict[Stream, Part]:
         """Chunks of prompts, as many tokens in all as planned, if they have as many."""
         parts: dict[Stream, Part] = {}
-        tokens = self._plan.chunk_tokens
-        for reader in readers:
-            if tokens > 0 and (part := self._attempt(reader, partial(reader.chunk, tokens))) is not None:
+        shares = divide(self._plan.chunk_tokens, [self._goals(reader) for reader in readers])
+        spare = self._plan.chunk_tokens - sum(shares)
+        for reader, share in zip(readers, shares, strict=True):
+            spare += share
+            if spare > 0 and (part := self._attempt(reader, partial(reader.chunk, spare))) is not None:
                 parts[reader] = part
-                tokens -= part.segment.rows
-        self._reads_plan = not tokens
+                spare -= part.segment.rows  # fewer than its share at a picture's start; a whole picture may be more
+        self._reads_plan = spare <= 0
         return parts
+
+    def _goals(self, reader: Stream) -> list[int]:
+        """The numbers of tokens of a prompt after which a request can go on, as `divide` takes them."""
+        others = (rows - reader.cache.length for rows in self._awaited.get(reader, ()))
+        return [reader.unread_prompt, *(tokens for tokens in others if 0 < tokens < reader.unread_prompt)]
 
     def _forward(self) -> Sequence[Logits] | None:
         """The logits of all parts by one forward, which a device may still be computing; None if it failed."""
@@ -187,7 +198,7 @@ class Round:
             return
         rows = sum(part.segment.rows for part in self._parts.values())
         steps = [stream for stream, part in self._parts.items() if isinstance(part, StepPart)]
-        if rows and not steps:
+        if rows and not steps and self._reads_plan:  # a short chunk would show what a round costs, not a token
             self._controller.record_reading(rows, seconds)
         if not steps or self._clone_logits or not self._reads_plan:
             return

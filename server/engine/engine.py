@@ -119,6 +119,7 @@ class Engine:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._keep_alive_seconds = settings.server.keep_alive_seconds
+        self._finds_sessions = settings.finds_sessions_by_text
         self._metrics = metrics
         self._limits = limits = settings.scheduling
         bounds = limits.most_active, limits.max_waiting, limits.max_waiting_tokens
@@ -226,8 +227,8 @@ class Engine:
         request = delivery.request
         self._deliveries[request.id] = delivery
         try:
-            tokens = len(request.prompt)
-            self._queue.enter(request.id, admitted, request.priority, request.principal, tokens, request.session)
+            session = None if self._finds_sessions else request.session  # else requests of a session do not wait for each other
+            self._queue.enter(request.id, admitted, request.priority, request.principal, len(request.prompt), session)
         except QueueFull as full:
             del self._deliveries[request.id]
             self._metrics.rejected_requests.labels(full.reason).inc()
@@ -270,7 +271,7 @@ class Engine:
                 self._metrics.worker_ready.set(1)
                 self._metrics.record_model(message)
                 self._started.set()
-                self._queue.open(self._limits.max_active or message.max_active)
+                self._queue.open(self._limits.max_active or message.max_active, message.slots)
                 slots = f"{message.slots} KV cache slots of {message.slot_bytes / 1e6:.0f} MB in {message.kv_dtype}"
                 where = f"{message.dtype} on {message.device}, {message.weight_bits:g} bits per weight, {slots}"
                 log.info("ready after %.1f s: %s; invariant rows: %s", message.seconds, where, message.invariance)
@@ -283,6 +284,8 @@ class Engine:
             case Failed():
                 self._deliver(message.id, (InvalidRequest if message.client_error else EngineError)(message.message))
             case TokenEvent():
+                if message.reuse is not None:  # the first event
+                    self._queue.answer(message.id)
                 self._deliver(message.id, message)
 
     def _deliver(self, request_id: str, event: TokenEvent | EngineError) -> None:

@@ -4,7 +4,8 @@ Promises the next turn to the waiting principal with the fewest running requests
 oldest. Among one principal's requests, the lowest priority number runs first, and requests of one session
 run one after the other. While a principal waits, no other one keeps two
 places more than it has: its latest request is paused. So neither many requests, nor long ones, nor a high priority of one
-client delay another client's first request.
+client delay another client's first request. A request whose long prompt is being read delays no other one, while there are KV
+caches: it takes a place only when its answer begins, and leaves the last KV cache to a short prompt.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 # The mean duration gives earlier requests this weight.
 EMA_WEIGHT = 0.9
+# A longer prompt takes several rounds to read, unless a session has most of it.
+LONG_PROMPT_TOKENS = 512
 
 
 class QueueFull(Exception):
@@ -40,8 +43,14 @@ class Place:
     session: str | None = None  # only one request uses a session at a time
     state: Literal["waiting", "running", "held"] = "waiting"  # a held request gets no turn until it is resumed
     started: bool = False  # whether it has had a turn, so that the worker has its state
+    answers: bool = False  # whether its prompt has been read
     since: float = 0.0  # the clock's time at the latest turn
     seconds: float = 0.0  # time in earlier turns
+
+    @property
+    def reads(self) -> bool:
+        """Whether it has a long prompt that may still be read."""
+        return self.tokens > LONG_PROMPT_TOKENS and not self.answers
 
 
 class Queue:
@@ -58,6 +67,7 @@ class Queue:
     ) -> None:
         """Calls `on_run` with a request's id at each of its turns, and `on_pause` when a turn ends before the request does."""
         self._max_active = max_active
+        self._slots = 1 << 62
         self._max_waiting = max_waiting
         self._max_waiting_tokens = max_waiting_tokens
         self._on_run = on_run
@@ -99,10 +109,10 @@ class Queue:
         session: str | None = None,
     ) -> None:
         """Adds a request. Always call `leave` afterwards. Raises QueueFull unless `always`."""
-        free = self._open and self.active < self._max_active
-        if not (always or free):
+        place = Place(id, principal, tokens, priority, session)
+        if not (always or (self._open and self._fitting([place]))):
             self._check_bounds(tokens)
-        self._places[id] = Place(id, principal, tokens, priority, session)
+        self._places[id] = place
         self._grant()
 
     def _check_bounds(self, tokens: int) -> None:
@@ -145,9 +155,18 @@ class Queue:
             place.state = "waiting"
             self._grant()
 
-    def open(self, max_active: int | None = None) -> None:
-        """Lets requests run: a worker is ready. `max_active` replaces the number that may run at once."""
-        self._max_active = max_active or self._max_active
+    def answer(self, id: str) -> None:
+        """The prompt of a request has been read."""
+        if (place := self._places.get(id)) is not None:
+            place.answers = True
+            self._grant()
+
+    def open(self, max_active: int | None = None, slots: int | None = None) -> None:
+        """Lets requests run: a worker is ready. `max_active` replaces the number that may answer at once.
+
+        `slots` is the number that may run at once, if it is more.
+        """
+        self._max_active, self._slots = max_active or self._max_active, slots or self._slots
         self._open = True
         self._grant()
 
@@ -165,13 +184,26 @@ class Queue:
         """Gives turns to waiting requests while there are places for them."""
         while self._open and (waiting := self._eligible()):
             running = Counter(place.principal for place in self._in_state("running"))
-            next_place = min(waiting, key=lambda place: self._rank(place, running))  # the earliest of equals
-            if running.total() >= self._max_active and not self._pause_for(next_place.principal, running):
+            fitting = self._fitting(waiting)
+            next_place = min(fitting or waiting, key=lambda place: self._rank(place, running))  # the earliest of equals
+            if not fitting and not self._pause_for(next_place.principal):
                 return
             self._turns += 1
             self._last_turn[next_place.principal] = self._turns
             next_place.state, next_place.started, next_place.since = "running", True, self._clock()
             self._on_run(next_place.id)
+
+    @property
+    def _answering(self) -> list[Place]:
+        return [place for place in self._in_state("running") if not place.reads]
+
+    def _fitting(self, waiting: Sequence[Place]) -> list[Place]:
+        """The waiting requests for which there is room. Of a principal's long prompts, all but one leave a KV cache free."""
+        running, most = self._in_state("running"), max(self._slots, self._max_active)
+        if len(self._answering) >= self._max_active:
+            return []
+        reading = {place.principal for place in running if place.reads}
+        return [each for each in waiting if len(running) + (each.reads and each.principal in reading) < most]
 
     def _eligible(self) -> list[Place]:
         """The waiting requests whose session no other request uses: in the worker, they would wait in a place."""
@@ -184,12 +216,15 @@ class Queue:
     def _rank(self, place: Place, running: Counter[str]) -> tuple[int, int, int]:
         return running[place.principal], self._last_turn.get(place.principal, 0), place.priority
 
-    def _pause_for(self, principal: str, running: Counter[str]) -> bool:
+    def _pause_for(self, principal: str) -> bool:
         """Pauses a request of the principal with the most places, if that has two more than `principal`."""
-        [(largest, places)] = running.most_common(1)
-        if places - running[principal] < 2:
+        answering = self._answering
+        taken = answering if len(answering) >= self._max_active else self._in_state("running")
+        places = Counter(place.principal for place in taken)
+        [(largest, most)] = places.most_common(1)
+        if most - places[principal] < 2:
             return False
-        candidates = [place for place in self._in_state("running") if place.principal == largest]
+        candidates = [place for place in taken if place.principal == largest]
         self._stop(max(candidates, key=lambda place: place.since), "waiting")
         return True
 

@@ -23,8 +23,8 @@ class Scheduling(Section):
         None,
         ge=1,
         le=64,
-        description="Maximum requests served concurrently; null allows up to 8, as many as have KV caches and speed up "
-        "decoding on this machine.",
+        description="Maximum requests that answer concurrently, while KV caches that are left read long prompts; null allows "
+        "up to 8, as many as have KV caches and speed up decoding on this machine.",
     )
     max_gap_ms: float | None = Field(
         None,

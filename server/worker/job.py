@@ -11,6 +11,7 @@ from outrider.drafters.interface import Logprobs, Source
 from outrider.drafters.registry import make_uncompiled
 from outrider.drafters.sequence import Finish
 from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.engine.fair_queue import LONG_PROMPT_TOKENS
 from outrider.server.engine.messages import PictureInput, Request, StepReport, StepTrace, TokenEvent, TokenLogprobs
 from outrider.server.settings import Settings
 from outrider.server.worker.detokenizer import AnswerText, Detokenizer
@@ -63,6 +64,11 @@ class Job:
             min_tokens=request.params.min_tokens,
         )
         self._first_event = True
+
+    @property
+    def reads(self) -> bool:
+        """Whether much of its prompt is unread, so that its answer does not begin soon."""
+        return self.stream.unread_prompt > LONG_PROMPT_TOKENS
 
     def event(self, step: Step) -> TokenEvent | None:
         """The event of a step; None while the prompt is read."""

@@ -127,12 +127,14 @@ class Worker:
         return True
 
     def _admit(self) -> None:
-        """Starts waiting requests in order, skipping those whose session is busy and those that no KV cache is free for.
+        """Starts waiting requests in order, while fewer than `max_active` answer, or are about to.
+
+        Skips those whose session is busy and those that no KV cache is free for.
 
         A skipped request is tried again after a change only: each try looks for the session of its whole prompt.
         """
         skipped: list[Request | Job] = []
-        while self._waiting and len(self._active) < self._runtime.max_active:
+        while self._waiting and sum(not job.reads for job in self._active) < self._runtime.max_active:
             entry = self._waiting.popleft()
             if self._tried.pop(entry.id, None) == self._sessions.changes or not (
                 self._continue(entry) if isinstance(entry, Job) else self._begin(entry)
@@ -145,7 +147,8 @@ class Worker:
         """Starts a request; returns False if it must wait."""
         try:
             owner = self._runtime.owner_of(request.principal, request.adapter)
-            session = self._sessions.acquire(owner, request.session, np.array(request.prompt, np.int32))
+            prompt = np.array(request.prompt, np.int32)
+            session = self._sessions.acquire(owner, request.session, prompt, request.temporary)
         except lost_device():
             raise
         except Exception as error:
@@ -203,19 +206,16 @@ class Worker:
 
     def _launch(self, jobs: list[Job], clone_logits: bool = False) -> Round:
         """A round of these jobs, whose forward has started."""
-        launched = Round([job.stream for job in jobs], self._controller, clone_logits, self._runtime.run_drafts)
+        awaited = {job.stream: self._sessions.awaited_rows(job.session) for job in jobs}
+        launched = Round([job.stream for job in jobs], self._controller, clone_logits, self._runtime.run_drafts, awaited)
         launched.launch()
         return launched
 
     def _finish(self, jobs: list[Job], launched: Round) -> None:
-        """Finishes a round. Jobs whose prompt had to wait come first in the next one."""
-        outcomes = launched.finish()
-        others = [job for job in self._active if job not in jobs]
-        waiting = [job for job, outcome in zip(jobs, outcomes, strict=True) if outcome is None]
-        self._active = waiting + others
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            if outcome is not None and not self._deliver(job, outcome):
-                self._active.append(job)
+        """Finishes a round. The jobs that go on stay in the order in which they began."""
+        outcomes = zip(jobs, launched.finish(), strict=True)
+        ended = [job for job, outcome in outcomes if outcome is not None and self._deliver(job, outcome)]
+        self._active = [job for job in self._active if job not in ended]
         if time.monotonic() - self._last_sent_at > REPORT_SECONDS:  # the round only read a chunk
             self._report()
 
@@ -241,7 +241,7 @@ class Worker:
             self._waiting.appendleft(job)
 
     def _deliver(self, job: Job, outcome: Step | Exception) -> bool:
-        """Sends what a round has brought to a job that is not in line; returns whether the job has ended."""
+        """Sends what a round has brought to a job; returns whether the job has ended."""
         event: TokenEvent | None = None
         error = outcome if isinstance(outcome, Exception) else None
         if isinstance(outcome, Step):

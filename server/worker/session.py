@@ -10,7 +10,7 @@ from typing import NamedTuple
 from outrider.drafters.interface import Drafter, Ints
 from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, clone, load, make
-from outrider.drafters.sequence import Sequence
+from outrider.drafters.sequence import Sequence, common_prefix
 from outrider.drafters.state import StateError
 from outrider.server.engine.messages import Reuse
 from outrider.server.worker.storage.session_format import StoredRows, StoredSession
@@ -79,6 +79,15 @@ class Session:
             return False
         last = self.text.prompt_length
         return len(prompt) > last and shared >= last - CHANGED_TOKENS
+
+    def is_meant(self, prompt: Ints, shared: int) -> bool:
+        """Whether a request that names this session continues it, though it could fork one that shares `shared` tokens.
+
+        A prompt that leaves the last one early is another conversation of this name, or an edited one, and replaces no text.
+        One that is repeated, for another choice, replaces its answer.
+        """
+        own, last = common_prefix(prompt, self.text.tokens), self.text.prompt_length
+        return not self.busy and own >= max(shared, last - CHANGED_TOKENS) and (len(prompt) > last or own == len(prompt))
 
     @property
     def has_changed(self) -> bool:

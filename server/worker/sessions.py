@@ -1,27 +1,26 @@
 """Sessions: a conversation's KV cache and its drafters' state, kept between requests up to a capacity.
 
 A request continues the session that it names, or the one whose text its prompt continues. If the prompt only begins like a
-session's text, the shared beginning is copied to another slot and that session stays as it is. In host memory and in the bytes
-that are counted, the pages of a shared beginning exist once.
+session's text, the shared beginning is copied to another slot and that session stays as it is. Where sessions are found by
+text, a name is a hint: a request waits for no session of its name, and reuses no less than without one. In host memory and in
+the bytes that are counted, the pages of a shared beginning exist once.
 
 Promises that two principals never share a session.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from outrider.drafters.interface import Ints
-from outrider.drafters.sequence import common_prefix
+from outrider.server.worker.directory import Directory
 from outrider.server.worker.eviction import Bounds, Eviction
-from outrider.server.worker.prefix_index import BLOCK_TOKENS, PrefixIndex
 from outrider.server.worker.saver import Saver
 from outrider.server.worker.session import Session, SessionKey
 from outrider.server.worker.slots import Slots
+from outrider.server.worker.storage.prefix_index import BLOCK_TOKENS
 from outrider.server.worker.storage.session_files import SessionFiles
 from outrider.server.worker.storage.session_format import DamagedSession, StoredSession
 from outrider.verify.model.cache.kv_cache import KVCache
@@ -62,9 +61,7 @@ class SessionStore:
         self._clock = clock
         self._learn = learn
         self._eviction = Eviction(Bounds.of(capacity, kv_bytes, memory_bytes), runner.cache_shape)
-        self._numbers = itertools.count()
-        self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()  # least recently used first
-        self._index: PrefixIndex[SessionKey] = PrefixIndex()
+        self._sessions = Directory()
         self._changes = 0  # number of changes after which a waiting request may find a session or a slot
         self._reading: list[tuple[Session, int]] = []  # sessions whose first rows requests wait for, and their number
         self._unnamed: list[Session] = []  # busy, and dropped after their request
@@ -100,64 +97,72 @@ class SessionStore:
             self._changes += 1
         return self._changes
 
-    def acquire(self, principal: str, name: str | None, prompt: Ints) -> Session | None:
+    def awaited_rows(self, session: Session) -> list[int]:
+        """The numbers of the session's rows that requests wait for."""
+        return [rows for source, rows in self._reading if source is session]
+
+    def acquire(self, principal: str, name: str | None, prompt: Ints, temporary: bool = False) -> Session | None:
         """The session for a request with this prompt, int32 [P]. Returns None while it has to wait.
 
         It waits while its session or every slot is busy, and while another request reads the beginning that both share.
+        The name of a `temporary` session is no hint: all its requests have it, whatever their prompts.
         """
         self._stop_saving()
         self.expire()
         while True:
             self._load_changed(principal, name, prompt)
             try:
-                return self._find_or_create(principal, name, prompt)
+                return self._find_or_create(principal, name, prompt, temporary)
             except DamagedSession as error:
                 log.warning("a stored session is dropped: %s", error)
                 for key in [key for key, session in self._sessions.items() if session.file == error.path]:
                     self.forget(key)
 
-    def _find_or_create(self, principal: str, name: str | None, prompt: Ints) -> Session | None:
+    def _find_or_create(self, principal: str, name: str | None, prompt: Ints, temporary: bool) -> Session | None:
         """`acquire`, once. Raises DamagedSession."""
-        source, shared = self._nearest(principal, prompt)
-        session = None if name is None else self._sessions.get(SessionKey(principal, name))
-        if name is None and source is not None and source.continues(prompt, shared):
+        source, shared = self._sessions.nearest(principal, prompt) if self._automatic else (None, 0)
+        named = None if name is None else self._sessions.get(SessionKey(principal, name))
+        is_hint, session = self._automatic and not temporary, None
+        if named is not None and (not is_hint or named.is_meant(prompt, shared)):
+            session = named
+        elif source is not None and source.continues(prompt, shared) and (name is None or is_hint):
             session = source
+        if named is not None and session is not named:
+            named.check_readable()  # it will lose its file
         if session is None:
-            session = self._create(source, shared)
-            if session is not None and (name is not None or self._automatic):
-                session.key = SessionKey(principal, next(self._numbers) if name is None else name)
-                if name is not None and self._files is not None:  # the same file for every server
-                    session.file = self._files.path_of(principal, name, prompt)
+            session = self._create(source, shared, named)
         elif session.busy or not self._swap_in(session):
             session = None
         else:
             session.reuse = "continued"
-        if session is None:
-            return None
-        session.busy, session.principal = True, principal
-        if session.key is None:
-            self._unnamed.append(session)
-        else:
-            self._sessions[session.key] = session
-            self._sessions.move_to_end(session.key)
-            self._index.put(session.key, principal, prompt)
+        if session is not None:
+            session.busy, session.principal = True, principal
+            self._name(session, name, prompt)
         return session
 
-    def _nearest(self, principal: str, prompt: Ints) -> tuple[Session | None, int]:
-        """The principal's session whose text shares the longest beginning with the prompt, and that beginning's length."""
-        if not self._automatic:
-            return None, 0
-        keys = self._index.find(principal, prompt)
-        nearest, longest = None, (0, False, False)
-        for session in (self._sessions[key] for key in keys):
-            shared = common_prefix(prompt, session.text.tokens)
-            rank = (shared, session.continues(prompt, shared), not session.busy)
-            if shared >= BLOCK_TOKENS and rank > longest:
-                nearest, longest = session, rank
-        return nearest, longest[0]
+    def _name(self, session: Session, name: str | None, prompt: Ints) -> None:
+        """Gives a session its key and its file. Who had the name keeps its text under a number, and gets a file when saved."""
+        before, principal = session.key, session.principal
+        if name is None and not self._automatic:
+            self._unnamed.append(session)
+            return
+        key = before if name is None and before is not None else self._sessions.new_key(principal, name)
+        if name is not None and key != before:
+            if (holder := self._sessions.get(key)) is not None:
+                self._sessions.put(holder, self._sessions.new_key(principal), holder.text.tokens)
+                holder.file, holder.stored, holder.saved = None, None, False
+                self._keep(holder)
+            if self._files is not None:
+                if session.file is not None:
+                    self._files.remove(session.file)
+                session.file, session.stored = self._files.path_of(principal, name, prompt), None  # the same for every server
+        self._sessions.put(session, key, prompt)
 
-    def _create(self, source: Session | None, shared: int) -> Session | None:
-        """A new session, which begins with the tokens shared with `source`; None if it has to wait."""
+    def _create(self, source: Session | None, shared: int, named: Session | None) -> Session | None:
+        """A new session, which begins with the tokens shared with `source`; None if it has to wait.
+
+        Without such tokens, it has what the drafters of `named` have learned.
+        """
         if source is None:
             slot = self._slots.take()
         else:
@@ -169,7 +174,7 @@ class SessionStore:
         if slot is None:
             return None
         if source is None or min(shared, source.verifier.committed_rows) < BLOCK_TOKENS:
-            return Session(Verifier(self._runner, slot))
+            return Session(Verifier(self._runner, slot)) if named is None else named.fork(slot, 0)
         with self._slots.returned_on_error(slot, source):
             session = source.fork(slot, shared)
         session.reuse = "forked"
@@ -216,11 +221,18 @@ class SessionStore:
             self._unnamed.remove(session)
             self._drop(session)
         else:
-            self._index.put(session.key, session.key.principal, session.text.tokens)
-            self._learn(session.key.principal, session.key, session.text.tokens)
-            if isinstance(session.key.name, int) and len(session.text) < BLOCK_TOKENS:
-                self.forget(session.key)  # too short to be found again
+            self._sessions.reindex(session)
+            self._keep(session)
         self.expire()
+
+    def _keep(self, session: Session) -> None:
+        """Learns from a session that is idle, and drops it if it is too short to be found again."""
+        assert session.key is not None
+        if session.busy:
+            return
+        self._learn(session.key.principal, session.key, session.text.tokens)
+        if isinstance(session.key.name, int) and len(session.text) < BLOCK_TOKENS:
+            self.forget(session.key)
 
     def forget(self, key: SessionKey, remove: bool = True) -> None:
         """Drops a session that is idle, and removes its file unless `remove` is False or another process has written it."""
@@ -228,8 +240,7 @@ class SessionStore:
         if session is not None and not session.busy:
             self._stop_saving()
             self._changes += 1
-            self._index.remove(key)
-            self._drop(self._sessions.pop(key))
+            self._drop(self._sessions.take(key))
             if remove and self._files is not None and session.file is not None:
                 self._files.remove(session.file)
 
@@ -265,17 +276,16 @@ class SessionStore:
 
     def _restore(self, stored: StoredSession) -> None:
         """Adds a saved session. One of its name that is in memory is kept if it is in use or newer, and else dropped."""
-        key = SessionKey(stored.principal, next(self._numbers) if stored.name is None else stored.name)
+        key = self._sessions.new_key(stored.principal, stored.name)
         held = self._sessions.get(key)
         if held is not None and (held.busy or not held.saved):
             return
         if held is not None:
             self.forget(key, remove=False)  # else its slot would be lost
         verifier = Verifier.restored(self._runner, stored.text, stored.prompt_tokens, stored.rows)
-        session = Session(verifier, principal=key.principal, key=key, stored=stored, file=stored.path, saved=True)
+        session = Session(verifier, principal=key.principal, stored=stored, file=stored.path, saved=True)
         session.released_at = self._clock()
-        self._sessions[key] = session
-        self._index.put(key, key.principal, stored.text)
+        self._sessions.put(session, key, stored.text)
 
     def expire(self) -> int:
         """Evicts idle sessions beyond the capacity, the memory or the time to live; returns their number."""

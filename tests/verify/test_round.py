@@ -30,6 +30,7 @@ from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import load_weights
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.reading import OLDEST_SHARE
 from outrider.verify.round import Round, run_round
 from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
 from outrider.verify.stream import DecodeOptions, Step, Stream
@@ -109,22 +110,44 @@ def test_a_prompt_is_read_in_chunks_beside_steps_that_the_time_allows(runner: To
     stepping, first, second = stream(1), stream(301), stream(101)
     run_round([stepping])
     sizes = []
-    while first.unread_prompt:
-        unread = first.unread_prompt
+    while second.unread_prompt:
+        unread = first.unread_prompt, second.unread_prompt
         outcomes = run_round([stepping, first, second])
         assert isinstance(outcomes[0], Step) and outcomes[0].tokens  # the stream goes on
-        sizes.append(unread - first.unread_prompt)
-    assert sum(sizes) == 300
-    # The prompt's rows cost 0.02 each, so as many are read beside the step, 1.0, as the factor leaves time for.
-    assert sizes[:-1] == [round((READING_FACTOR - 1.0) / 0.02)] * (len(sizes) - 1)
-    before = second.unread_prompt
-    run_round([stepping, second], Controller(1.0))
-    assert before - second.unread_prompt == MIN_CHUNK_TOKENS
+        sizes.append((unread[0] - first.unread_prompt, unread[1] - second.unread_prompt))
+    # The prompts' rows cost 0.02 each, so as many are read beside the step, 1.0, as the factor leaves time for.
+    assert round((READING_FACTOR - 1.0) / 0.02) == 40
+    assert sizes == [(10, 30)] * 3 + [(30, 10)]
+    before = first.unread_prompt
+    run_round([stepping, first], Controller(1.0))
+    assert before - first.unread_prompt == MIN_CHUNK_TOKENS
     alone, short = stream(PREFILL_CHUNK_TOKENS + 9), stream(6)
     run_round([alone, short])
-    assert (alone.unread_prompt, short.unread_prompt) == (8, 5)
-    run_round([alone, short])
-    assert (alone.unread_prompt, short.unread_prompt) == (0, 0)
+    assert (alone.unread_prompt, short.unread_prompt) == (13, 0)
+
+
+def test_a_storm_of_short_prompts_neither_waits_for_a_long_one_nor_stops_it(tiny_runner: TorchRunner) -> None:
+    """Every short prompt is read in the round in which it comes; the long one gets its share; all answers are right."""
+
+    def stream(prompt: Ints) -> Stream:
+        options = DecodeOptions(SamplingParams(temperature=0), 2, curve=CURVE)
+        return Stream(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), prompt, options)
+
+    text = np.arange(101, dtype=np.int32) % 90
+    long, rounds, found, short = stream(text), 0, list[int](), stream(text[:1])
+    while long.unread_prompt > MIN_CHUNK_TOKENS:
+        unread, before = long.unread_prompt, short
+        short = stream(text[rounds : rounds + 7])
+        outcomes = run_round([long, before, short], Controller(1.0))  # the smallest chunks
+        assert unread - long.unread_prompt == MIN_CHUNK_TOKENS // OLDEST_SHARE
+        assert short.unread_prompt == 0
+        assert isinstance(outcomes[1], Step) and outcomes[1].tokens  # the round after its prompt's
+        rounds += 1
+    while long.remaining:
+        outcome = run_round([long])[0]
+        assert isinstance(outcome, Step)
+        found += outcome.tokens
+    assert rounds == (100 - MIN_CHUNK_TOKENS) * OLDEST_SHARE // MIN_CHUNK_TOKENS and found == decode_alone(tiny_runner, text)
 
 
 def test_an_error_ends_one_request(tiny_runner: TorchRunner) -> None:

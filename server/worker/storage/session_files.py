@@ -18,8 +18,8 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from outrider.drafters.interface import Ints
-from outrider.server.worker.prefix_index import block_hashes
 from outrider.server.worker.storage.contents import Contents, Stopped
+from outrider.server.worker.storage.prefix_index import block_hashes
 from outrider.server.worker.storage.session_folder import (
     PAGE,
     PARTIAL,

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from outrider.server.engine.fair_queue import Queue, QueueFull
+from outrider.server.engine.fair_queue import LONG_PROMPT_TOKENS, Queue, QueueFull
 
 
 class Rig:
@@ -201,6 +203,66 @@ def test_a_priority_orders_one_principals_requests() -> None:
     for name in ("a", "b", "a2", "a1"):
         rig.queue.leave(name)
     assert rig.turns == ["a", "b", "a2", "a1", "a0"]
+
+
+LONG = LONG_PROMPT_TOKENS + 1
+
+
+def test_a_long_prompt_takes_a_place_when_its_answer_begins() -> None:
+    rig = Rig(max_active=2, opened=False)
+    rig.queue.open(slots=5)
+    rig.enter(["a1", "a2", "a3"], tokens=LONG)
+    rig.enter(["a4", "a5"], tokens=LONG)
+    assert rig.turns == ["a1", "a2", "a3", "a4"]  # the last KV cache is for a short prompt
+    rig.enter(["a6", "a7"], tokens=LONG_PROMPT_TOKENS)
+    assert rig.turns[4:] == ["a6"]  # all KV caches are in use
+    assert rig.new_turns(rig.queue.leave, "a6") == ["a7"]
+    assert rig.new_turns(rig.queue.answer, "a1") == []
+    rig.enter(["a8"])
+    assert rig.new_turns(rig.queue.leave, "a3") == []  # two answer
+    assert rig.new_turns(rig.queue.leave, "a7") == ["a5", "a8"]
+    rig.queue.answer("unknown")
+
+
+def test_long_prompts_of_one_principal_give_way() -> None:
+    rig = Rig(max_active=2, opened=False)
+    rig.queue.open(slots=3)
+    rig.enter(["a1", "a2"], tokens=LONG)
+    rig.enter(["a3"])
+    assert rig.turns == ["a1", "a2", "a3"]
+    rig.enter(["b1"])
+    assert rig.turns[3:] == ["-a3", "b1"]
+    rig.enter(["c1"], tokens=LONG)
+    assert rig.turns[5:] == ["-a2", "c1"]
+    rig.enter(["c2"])
+    assert rig.turns[7:] == []  # nobody has two more
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.lists(st.tuples(st.sampled_from("ealh"), st.integers(0, 30)), max_size=60))
+def test_whoever_may_run_runs(max_active: int, slots: int, steps: list[tuple[str, int]]) -> None:
+    """After any events: no place is free that a waiting request could have, and there are never more than KV caches."""
+    rig = Rig(max_active, max_waiting=1000, opened=False)
+    rig.queue.open(slots=slots)
+    queue, numbers, most = rig.queue, iter(range(1000)), max(max_active, slots)
+    for action, number in steps:
+        names = list(queue._places)
+        if action == "e" or not names:
+            rig.enter([f"{'abc'[number % 3]}{next(numbers)}"], tokens=LONG if number % 2 else 1)
+            continue
+        name = names[number % len(names)]
+        if action == "a" and queue._places[name].state == "running":
+            queue.answer(name)
+        elif action == "l":
+            queue.leave(name)
+        elif action == "h":
+            queue.hold(name)
+            queue.resume(name)
+        running, waiting = queue._in_state("running"), queue._in_state("waiting")
+        reads = [place for place in running if place.reads]
+        assert len(running) <= most
+        if len(running) - len(reads) < max_active and len(running) < most and waiting:
+            assert len(running) == most - 1  # the last KV cache is for others than those whose long prompts are read
+            assert all(each.reads and each.principal in {place.principal for place in reads} for each in waiting)
 
 
 def test_requests_of_one_session_take_one_place() -> None:

@@ -31,7 +31,7 @@ class Letters:
         return b"".join(map(self.bytes_of, tokens)).decode()
 
 
-def tiny_runtime(runner: TorchRunner, settings: Settings, stop_ids: frozenset[int] = frozenset()) -> Runtime:
+def tiny_runtime(runner: TorchRunner, settings: Settings, stop_ids: frozenset[int] = frozenset(), slots: int = 2) -> Runtime:
     """A runtime as `load` returns it, with kernels compiled at first use."""
     kernels = Kernels(settings, background=False)
     kernels.ready = True
@@ -43,7 +43,7 @@ def tiny_runtime(runner: TorchRunner, settings: Settings, stop_ids: frozenset[in
         resources=Resources(),
         own_resources={},
         max_active=2,
-        slots=2,
+        slots=slots,
         grammars=cast(Any, None),
         curve=None,
         kernels=kernels,
@@ -51,14 +51,16 @@ def tiny_runtime(runner: TorchRunner, settings: Settings, stop_ids: frozenset[in
 
 
 class Rig:
-    """A worker with two slots over the tiny model. Messages from the front end arrive before the next step."""
+    """A worker with two slots, or more, over the tiny model. Messages from the front end arrive before the next step."""
 
-    def __init__(self, runner: TorchRunner, settings: Mapping[str, Any] | None = None, may_overlap: bool = True) -> None:
+    def __init__(
+        self, runner: TorchRunner, settings: Mapping[str, Any] | None = None, may_overlap: bool = True, slots: int = 2
+    ) -> None:
         given = {"speculation.drafter": "none", "scheduling.max_active": 2, **(settings or {})}
         self.settings = load_settings(None, given)
         self._ours, theirs = socket.socketpair()
         self._wire = WorkerSide(self._ours)
-        self.worker = Worker(self.settings, tiny_runtime(runner, self.settings), WorkerSide(theirs), may_overlap)
+        self.worker = Worker(self.settings, tiny_runtime(runner, self.settings, slots=slots), WorkerSide(theirs), may_overlap)
         self._theirs = theirs
         self.sent: list[FromWorker] = []  # by the worker
 

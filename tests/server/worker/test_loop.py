@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.drafters.interface import Ints
 from outrider.drafters.none import NoDrafter
@@ -26,6 +28,7 @@ from outrider.server.engine.messages import (
 from outrider.server.worker.loop import Worker
 from outrider.server.worker.session import Session
 from outrider.server.worker.storage import session_files
+from outrider.verify import controller
 from outrider.verify.cost import CostCurve, parse
 from outrider.verify.measurement import NODES
 from outrider.verify.model.cache import paging
@@ -55,6 +58,58 @@ def test_active_requests_share_rounds(rig: Rig) -> None:
     assert {id: len(rig.tokens(id)) for id in "abc"} == {"a": 4, "b": 4, "c": 4}
     assert rig.order[:4] == ["a", "b", "a", "b"] and rig.order.index("c") > 4
     assert any(isinstance(message, Status) for message in rig.sent)
+
+
+@pytest.fixture
+def long_rig(tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """A worker that answers two requests at a time, with eight KV caches of 9,000 tokens, and chunks of 64 tokens."""
+    config = copy.deepcopy(tiny_config)
+    config.max_position_embeddings = 9000
+    monkeypatch.setattr(controller, "READING_SECONDS", 0.0)
+    monkeypatch.setattr(controller, "READING_TOKENS", 64)
+    made = Rig(TorchRunner(LlamaForCausalLM(config)), slots=8)
+    yield made
+    made.close()
+
+
+def prompt(tokens: int, first: int = 1) -> list[int]:
+    return [first, *(number % 90 for number in range(tokens - 1))]
+
+
+def test_a_short_prompt_does_not_wait_for_long_ones(long_rig: Rig) -> None:
+    """An editor's two new tokens beside agents' prompts of 8,000 tokens: the first token comes in the second round."""
+    rig = long_rig
+    rig.send(request("cache", prompt=prompt(600, 7), max_tokens=1))
+    rig.step()
+    rig.send(*(request(f"agent {number}", prompt=prompt(8000, number)) for number in range(4)))
+    rig.step(3)
+    rig.send(request("editor", prompt=[*prompt(600, 7), 5, 6], max_tokens=2))
+    rig.step(2)
+    assert len(rig.tokens("editor")) == 1
+    assert next(event for event in rig.sent if isinstance(event, TokenEvent) and event.id == "editor").cached_tokens >= 599
+    rig.step(500)
+    assert [len(rig.tokens(f"agent {number}")) for number in range(4)] == [4] * 4
+
+
+def test_short_prompts_without_end_do_not_stop_a_long_one(long_rig: Rig) -> None:
+    rig, rounds = long_rig, 0
+    rig.send(request("long", prompt=prompt(3000)))
+    while not rig.tokens("long"):
+        rig.send(request(f"short {rounds}", prompt=[*prompt(500, 2), rounds % 90], max_tokens=1))
+        rig.step(1)
+        rounds += 1
+        assert rounds < 2 + 4 * 3000 / 60
+    assert len(rig.tokens("short 5")) == 1
+
+
+def test_a_short_prompt_that_begins_like_a_long_one_waits_for_that_beginning_only(long_rig: Rig) -> None:
+    rig = long_rig
+    rig.send(request("oldest", prompt=prompt(8000, 5)))
+    rig.step(2)
+    rig.send(request("long", prompt=prompt(4000, 3)), request("like it", prompt=[*prompt(44, 3), 1], max_tokens=1))
+    rig.send(request("other", prompt=prompt(3000, 4)))
+    rig.step(3)
+    assert len(rig.tokens("like it")) == 1 and not rig.tokens("other")
 
 
 def test_the_end_of_a_request_costs_nobody_a_turn(rig: Rig) -> None:
@@ -125,7 +180,12 @@ def test_a_request_that_cannot_start_leaves_nothing_half_begun(rig: Rig, monkeyp
     assert not session.drafters and not len(session.verifier.sequence)
 
 
-def test_requests_of_one_session_wait_for_each_other(rig: Rig) -> None:
+NAMES_ONLY = {"sessions.automatic": "off"}
+
+
+def test_requests_of_one_session_wait_for_each_other(tiny_runner: TorchRunner) -> None:
+    """Where only names find sessions."""
+    rig = Rig(tiny_runner, NAMES_ONLY)
     rig.send(*(request(id, session="s") for id in "ab"), request("c", session="s", principal="other"))
     rig.step()
     assert rig.order.index("c") < rig.order.index("b")  # sessions belong to their principal
@@ -133,6 +193,17 @@ def test_requests_of_one_session_wait_for_each_other(rig: Rig) -> None:
     events = [message for message in rig.sent if isinstance(message, TokenEvent)]
     assert next(event for event in events if event.id == "b").cached_tokens == 2
     assert next(event for event in events if event.id == "c").cached_tokens == 0
+    rig.close()
+
+
+def test_a_name_makes_nobody_wait_where_sessions_are_found_by_text(rig: Rig) -> None:
+    rig.send(request("title", session="s", prompt=[5] * 40), request("chat", session="s", prompt=[6] * 40))
+    rig.step(3)
+    assert rig.tokens("title") and rig.tokens("chat")
+    rig.step()
+    rig.send(request("next", session="s", prompt=[6] * 40 + rig.tokens("chat") + [1]))
+    rig.step()
+    assert [event.cached_tokens for event in rig.sent if isinstance(event, TokenEvent) and event.reuse] == [0, 0, 43]
 
 
 def test_a_cancelled_request_is_removed(rig: Rig) -> None:
@@ -270,14 +341,17 @@ def test_a_shutdown_ends_the_loop(rig: Rig) -> None:
     assert not rig.send(Shutdown())
 
 
-def test_a_waiting_request_is_tried_again_after_a_change_only(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_request_is_tried_again_after_a_change_only(
+    tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each try hashes the whole prompt, in the time of everybody's round."""
+    rig = Rig(tiny_runner, NAMES_ONLY)
     tries: list[str | None] = []
     acquire = rig.worker._sessions.acquire
 
-    def counted(principal: str, name: str | None, prompt: Ints) -> Session | None:
+    def counted(principal: str, name: str | None, prompt: Ints, temporary: bool) -> Session | None:
         tries.append(name)
-        return acquire(principal, name, prompt)
+        return acquire(principal, name, prompt, temporary)
 
     monkeypatch.setattr(rig.worker._sessions, "acquire", counted)
     rig.send(request("first", max_tokens=20, session="s"), request("second", session="s"))
@@ -285,6 +359,7 @@ def test_a_waiting_request_is_tried_again_after_a_change_only(rig: Rig, monkeypa
     assert tries == ["s", "s"]
     rig.step()
     assert tries == ["s", "s", "s"] and len(rig.tokens("second")) == 4
+    rig.close()
 
 
 def test_a_request_that_arrives_stops_the_saving_of_a_session(
@@ -299,7 +374,7 @@ def test_a_request_that_arrives_stops_the_saving_of_a_session(
 
     monkeypatch.setattr(paging, "PAGE_TOKENS", 16)
     monkeypatch.setattr(session_files, "flush", slow)
-    rig = Rig(tiny_runner, {"sessions.folder": str(tmp_path)})
+    rig = Rig(tiny_runner, {"sessions.folder": str(tmp_path), **NAMES_ONLY})
     rig.send(request("a", session="s", prompt=list(range(64))))
     rig.step()
     rig.worker._sessions.save()

@@ -15,7 +15,7 @@ from outrider.drafters.interface import Ints
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import DrafterName, FusionOptions, LookupOptions, Options, TrigramOptions
 from outrider.drafters.registry import Resources
-from outrider.server.worker.session import Session
+from outrider.server.worker.session import Session, SessionKey
 from outrider.server.worker.sessions import SessionStore
 from outrider.verify.decode import decode, finish, step
 from outrider.verify.model.cache import paging
@@ -193,6 +193,68 @@ def test_the_principal_with_the_most_bytes_gives_way(tiny_runner: TorchRunner) -
     assert [name for name, _ in rig.store._sessions] == ["short", "short", "short", "long"]
 
 
+OTHER = np.full(64, 5, np.int32)
+
+
+def test_a_name_hides_nothing_that_is_cached(tiny_runner: TorchRunner) -> None:
+    """A client names its title request and its chat alike, and its next conversation otherwise."""
+    rig = Automatic(tiny_runner, slots=3)
+    title, chat = rig.acquire(OTHER, name="s"), rig.acquire(LONG, name="s")  # neither waits for the other
+    streams = [Stream(each.verifier, NoDrafter(), text, rig.options) for each, text in ((title, OTHER), (chat, LONG))]
+    for each, stream in zip((title, chat), streams, strict=True):
+        finish(stream)
+        rig.store.release(each)
+    assert len(rig.store) == 2 and chat.key == SessionKey("p", "s")
+    assert rig.answer(extend(chat.text.tokens, 3), name="s")[:2] == ("continued", len(LONG) + 5)
+    assert rig.answer(extend(LONG[:50], 1), name="next")[:2] == ("forked", 50)
+    assert rig.answer(extend(OTHER, 1), name="s")[:2] == ("continued", len(OTHER))  # the title's text is still there
+    text = chat.text.tokens.copy()
+    assert rig.answer(extend(text, 3), name="s")[:2] == ("continued", len(text) - 1)
+
+
+def test_another_named_session_is_copied_and_not_taken(tiny_runner: TorchRunner) -> None:
+    rig = Automatic(tiny_runner)
+    text = rig.answer(LONG, name="a")[2]
+    assert rig.answer(extend(text, 1), name="b")[:2] == ("forked", len(text) - 1)
+    assert rig.answer(extend(text, 1), name="b", principal="q")[:2] == ("new", 0)
+    assert rig.answer(extend(text, 2), name="a")[:2] == ("continued", len(text) - 1)
+    assert {str(key.name) for key in rig.store._sessions} == {"a", "b"}
+
+
+def test_an_edit_under_a_name_replaces_no_more_than_without_one(tiny_runner: TorchRunner) -> None:
+    rig = Automatic(tiny_runner)
+    text = rig.answer(LONG, name="s")[2]
+    assert rig.answer(LONG, name="s")[:2] == ("continued", len(LONG) - 1)
+    assert rig.answer(extend(text[:-4], 5), name="s")[:2] == ("continued", len(text) - 4)
+    assert len(rig.store) == 1
+    text = rig.answer(extend(OTHER, *range(30)), name="s")[2]
+    assert rig.answer(extend(OTHER[:40], 7, 7), name="s")[:2] == ("forked", 40)
+    assert rig.answer(extend(text, 1), name="s")[:2] == ("continued", len(text) - 1)
+
+
+def test_what_the_drafters_of_a_name_have_learned_goes_on_with_it(tiny_runner: TorchRunner) -> None:
+    rig = Automatic(tiny_runner, slots=2)
+    rig.answer(LONG, name="s")
+    (before,) = rig.store._sessions.values()
+    learned = before.drafters["trigram"].state()
+    session = rig.acquire(OTHER, name="s")
+    assert session is not before and not len(session.text)
+    found = session.drafters["trigram"].state()
+    assert all((found[name] == array).all() for name, array in learned.items() if name != "known")  # of the text
+    rig.store.release(session)
+
+
+def test_the_choices_of_a_request_are_one_session_whatever_their_prompts(tiny_runner: TorchRunner) -> None:
+    rig = Automatic(tiny_runner)
+    text = rig.answer(LONG)[2]
+    for prompt in (extend(text, 1), OTHER):
+        session = rig.store.acquire("p", "choices-1", prompt, temporary=True)
+        assert session is not None
+        rig.store.release(session)
+    rig.store.forget(SessionKey("p", "choices-1"))
+    assert len(rig.store) == 1 and rig.answer(extend(text, 2))[:2] == ("continued", len(text) - 1)
+
+
 @pytest.mark.slow
 @given(st.data())
 @settings(max_examples=25)
@@ -205,7 +267,22 @@ def test_answers_do_not_depend_on_reuse(tiny_runner: TorchRunner, data: st.DataO
         cut = data.draw(st.integers(1, len(text)))
         prompt = extend(text[:cut], *data.draw(st.lists(st.integers(0, 90), max_size=6)))[:100]
         principal, drafter = data.draw(st.sampled_from("pq")), data.draw(st.sampled_from(DRAFTERS))
-        texts.append(rig.answer(prompt, principal, drafter_name=drafter)[2])
+        texts.append(rig.answer(prompt, principal, data.draw(st.sampled_from(["a", "b", None])), drafter)[2])
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_a_name_is_never_worse_than_none(tiny_runner: TorchRunner, data: st.DataObject) -> None:
+    """Turns of conversations that begin alike, under any names: each reuses what its last turn left, as without names."""
+    named, unnamed = (Automatic(tiny_runner, capacity=20, slots=2) for _ in range(2))
+    texts = [extend(LONG[:40], *[token] * 4) for token in range(3)]
+    for _ in range(data.draw(st.integers(1, 8))):
+        number = data.draw(st.integers(0, 2))
+        name = data.draw(st.sampled_from(["a", "b", None]))
+        _, reused, text = named.answer(texts[number], name=name)
+        assert reused >= unnamed.answer(texts[number])[1]
+        if len(text) < 100:
+            texts[number] = extend(text, 1, number)
 
 
 def test_a_request_that_waits_for_a_shared_beginning_knows_when_it_is_read(tiny_runner: TorchRunner) -> None:

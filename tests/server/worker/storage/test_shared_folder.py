@@ -116,7 +116,7 @@ def test_servers_of_one_folder_leave_each_others_files(tiny_runner: TorchRunner,
 
 
 def test_a_file_that_changes_while_it_is_known_is_read_again(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    a = new_store(tiny_runner, tmp_path)
+    a = new_store(tiny_runner, tmp_path, automatic=False)
     answer(a, LONG, "s")
     save(a)
     b = new_store(tiny_runner, tmp_path)
@@ -132,7 +132,7 @@ def test_what_another_server_saves_takes_no_session_from_memory_that_is_not_save
     tiny_runner: TorchRunner, tmp_path: Path, is_busy: bool
 ) -> None:
     """A new session of a name that both servers use; replaced, it would keep its slot for ever."""
-    a, b = (new_store(tiny_runner, tmp_path, slots=2) for _ in range(2))
+    a, b = (new_store(tiny_runner, tmp_path, slots=2, automatic=False) for _ in range(2))
     own = a.acquire("p", "s", LONG)
     assert own is not None
     answer(b, LONG[::-1].copy(), "s")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.drafters.sequence import Ints, common_prefix
-from outrider.server.worker.prefix_index import BLOCK_TOKENS, PrefixIndex
+from outrider.server.worker.storage.prefix_index import BLOCK_TOKENS, PrefixIndex
 
 
 def text(*parts: int) -> Ints:
