@@ -91,7 +91,7 @@ def build(job: GrammarJob) -> str:
     """The grammar in llguidance's serialization, or in Lark. Raises TooDeep, and ValueError if it cannot be converted."""
     if job.structure is not None:
         check_depth(job, job.structure.value)
-        return prefixed(job.prefix, to_grammar(job.structure, job.rule_depth))
+        return prefixed(job.prefix, to_grammar(job.structure, job.rule_depth, job.special))
     check_depth(job, list(job.functions.values()))
     functions = {**job.functions, **{name: input_schema(name, grammar) for name, grammar in job.inputs.items()}}
     return prefixed(job.prefix, calls_grammar(job.format, functions, job.max_calls, job.special))
@@ -122,7 +122,7 @@ def input_schema(name: str, grammar: InputGrammar) -> dict[str, Any]:
     }
 
 
-def to_grammar(structure: Structure, max_rule_depth: int) -> str:
+def to_grammar(structure: Structure, max_rule_depth: int, special: Mapping[str, int]) -> str:
     """The structure in llguidance's serialization. Raises TooDeep and ValueError."""
     value = structure.value
     match structure.kind:
@@ -136,7 +136,7 @@ def to_grammar(structure: Structure, max_rule_depth: int) -> str:
             return LLMatcher.grammar_from_regex(value)
         case "choice":
             return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in value))
-    grammar = to_lark(value)
+    grammar = to_lark(value, special)
     if rule_depth(grammar) > max_rule_depth:
         raise TooDeep(f"its rules refer to each other more than {max_rule_depth} deep; flatten them.")
     return LLMatcher.grammar_from_lark(grammar)

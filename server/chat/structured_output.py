@@ -50,10 +50,16 @@ class GrammarChecker:
         )
         return await self._checked("tools", job, principal)
 
-    async def grammar(self, structures: Mapping[str, Structure], principal: str = "", prefix: str = "") -> str | None:
+    async def grammar(
+        self,
+        structures: Mapping[str, Structure],
+        principal: str = "",
+        prefix: str = "",
+        special: Mapping[str, int] | None = None,
+    ) -> str | None:
         """The grammar of a request's structures, by field; None = any text. Raises APIError if there are several.
 
-        `prefix`: see `prefixed`.
+        `prefix`: see `prefixed`. `special`: see `Vocabulary.grammar_tokens`.
         """
         if not structures:
             return None
@@ -61,7 +67,10 @@ class GrammarChecker:
             names = " and ".join(f"'{name}'" for name in structures)
             raise APIError(400, f"Give only one of {names}.", next(iter(structures)), "invalid_value")
         [(name, structure)] = structures.items()
-        return await self._checked(name, self._job(structure=structure, prefix=prefix), principal)
+        named = {}
+        if structure.kind == "grammar":
+            named = {token: id for token, id in (special or {}).items() if token in structure.value}
+        return await self._checked(name, self._job(structure=structure, prefix=prefix, special=named), principal)
 
     def close(self) -> None:
         """Ends the process that validates grammars. Blocks until the current one is finished."""

@@ -185,7 +185,8 @@ class ChatEndpoint:
         if self._reasoning is not None and opened:
             prefix = self._reasoning.prefix(self._vocabulary.grammar_tokens, calls=bool(body.required_tools))
         if not body.required_tools or format is None:
-            return await self._grammars.grammar(body.structures, http.state.principal, prefix)
+            tokens = self._vocabulary.grammar_tokens
+            return await self._grammars.grammar(body.structures, http.state.principal, prefix, tokens)
         functions = {tool.function.name: tool.function.parameters for tool in body.required_tools}
         single = body.parallel_tool_calls is False or body.named_tool is not None
         return await self._grammars.tool_calls(

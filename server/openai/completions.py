@@ -66,7 +66,7 @@ class CompletionsEndpoint:
                 prompt if isinstance(prompt, str) else await self._prompts.decode(principal, prompt, context_tokens)
                 for prompt in body.prompts
             ]
-        grammar = await self._grammars.grammar(body.structures, principal)
+        grammar = await self._grammars.grammar(body.structures, principal, special=self._vocabulary.grammar_tokens)
         requests = await self._requests.build(http, body, prompts, grammar)
         formatter = CompletionFormatter(body, self._vocabulary, requests[0].id)
         task = GenerationTask(requests, formatter, arrived, choices=body.candidates, padded=body.pads_stream, echoes=echoes)
