@@ -100,7 +100,7 @@ def build(job: GrammarJob) -> str:
         parts["calls"] = calls_grammar(job.format, functions, job.max_calls, job.special, bare=job.structure is not None)
     if job.structure is not None:
         check_depth(job, job.structure.value)
-        parts["structure"] = to_grammar(job.structure, job.rule_depth)
+        parts["structure"] = to_grammar(job.structure, job.rule_depth, job.special)
     return joined(job.prefix, parts)
 
 
@@ -129,7 +129,7 @@ def input_schema(name: str, grammar: InputGrammar) -> dict[str, Any]:
     }
 
 
-def to_grammar(structure: Structure, max_rule_depth: int) -> str:
+def to_grammar(structure: Structure, max_rule_depth: int, special: Mapping[str, int]) -> str:
     """The structure in llguidance's serialization. Raises TooDeep and ValueError."""
     value = structure.value
     match structure.kind:
@@ -143,7 +143,7 @@ def to_grammar(structure: Structure, max_rule_depth: int) -> str:
             return LLMatcher.grammar_from_regex(value)
         case "choice":
             return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in value))
-    grammar = to_lark(value)
+    grammar = to_lark(value, special)
     if rule_depth(grammar) > max_rule_depth:
         raise TooDeep(f"its rules refer to each other more than {max_rule_depth} deep; flatten them.")
     return LLMatcher.grammar_from_lark(grammar)

@@ -57,15 +57,24 @@ class GrammarChecker:
         )
         return await self._checked(name or "tools", job, principal)
 
-    async def grammar(self, structures: Mapping[str, Structure], principal: str = "", prefix: str = "") -> str | None:
+    async def grammar(
+        self,
+        structures: Mapping[str, Structure],
+        principal: str = "",
+        prefix: str = "",
+        special: Mapping[str, int] | None = None,
+    ) -> str | None:
         """The grammar of a request's structures, by field; None = any text. Raises APIError if there are several.
 
-        `prefix`: see `joined`.
+        `prefix`: see `joined`. `special`: see `Vocabulary.grammar_tokens`.
         """
         name, structure = only(structures)
-        return (
-            None if structure is None else await self._checked(name, self._job(structure=structure, prefix=prefix), principal)
-        )
+        if structure is None:
+            return None
+        named = {}
+        if structure.kind == "grammar":
+            named = {token: id for token, id in (special or {}).items() if token in structure.value}
+        return await self._checked(name, self._job(structure=structure, prefix=prefix, special=named), principal)
 
     def close(self) -> None:
         """Ends the process that validates grammars. Blocks until the current one is finished."""

@@ -7,6 +7,7 @@ contains replacement characters.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,10 @@ class Vocabulary:
         # SentencePiece may put a space in front of a text; then it leaves one out where it decodes a text.
         first = "".join(map(self.text_of, self._anchor))
         self.drops_first_space = first.startswith(" ") and not tokenizer.decode(self._anchor).startswith(" ")
+
+    def drops_space(self, prompt: Sequence[int], continues: bool) -> bool:
+        """Whether the text of an answer lacks the space with which it begins: unless it continues a prompt that has text."""
+        return self.drops_first_space and not (continues and any(token not in self.special_ids for token in prompt))
 
     def text_of(self, token: int) -> str:
         """The text of a token on its own."""

@@ -9,6 +9,7 @@ from fastapi import Response
 
 from outrider.server.chat.prompt import PromptEncoder
 from outrider.server.chat.structured_output import GrammarChecker
+from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.llama.formatter import InfillFormatter
 from outrider.server.llama.schema import InfillBody
 from outrider.server.openai.generation import GenerationRunner, GenerationTask
@@ -25,12 +26,14 @@ class InfillEndpoint:
         self,
         served_name: str,
         prompts: PromptEncoder,
+        vocabulary: Vocabulary,
         grammars: GrammarChecker,
         requests: RequestBuilder,
         runner: GenerationRunner,
     ) -> None:
         self._served_name = served_name
         self._prompts = prompts
+        self._vocabulary = vocabulary
         self._grammars = grammars
         self._requests = requests
         self._runner = runner
@@ -44,7 +47,7 @@ class InfillEndpoint:
         answer_tokens = ANSWER_TOKENS if body.token_limit is None else max(1, body.token_limit)
         room = max(context_tokens // 2, context_tokens - answer_tokens)
         prompt = await self._prompts.fill_in(http.state.principal, body.text, context_tokens, room)
-        grammar = await self._grammars.grammar(body.structures, http.state.principal)
+        grammar = await self._grammars.grammar(body.structures, http.state.principal, special=self._vocabulary.grammar_tokens)
         requests = await self._requests.build(http, body, [prompt], grammar)
         stats: dict[str, float] = {}
         eos_ids = self._prompts.eos_ids.union(requests[0].stop_token_ids)

@@ -205,7 +205,8 @@ class ChatEndpoint:
         if self._reasoning is not None and opened:
             prefix = self._reasoning.prefix(self._vocabulary.grammar_tokens, calls=body.requires_call)
         if not body.enforced_tools:
-            return await self._grammars.grammar(body.structures, http.state.principal, prefix)
+            tokens = self._vocabulary.grammar_tokens
+            return await self._grammars.grammar(body.structures, http.state.principal, prefix, tokens)
         return await self._grammars.tool_calls(
             {tool.function.name: tool.function.parameters for tool in body.enforced_tools},
             self._call_format,

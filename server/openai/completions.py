@@ -13,10 +13,11 @@ from outrider.server.chat.fill_in import FillInText
 from outrider.server.chat.prompt import PromptEncoder
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.engine.messages import Request
 from outrider.server.http.errors import APIError
 from outrider.server.openai.choices import ChoicesFormatter
 from outrider.server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask
-from outrider.server.openai.logprobs import completion_logprobs
+from outrider.server.openai.logprobs import CompletionLogprobs
 from outrider.server.openai.requests import RequestBuilder, check_count
 from outrider.server.openai.schema import CompletionBody
 from outrider.server.openai.usage import Usage
@@ -65,9 +66,9 @@ class CompletionsEndpoint:
                 prompt if isinstance(prompt, str) else await self._prompts.decode(principal, prompt, context_tokens)
                 for prompt in body.prompts
             ]
-        grammar = await self._grammars.grammar(body.structures, principal)
+        grammar = await self._grammars.grammar(body.structures, principal, special=self._vocabulary.grammar_tokens)
         requests = await self._requests.build(http, body, prompts, grammar)
-        formatter = CompletionFormatter(body, self._vocabulary, requests[0].id)
+        formatter = CompletionFormatter(body, self._vocabulary, requests)
         task = GenerationTask(requests, formatter, arrived, choices=body.candidates, padded=body.pads_stream, echoes=echoes)
         return await self._runner.respond(http, task, bool(body.stream))
 
@@ -79,10 +80,13 @@ class CompletionFormatter(ChoicesFormatter):
     body_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, request: CompletionBody, vocabulary: Vocabulary, request_id: str | None = None) -> None:
-        super().__init__(request, vocabulary, request_id)
-        self._best_of = request.best_of
-        self._returned = request.n or 1  # choices per prompt
+    def __init__(self, body: CompletionBody, vocabulary: Vocabulary, requests: Sequence[Request]) -> None:
+        """`requests`: one per candidate, all of the first prompt, then those of the next."""
+        super().__init__(body, vocabulary, requests[0].id)
+        self._requests = requests
+        self._candidates, self._best_of = body.candidates, body.best_of
+        self._returned = body.n or 1  # choices per prompt
+        self._scores: dict[int, CompletionLogprobs] = {}  # by choice
 
     def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
         if self._best_of is not None:
@@ -104,7 +108,12 @@ class CompletionFormatter(ChoicesFormatter):
     def _logprobs(self, output: ChoiceOutput) -> dict[str, Any] | None:
         if output.logprobs is None or not self._request.returns_logprobs:
             return None
-        return completion_logprobs(self._vocabulary, output)
+        if output.index not in self._scores:
+            request = self._requests[output.index // self._returned * self._candidates]
+            hidden = self._vocabulary.special_ids if request.skip_special_tokens else ()
+            drops_space = self._vocabulary.drops_space(request.prompt, request.continues_prompt)
+            self._scores[output.index] = CompletionLogprobs(self._vocabulary, hidden, drops_space)
+        return self._scores[output.index].take(output)
 
 
 def choice(

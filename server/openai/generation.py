@@ -7,7 +7,7 @@ and errors are handled here, once for all endpoints.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -41,7 +41,6 @@ class ChoiceOutput:
     tokens: list[int] = field(default_factory=list)
     logprobs: TokenLogprobs | None = None  # log-probabilities of `tokens`; a stop token at the end may have none
     stop_string: str | None = None  # the stop string that ended the choice
-    offset: int = 0  # characters of the choice before `text`
     echoed_tokens: int = 0  # leading `tokens` that belong to the echoed prompt
     pieces: list[tuple[str, int]] = field(default_factory=list)  # text and number of tokens of each event
     step: StepReport | None = None  # step of the last event
@@ -70,7 +69,7 @@ class ChoiceOutput:
 
     def split(self) -> Iterator[ChoiceOutput]:
         """Splits the output into one output per event."""
-        start, offset = 0, self.offset
+        start = 0
         for number, (text, size) in enumerate(self.pieces, start=1):
             part, scores = slice(start, start + size), self.logprobs
             yield ChoiceOutput(
@@ -79,10 +78,9 @@ class ChoiceOutput:
                 stop_string=self.stop_string if number == len(self.pieces) else None,
                 tokens=self.tokens[part],
                 logprobs=scores and TokenLogprobs(scores.chosen[part], scores.ids[part], scores.values[part]),
-                offset=offset,
                 pieces=[(text, size)],
             )
-            start, offset = start + size, offset + len(text)
+            start += size
 
     @property
     def mean_logprob(self) -> float:
@@ -203,7 +201,7 @@ class GenerationRunner:
         """The answer as server-sent events. Raises EngineError before the first byte; later errors become events."""
         formatter = task.formatter
         padding_bytes = self._padding_bytes(task)
-        offsets: dict[int, int] = {}  # characters sent of each choice that has started
+        begun: set[int] = set()  # choices
         started = False
         try:
             async with aclosing(self._batches(task)) as batches:
@@ -213,10 +211,10 @@ class GenerationRunner:
                         for event in formatter.start():
                             yield event.encode()
                     if not batch:
-                        heartbeat = formatter.heartbeat() if padding_bytes and offsets else None
+                        heartbeat = formatter.heartbeat() if padding_bytes and begun else None
                         yield heartbeat.encode(padding_bytes) if heartbeat else task.keep_alive
-                    for output in outputs_of(task, batch, offsets):
-                        offsets[output.index] = output.offset + len(output.text)
+                    for output in outputs_of(task, batch, begun):
+                        begun.add(output.index)
                         for event in formatter.deltas(output):
                             yield event.encode(padding_bytes)
         except EngineError as error:
@@ -321,10 +319,10 @@ def new_output(task: GenerationTask, choice: int) -> ChoiceOutput:
     )
 
 
-def outputs_of(task: GenerationTask, batch: Sequence[ChoiceEvent], offsets: Mapping[int, int]) -> Iterator[ChoiceOutput]:
-    """Joins consecutive events of a choice. `offsets` are the characters sent of each choice that has started."""
+def outputs_of(task: GenerationTask, batch: Sequence[ChoiceEvent], begun: Collection[int]) -> Iterator[ChoiceOutput]:
+    """Joins consecutive events of a choice. The choices `begun` have had outputs."""
     for choice, group in groupby(batch, key=lambda item: item.choice):
-        output = ChoiceOutput(choice, offset=offsets[choice]) if choice in offsets else new_output(task, choice)
+        output = ChoiceOutput(choice) if choice in begun else new_output(task, choice)
         for item in group:
             output.add(item.event)
         yield output

@@ -121,10 +121,9 @@ def placed(picture: PictureInput, runner: ModelRunner) -> Picture:
 
 
 def make_detokenizer(request: Request, tokens: Vocabulary) -> Detokenizer:
-    """Of an answer that starts a text of its own, or continues the prompt's, if it has any."""
-    continues = request.continues_prompt and any(token not in tokens.special_ids for token in request.prompt)
+    """Of an answer that starts a text of its own, or continues the prompt's."""
     hidden = tokens.special_ids.difference(request.shown_tokens) if request.skip_special_tokens else ()
-    return Detokenizer(tokens.bytes_of, hidden, tokens.drops_first_space and not continues)
+    return Detokenizer(tokens.bytes_of, hidden, tokens.drops_space(request.prompt, request.continues_prompt))
 
 
 def token_logprobs(logprobs: Logprobs, count: int) -> TokenLogprobs:

@@ -27,7 +27,7 @@ POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required":
 
 
 def to_grammar(structure: Structure) -> str:
-    return to_grammar_of(structure, 256)
+    return to_grammar_of(structure, 256, {})
 
 
 def accepts(grammar: str, text: str) -> bool:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from outrider.server.engine.messages import TokenLogprobs
+from outrider.server.engine.messages import Request, TokenLogprobs
 from outrider.server.openai.completions import CompletionFormatter, best_outputs
 from outrider.server.openai.generation import ChoiceOutput
 from outrider.server.openai.logprobs import MIN_LOGPROB
 from outrider.server.openai.schema import CompletionBody
+from outrider.verify.sampling_params import SamplingParams
 from tests.server.fakes import TOKENIZER, VOCABULARY, FakeEngine, events, post
 from tests.server.openai.chat.test_endpoint import scored_output
 
@@ -18,14 +19,15 @@ PATH = "/v1/completions"
 
 
 def formatter(**fields: Any) -> CompletionFormatter:
-    return CompletionFormatter(CompletionBody.model_validate({"model": "m", "prompt": "x", **fields}), VOCABULARY)
+    body = CompletionBody.model_validate({"model": "m", "prompt": "x", **fields})
+    return CompletionFormatter(body, VOCABULARY, [Request("r-0", [1], SamplingParams(), 5)] * 4)
 
 
 def test_completion_logprobs() -> None:
     found = formatter(logprobs=2).choice(scored_output())["logprobs"]
     assert found["tokens"] == [VOCABULARY.text_of(40)]
     assert found["token_logprobs"] == [-0.5]
-    assert found["text_offset"] == [7]
+    assert found["text_offset"] == [0]
     assert found["top_logprobs"] == [{VOCABULARY.text_of(40): -0.5, VOCABULARY.text_of(41): MIN_LOGPROB}]
 
 
@@ -61,6 +63,16 @@ def test_the_echo_precedes_the_text_and_has_logprobs() -> None:
     assert found["token_logprobs"][:2] == [None, -1.0]
     assert found["top_logprobs"][0] is None
     assert found["text_offset"][-1] == len("x = 1")
+
+
+def test_offsets_of_an_echo_of_several_bytes_per_character_are_in_the_text() -> None:
+    prompt = "a 🧑‍🚀 b 龘 c"
+    answer = post(FakeEngine("d"), PATH, {"prompt": prompt, "echo": True, "logprobs": 5}).json()
+    [choice] = answer["choices"]
+    offsets, tokens = choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]
+    assert offsets == sorted(offsets) and offsets[-1] == len(prompt) and len(offsets) == len(tokens)
+    whole = {token: offset for token, offset in zip(tokens[:-1], offsets, strict=False) if not token.startswith("bytes:")}
+    assert all(prompt.startswith(token, offset) for token, offset in whole.items()) and " b" in whole
 
 
 def test_streams_of_several_prompts_number_their_choices() -> None:

@@ -207,23 +207,19 @@ def test_a_client_that_stops_reading_closes_the_engines_iterator() -> None:
 
 def test_consecutive_events_of_a_choice_are_joined() -> None:
     batch = [ChoiceEvent(choice, TokenEvent("r", [1], text)) for choice, text in ((0, "a"), (0, "b"), (1, "c"), (0, "d"))]
-    offsets = {0: 5}
-    outputs = []
-    for output in outputs_of(task(), batch, offsets):
-        offsets[output.index] = output.offset + len(output.text)
-        outputs.append((output.index, output.text, output.offset))
-    assert outputs == [(0, "ab", 5), (1, "c", 0), (0, "d", 7)]
+    outputs = [(output.index, output.text) for output in outputs_of(task(), batch, {0})]
+    assert outputs == [(0, "ab"), (1, "c"), (0, "d")]
 
 
 def test_an_output_splits_into_its_events() -> None:
-    whole_output = ChoiceOutput(2, offset=3)
+    whole_output = ChoiceOutput(2)
     for text, tokens, finish in (("ab", [1, 2], None), ("c", [3, 4], "stop")):
         chosen = [-float(token) for token in tokens if token != 4]  # the stop token has no log-probability
         logprobs = TokenLogprobs(chosen, [[]] * len(chosen), [[]] * len(chosen))
         whole_output.add(TokenEvent("r", tokens, text, finish, logprobs=logprobs))  # type: ignore[arg-type]
     first, second = whole_output.split()
-    assert (first.text, first.tokens, first.finish, first.offset) == ("ab", [1, 2], None, 3)
-    assert (second.text, second.tokens, second.finish, second.offset) == ("c", [3, 4], "stop", 5)
+    assert (first.text, first.tokens, first.finish) == ("ab", [1, 2], None)
+    assert (second.text, second.tokens, second.finish) == ("c", [3, 4], "stop")
     assert first.logprobs and second.logprobs
     assert (first.logprobs.chosen, second.logprobs.chosen) == ([-1.0, -2.0], [-3.0])
 

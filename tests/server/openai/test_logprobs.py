@@ -1,18 +1,84 @@
-"""Log-probabilities in both formats: bytes are exact, there is no infinity, and echoes have offsets."""
+"""Log-probabilities in both formats: bytes are exact, there is no infinity, and tokens have their place in the text."""
+
+from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection, Sequence
+from typing import Any, cast
 
-from outrider.server.engine.messages import TokenLogprobs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.engine.messages import TokenEvent, TokenLogprobs
 from outrider.server.openai.generation import ChoiceOutput
-from outrider.server.openai.logprobs import MIN_LOGPROB, completion_logprobs, content_logprobs
-from tests.server.fakes import VOCABULARY
+from outrider.server.openai.logprobs import MIN_LOGPROB, CompletionLogprobs, TextCursor, content_logprobs
+from outrider.server.worker.detokenizer import AnswerText, Detokenizer
+from tests.server.fakes import TOKENIZER, VOCABULARY
+
+TEXTS = [
+    "plain words",
+    "a 🧑‍🚀 b 龘 c",
+    "👩🏽‍💻👨‍👩‍👧‍👦!",
+    "नमस्ते दुनिया",
+    "สวัสดีชาวโลก",
+    "𠮷野家で𩸽を食べた",
+    "e\u0301 ñ 한국\n\t",
+]
+
+
+class Pieces:
+    """A vocabulary of these pieces, as SentencePiece's; token 0 is special."""
+
+    special_ids = frozenset([0])
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.bytes_of = pieces.__getitem__
 
 
 def output(echoed_tokens: int = 0) -> ChoiceOutput:
     """Three tokens; the last one, a stop token, has no log-probability."""
     logprobs = TokenLogprobs([-0.5, -math.inf], [[40], [42, 41]], [[-0.5], [-0.1, -math.inf]])
-    return ChoiceOutput(0, tokens=[40, 41, 0], logprobs=logprobs, offset=10, echoed_tokens=echoed_tokens)
+    text = "".join(map(VOCABULARY.text_of, (40, 41)))
+    return ChoiceOutput(0, tokens=[40, 41, 0], logprobs=logprobs, echoed_tokens=echoed_tokens, pieces=[(text, 3)])
+
+
+def outputs(
+    vocabulary: Any,
+    tokens: Sequence[int],
+    size: int,
+    stops: Sequence[str] = (),
+    hidden: Collection[int] = (),
+    drops_space: bool = False,
+) -> list[ChoiceOutput]:
+    """An answer in steps of `size` tokens, as a worker divides it."""
+    answer = AnswerText(Detokenizer(vocabulary.bytes_of, hidden, drops_space), stops)
+    made = []
+    for start in range(0, len(tokens), size):
+        step = tokens[start : start + size]
+        text, used = answer.feed(step)
+        ends = answer.stopped or start + size >= len(tokens)
+        if ends and not answer.stopped:
+            text += answer.finish()
+        logprobs = TokenLogprobs([-1.0] * used, [[]] * used, [[]] * used)
+        made.append(ChoiceOutput(0))
+        made[-1].add(TokenEvent("r", list(step[:used]), text, "stop" if ends else None, logprobs=logprobs))
+        if ends:
+            break
+    return made
+
+
+def joined(scores: CompletionLogprobs, made: Sequence[ChoiceOutput]) -> tuple[str, dict[str, list[Any]]]:
+    """The text and the entries of a stream. Entries come with the text in which their tokens begin."""
+    text, entries = "", dict[str, list[Any]]()
+    for each in made:
+        text += each.text
+        for key, values in (scores.take(each) or {}).items():
+            entries.setdefault(key, []).extend(values)
+        assert all(offset <= len(text) for offset in entries.get("text_offset", []))
+    return text, entries
 
 
 def test_content_logprobs() -> None:
@@ -24,18 +90,105 @@ def test_content_logprobs() -> None:
 
 
 def test_completion_logprobs() -> None:
-    found = completion_logprobs(VOCABULARY, output())
+    found = CompletionLogprobs(VOCABULARY).take(output())
+    assert found is not None
     assert found["tokens"] == [VOCABULARY.text_of(40), VOCABULARY.text_of(41)]
-    assert found["text_offset"] == [10, 10 + len(VOCABULARY.text_of(40))]
+    assert found["text_offset"] == [0, len(VOCABULARY.text_of(40))]
     assert found["token_logprobs"] == [-0.5, MIN_LOGPROB]
     assert found["top_logprobs"][1] == {VOCABULARY.text_of(42): -0.1, VOCABULARY.text_of(41): MIN_LOGPROB}
 
 
 def test_an_echoed_first_token_has_no_logprob() -> None:
-    found = completion_logprobs(VOCABULARY, output(echoed_tokens=2))
+    found = CompletionLogprobs(VOCABULARY).take(output(echoed_tokens=2))
+    assert found is not None
     assert found["token_logprobs"] == [None, MIN_LOGPROB]
     assert found["top_logprobs"][0] is None
 
 
 def test_without_logprobs_there_are_no_entries() -> None:
     assert content_logprobs(VOCABULARY, ChoiceOutput(0, tokens=[40])) == []
+    assert CompletionLogprobs(VOCABULARY).take(ChoiceOutput(0, tokens=[40])) is None
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_a_tokens_offset_is_that_of_the_character_in_which_it_begins(text: str, size: int) -> None:
+    tokens = TOKENIZER.encode(text, add_special_tokens=False)
+    shown, found = joined(CompletionLogprobs(VOCABULARY), outputs(VOCABULARY, tokens, size))
+    pieces = [VOCABULARY.bytes_of(token) for token in tokens]
+    starts = [sum(map(len, pieces[:number])) for number in range(len(pieces))]
+    assert shown == text
+    assert found["text_offset"] == [len(text.encode()[:start].decode(errors="ignore")) for start in starts]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+@pytest.mark.parametrize("stop", ["🚀", "b", " 龘 c", "\u200d", "nowhere"])
+def test_offsets_stay_in_a_text_that_a_stop_string_cuts(stop: str, size: int) -> None:
+    text = TEXTS[1] * 2
+    tokens = TOKENIZER.encode(text, add_special_tokens=False)
+    made = outputs(VOCABULARY, tokens, size, [stop])
+    shown, found = joined(CompletionLogprobs(VOCABULARY), made)
+    _, uncut = joined(CompletionLogprobs(VOCABULARY), outputs(VOCABULARY, tokens, size))
+    assert shown == text.partition(stop)[0]
+    used = sum(len(each.tokens) for each in made)
+    assert found["text_offset"] == [min(offset, len(shown)) for offset in uncut["text_offset"][:used]]
+
+
+def test_hidden_tokens_have_no_width() -> None:
+    end = min(VOCABULARY.special_ids)
+    tokens = [end, *TOKENIZER.encode("ab 🚀", add_special_tokens=False), end]
+    hidden = joined(CompletionLogprobs(VOCABULARY, [end]), outputs(VOCABULARY, tokens, 2, hidden=[end]))
+    text, found = hidden
+    assert text == "ab 🚀" and found["text_offset"][:2] == [0, 0] and found["text_offset"][-1] == len(text)
+    text, found = joined(CompletionLogprobs(VOCABULARY), outputs(VOCABULARY, tokens, 2))
+    width = len(VOCABULARY.text_of(end))
+    assert found["text_offset"][:2] == [0, width] and found["text_offset"][-1] == len(text) - width
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_a_first_space_that_is_left_out_has_no_width(size: int) -> None:
+    pieces = cast(Vocabulary, Pieces(b"<s>", b" Once", b" upon", "é".encode()[:1], "é".encode()[1:]))
+    made = outputs(pieces, [1, 2, 3, 4], size, drops_space=True)
+    assert joined(CompletionLogprobs(pieces, drops_first_space=True), made)[1]["text_offset"] == [0, 4, 9, 9]
+
+
+def test_an_echo_may_lack_special_tokens_and_the_first_space() -> None:
+    pieces = cast(Vocabulary, Pieces(b"<s>", b" Once", b" upon", b"\xf0\x9f", b"\x9a\x80"))
+    for echo, offsets in (("Once🚀 upon", [0, 0, 4, 4, 5]), ("<s> Once🚀 upon", [0, 3, 8, 8, 9])):
+        tokens = [0, 1, 3, 4, 2]
+        logprobs = TokenLogprobs([-1.0] * 5, [[]] * 5, [[]] * 5)
+        made = ChoiceOutput(0, tokens=tokens, logprobs=logprobs, echoed_tokens=5, pieces=[(echo, 5)])
+        made.add(TokenEvent("r", [2, 3], " upon\ufffd", "stop", logprobs=TokenLogprobs([-1.0] * 2, [[]] * 2, [[]] * 2)))
+        found = CompletionLogprobs(pieces).take(made)
+        assert found is not None
+        assert found["text_offset"] == [*offsets, len(echo), len(echo) + 5]
+
+
+@given(st.lists(st.binary(max_size=3) | st.sampled_from([text.encode()[:3] for text in TEXTS]), max_size=12))
+def test_places_in_any_bytes_are_those_of_their_replacement_characters(pieces: list[bytes]) -> None:
+    cursor, data = TextCursor(), b""
+    for piece in pieces:
+        place = cursor.feed(piece)
+        if piece:
+            assert place == len((data + piece[:1]).decode(errors="replace")) - 1
+        data += piece
+
+
+def test_parts_of_characters_are_written_as_their_bytes() -> None:
+    pieces = cast(Vocabulary, Pieces(b"<s>", b" \xf0\x9f", b"\xf0\x9f", b"\xa7", b"A", b"A", b"", b""))
+    logprobs = TokenLogprobs([-3.0], [[1, 2, 3, 4, 6, 7]], [[-1.0, -1.5, -2.0, -2.5, -4.0, -5.0]])
+    found = CompletionLogprobs(pieces).take(ChoiceOutput(0, tokens=[5], logprobs=logprobs, pieces=[("A", 1)]))
+    assert found is not None
+    assert found["tokens"] == ["A"]
+    assert found["top_logprobs"] == [
+        {"bytes: \\xf0\\x9f": -1.0, "bytes:\\xf0\\x9f": -1.5, "bytes:\\xa7": -2.0, "token_id:4": -2.5, "": -4.0}
+        | {"token_id:7": -5.0, "A": -3.0}
+    ]
+
+
+def test_the_tokens_of_characters_of_several_tokens_join_to_their_bytes() -> None:
+    tokens = TOKENIZER.encode("🧑‍🚀", add_special_tokens=False)
+    assert len(tokens) > 3
+    _, found = joined(CompletionLogprobs(VOCABULARY), outputs(VOCABULARY, tokens, 1))
+    assert all(name.startswith("bytes:") or name.isprintable() for name in found["tokens"])
+    assert "\ufffd" not in "".join(found["tokens"])

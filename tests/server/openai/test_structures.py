@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from outrider.server.chat.gbnf import MAX_CHARACTERS, is_gbnf, to_lark
 from outrider.server.chat.grammar_job import Structure
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.http.errors import APIError
 from outrider.server.openai.schema import CompletionBody
 from outrider.server.settings import Limits
-from tests.server.fakes import FakeEngine, post
+from tests.server.fakes import VOCABULARY, FakeEngine, post
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 GBNF = 'root ::= item+ # a list\nitem ::= "- " [^\\n]+ "\\n" | other-item\nother-item ::= "x"{1,3}\n'
@@ -78,26 +77,21 @@ def test_errors_name_the_field(fields: dict[str, Any], param: str) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
-def test_gbnf_is_converted_to_lark() -> None:
-    assert is_gbnf(GBNF) and not is_gbnf(LARK) and not is_gbnf('start: "a ::= b"')
-    assert to_lark(LARK) == LARK
-    assert "start: " in to_lark(GBNF) and "::=" not in to_lark(GBNF)
+def test_gbnf_is_a_grammar_of_the_field() -> None:
     (structure,) = structures(grammar=GBNF).values()
     assert asyncio.run(GrammarChecker(Limits()).grammar({"grammar": structure}))
 
 
-@pytest.mark.parametrize(
-    "grammar",
-    [
-        'root ::= "a',
-        'root ::= "\\',
-        "root ::= [",
-        'other ::= "a"',
-        "root ::= missing",
-        "root ::= " + "(" * 5000,
-        'root ::= "' + "a" * MAX_CHARACTERS + '"',
-    ],
-)
+def test_tokens_of_gbnf_are_the_models() -> None:
+    token = min(VOCABULARY.grammar_tokens)
+    engine = FakeEngine("a")
+    assert post(engine, "/v1/completions", {"prompt": "x", "grammar": f"root ::= {token}"}).status_code == 200
+    assert f"<[{VOCABULARY.grammar_tokens[token]}]>" in (engine.requests[0].grammar or "")
+    response = post(engine, "/v1/completions", {"prompt": "x", "grammar": "root ::= <|no such token|>"})
+    assert response.status_code == 400 and "no special token of the model" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("grammar", ['root ::= "a', "root ::= missing", "root ::= " + "(" * 5000])
 def test_invalid_gbnf_is_an_error_of_the_field(grammar: str) -> None:
     with closing(GrammarChecker(Limits())) as checker, pytest.raises(APIError) as raised:
         asyncio.run(checker.grammar(structures(grammar=grammar)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from outrider.drafters.registry import Resources
@@ -22,7 +22,9 @@ class Letters:
     """Token n is the letter number n modulo 26."""
 
     special_ids = frozenset[int]()
-    drops_first_space = False
+
+    def drops_space(self, prompt: Sequence[int], continues: bool) -> bool:
+        return False
 
     def bytes_of(self, token: int) -> bytes:
         return bytes([ord("a") + token % 26])

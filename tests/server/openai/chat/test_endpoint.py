@@ -47,7 +47,7 @@ def output(text: str, finish: Finish | None = None) -> ChoiceOutput:
 
 def scored_output() -> ChoiceOutput:
     """Two events of one choice: a token with its two most likely ones, then a stop token without log-probability."""
-    made = ChoiceOutput(3, offset=7)
+    made = ChoiceOutput(3)
     logprobs = TokenLogprobs([-0.5], [[40, 41]], [[-0.5, -math.inf]])
     made.add(TokenEvent("r", [40], VOCABULARY.text_of(40), logprobs=logprobs))
     made.add(TokenEvent("r", [0], "", "stop", logprobs=TokenLogprobs([], [], [])))

@@ -1,0 +1,201 @@
+"""GBNF is accepted and followed as llama.cpp reads it, whatever it consists of."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.server.chat.gbnf import is_gbnf, to_lark
+from tests.server.chat.gbnf.matching import Follower, Matcher, Tree, written
+
+WS = "ws ::= [ \\t\\n]*\n"
+JSON = (
+    'root ::= value\nvalue ::= map | list | text | number | "true" ws\n'
+    'map ::= "{" ws (text ":" ws value ("," ws text ":" ws value)*)? "}" ws\n'
+    'list ::= "[" ws (value ("," ws value)*)? "]" ws\n'
+    'text ::= "\\"" ([^"\\\\] | "\\\\" ["\\\\nt])* "\\"" ws\nnumber ::= "-"? [0-9]+ ws\n' + WS
+)
+# A grammar, texts that it matches, and texts that it does not match.
+GRAMMARS = {
+    "text": ('root ::= "ab" "c"', ["abc"], ["ab", "abcc", ""]),
+    "alternatives": ('root ::= "a" | "b" "c"', ["a", "bc"], ["b", "ac", ""]),
+    "after a bar": ('root ::= "a" |\n\n # next\n "b" |\n"c"', ["a", "b", "c"], ["ab"]),
+    "empty alternative": ('root ::= "x" y "x"\ny ::= | "a"', ["xx", "xax"], ["x", "xaax"]),
+    "empty group": ('root ::= "a" (|"b") ()', ["a", "ab"], ["b"]),
+    "empty text": ('root ::= "" "a" ""*', ["a"], ["", "aa"]),
+    "class": ("root ::= [a-cx] [0-9]", ["a1", "x9"], ["d1", "a", "-1"]),
+    "dash at an edge": ("root ::= [-a] [b-]", ["-b", "a-"], ["b-", "--b"]),
+    "range of a dash": ("root ::= [+--]", ["+", ",", "-"], ["."]),
+    "negated class": ('root ::= [^a-c\\n]+ "\\n"', ["xyz\n", "é😀\n"], ["a\n", "x", "\n"]),
+    "empty class": ('root ::= [] "a" [^]', ["a"], [""]),
+    "slashes": ('root ::= [/] "/" [^/]', ["//a"], ["///"]),
+    "caret inside": ("root ::= [a^]", ["a", "^"], ["b"]),
+    "any character": ('root ::= . "b" .', ["abc", "😀b\n", "bbb"], ["ab", "b"]),
+    "escapes in a text": (r'root ::= "\n\t\r\\\"\[\]\-\x41\u00e9\U0001F600"', ['\n\t\r\\"[]-Aé😀'], ["n"]),
+    "escapes in a class": (r"root ::= [\]\[\\\-\x30-\x32\u4e00-\u4e02\U0001F600]+", ["]0-\\", "一丂😀"], ["3", "x"]),
+    "control characters": (r'root ::= "\x01\x7f\u0085\u2028" [\x00-\x1f]', ["\x01\x7f\x85\u2028\x00"], ["\x01"]),
+    "raw line break": ('root ::= "a\nb"', ["a\nb"], ["a b"]),
+    "surrogates": (r"root ::= [\uD7FF-\uE000]", ["\ud7ff", "\ue000"], ["\ue001"]),
+    "group": ('root ::= ("a" | "b") "c"', ["ac", "bc"], ["a", "c"]),
+    "lines in a group": ('root ::= (\n  "a" # one\n\n  | "b"\r\n)+\n', ["ab", "b"], [""]),
+    "group in a group": ('root ::= (("a" ("b" | "c"))* "d")', ["d", "abacd"], ["ad"]),
+    "star": ('root ::= "ab"*', ["", "abab"], ["aba"]),
+    "plus": ("root ::= [ab]+", ["a", "ba"], ["", "c"]),
+    "option": ('root ::= "a"? "b"', ["b", "ab"], ["aab"]),
+    "number": ('root ::= "ab"{2} [c]{ 3 }', ["ababccc"], ["abccc", "ababcc"]),
+    "at least": ('root ::= "a"{2,}', ["aa", "aaaa"], ["a"]),
+    "at most": ('root ::= "a"{0,2} "b"', ["b", "aab"], ["aaab"]),
+    "between": ('root ::= ("a" | "b"){1,2}', ["a", "ab"], ["", "aba"]),
+    "never": ('root ::= "a"{0} "b"{0,0} "c"', ["c"], ["ac", "bc"]),
+    "many": ('root ::= "a"{0,300} "b"', ["a" * 300 + "b"], ["a" * 301 + "b"]),
+    "repeated repetition": ("root ::= ( [x]* )* [y]{2}{2}", ["yyyy", "xxyyyy"], ["yy", "yyyyyy"]),
+    "names": ('root ::= a-b c_d A9\na-b ::= "1"\nc_d ::= "2"\nA9 ::= "3"', ["123"], ["12"]),
+    "one name in two ways": ('root ::= a-b a_b\na-b ::= "1"\na_b ::= "2"', ["12"], ["11", "22"]),
+    "names of Lark": ('root ::= start ignore\nstart ::= "s"\nignore ::= "i"', ["si"], ["s"]),
+    "no spaces": ('root::="a"b\nb::="c"', ["ac"], ["a"]),
+    "comments": ('# one\nroot ::= "#" # two "x"\n# three\n', ["#"], ["x"]),
+    "line ends": ('\r\nroot ::= a\r\n\r\na ::= "b"\r\n', ["b"], ["a"]),
+    "defined twice": ('root ::= a\na ::= "1"\na ::= "2"', ["2"], ["1"]),
+    "unused": ('root ::= "a"\nother ::= root other', ["a"], [""]),
+    "recursion": ('root ::= "(" root ")" | "x"', ["x", "((x))"], ["(x", "()"]),
+    "right recursion": ('root ::= "a" root | "b"', ["b", "aab"], ["aa", "bb"]),
+    "left recursion": ('root ::= root "a" | "b"', ["b", "baa"], ["ab", "a"]),
+    "recursion at both ends": ('root ::= root "+" root | [0-9]', ["1", "1+2+3"], ["1+", "+"]),
+    "optional recursion": ('root ::= item ("," root)? | "."\nitem ::= [a-z]+', ["a", "a,bc", "a,."], ["a,", ".,a"]),
+    "mutual recursion": ('root ::= "a" b | "."\nb ::= "b" root | ","', ["abab.", "a,"], ["ab", "b."]),
+    "itself": ('root ::= root | a\na ::= root | "x"', ["x"], ["", "xx"]),
+    "two lists": (
+        'root ::= items ";" items\nitems ::= "x" | items "," "x" | items ":" items',
+        ["x;x,x", "x:x,x;x"],
+        ["x", ";"],
+    ),
+    "json": (JSON, ['{"a" : [1, -22, "x\\"y"], "b": {} } ', "true", '[ "é😀" ]'], ['{"a"}', "[1,]", '"a', "{,}"]),
+    # What one lexeme may begin, another one may end.
+    "prefix of a text": ('root ::= "(" root ")" | "ab" | [a-z] "bc"', ["ab", "abc", "(abc)"], ["a", "abcc"]),
+    "word and its letter": ('root ::= "(" root ")" | [a-z]+ "x"', ["ax", "xxx", "(ax)"], ["x", "xa"]),
+    "list and its item": ('root ::= [ab]* "b" | "<" root ">"', ["b", "abab", "<bb>"], ["a", ""]),
+    "space twice": ('root ::= "(" ws root ws ")" ws " " | "x"\n' + WS, ["( x )  ", "(x) "], ["(x)"]),
+    "key and any key": (
+        'root ::= "{" ("k" ws ":" [0-9] | [a-z]+ " "* ":" root) "}"\n' + WS,
+        ["{k:1}", "{k :1}", "{k :{k:2}}", "{kk:{k:1}}"],
+        ["{kk:1}", "{k:}"],
+    ),
+    "same first byte": ('root ::= "(" root ")" | "é" [è] | [é] "a"', ["éè", "éa", "(éa)"], ["é"]),
+    "text between elements": (
+        'root ::= elem\nelem ::= "<b>" part* "</b>"\npart ::= text | elem\ntext ::= [^<]+',
+        ["<b>x</b>", "<b>x<b></b>yz</b>"],
+        ["<b>", "<b><</b>"],
+    ),
+}
+INVALID = {
+    'root ::= "a': "rule 'root', line 1, column 10: this text is never closed",
+    'root ::= "\\': "rule 'root', line 1, column 11: there is no escape '\\\\' of this form",
+    'root ::= "\\q"': "escape '\\\\q'",
+    'root ::= "\\x4"': "escape '\\\\x'",
+    'root ::= "\\UFFFFFFFF"': "Unicode has no such character",
+    'root ::= "\\uD800"': "UTF-8 has no such character",
+    "root ::= [a": "this class is never closed",
+    "root ::= [z-a]": "line 1, column 11: the range's second character comes before its first",
+    "root ::= [^\\x00-\\U0010FFFF]": "no character is in this class",
+    'root ::= ("a"': "line 1, column 10: this parenthesis is never closed",
+    'root ::= ("a"\nb ::= "c"': "line 1, column 10: this parenthesis is never closed",
+    'root ::= "a")': "line 1, column 13: this parenthesis was never opened",
+    "root ::= *": "there is nothing to repeat",
+    'root ::= ("a" | *)': "line 1, column 17: there is nothing to repeat",
+    'root ::= "a"{2,1}': "the second number of repetitions is less than the first",
+    'root ::= "a"{,2}': "line 1, column 13: this is no part of a rule",
+    'root ::= "a"\nb ::= "c" ,': "rule 'b', line 2, column 11: this is no part of a rule",
+    'root ::= "a"\n"b"': "line 2, column 1: a rule is expected here",
+    'root ::= "a" b\nb ::= c "x"': "rule 'b', line 2, column 7: there is no rule named 'c'",
+    'other ::= "a"': "no rule named 'root'",
+    "root ::= <think>": "<think> is no special token of the model",
+    "root ::= !<think>": "<think> is no special token of the model",
+    "root ::= <[x]>": "this is no part of a rule",
+    'root ::= "a"' + "*" * 5000: "nested too deep",
+    "root ::= " + '("a"' * 5000 + ")" * 5000: "nested too deep",
+    "root ::= " + "(" * 5000: "never closed",
+}
+LARK = [
+    'start: "a ::= b"',
+    "// root ::= x\nstart: A\nA: /b ::= c/",
+    '# root ::= x\n\n?start: "a"',
+    '%llguidance {}\nstart: "root" "::="',
+    "%import common.INT\nstart: INT\n",
+    'start: a\na: "x"\n  | "root\\n::= y"\n',
+    "start[capture]: <[10]>\n",
+    "TEXT.2: /::=/\nstart: TEXT",
+]
+
+
+@pytest.mark.parametrize(("grammar", "matching", "others"), GRAMMARS.values(), ids=GRAMMARS)
+def test_every_kind_of_grammar_is_followed(grammar: str, matching: list[str], others: list[str]) -> None:
+    known = Follower(grammar)
+    assert [text for text in matching if not known.allows(text)] == []
+    assert [text for text in others if known.allows(text)] == []
+
+
+@pytest.mark.parametrize(("grammar", "reason"), INVALID.items())
+def test_an_error_names_the_rule_and_the_place(grammar: str, reason: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        to_lark(grammar, {})
+    assert reason in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_tokens_are_matched_by_id() -> None:
+    special = {"<open>": 1, "<close>": 2}
+    known = Follower("root ::= <open> (!<close>)* <[2]> [a-z]+", special)
+    assert known.allows("\1hello\2abc") and known.allows("\1\2a")
+    assert not known.allows("hello\2abc") and not known.allows("\1\2\2a") and not known.allows("\1hello")
+
+
+@pytest.mark.parametrize("grammar", LARK)
+def test_lark_is_not_taken_for_gbnf(grammar: str) -> None:
+    assert not is_gbnf(grammar) and to_lark(grammar, {}) == grammar
+
+
+@given(st.lists(st.sampled_from(["\n", " ", "\t", "# a: b\n", "\r\n"])), st.from_regex(r"\A[A-Za-z][\w-]*\Z"))
+def test_a_grammar_is_what_its_first_rule_is(before: list[str], name: str) -> None:
+    start = "".join(before)
+    assert is_gbnf(f'{start}{name} ::= x: "a"\nstart: "b"')
+    assert not is_gbnf(f'{start}{name}: "a"\nroot ::= "b"')
+
+
+COSTLY = {
+    "alternatives": "root ::= " + " | ".join(f'"k{number}" root "x"' for number in range(3000)),
+    "sets of places": 'root ::= [ab]* root? "a"' + " [ab]" * 20 + ' "c" root',
+    "empty rules": "root ::= "
+    + " ".join(f"r{number}" for number in range(2000))
+    + "".join(f'\nr{number} ::= | "a" r{number} "b"' for number in range(2000)),
+    "repeated rules": "root ::= " + "(v)* " * 5000 + "\nv ::= root | " + '"a" root | ' * 2500 + '"b"',
+}
+
+
+@pytest.mark.parametrize("grammar", COSTLY.values(), ids=COSTLY)
+def test_the_conversion_has_a_limit(grammar: str) -> None:
+    with pytest.raises(ValueError, match="too many of its alternatives can begin with the same characters; simplify it"):
+        to_lark(grammar, {})
+
+
+NAMES = ["root", "one", "two-b"]
+LEAVES: list[Tree] = [("text", "a"), ("text", "ab"), ("text", "ba"), ("text", "é"), ("text", "abc")]
+LEAVES += [("class", "ab"), ("class", "éa"), ("not", "a"), ("not", "éb"), ("any",), *(("rule", name) for name in NAMES)]
+TIMES = [(0, None), (1, None), (0, 1), (2, 2), (1, 3), (2, None)]
+
+
+def trees(inner: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
+    children = st.lists(inner, min_size=1, max_size=3)
+    times = st.sampled_from(TIMES).flatmap(lambda ends: inner.map(lambda child: ("times", child, *ends)))
+    return st.one_of(children.map(lambda parts: ("series", parts)), children.map(lambda parts: ("choice", parts)), times)
+
+
+TREES: st.SearchStrategy[Tree] = st.recursive(st.sampled_from(LEAVES), trees, max_leaves=8)
+RULES = st.fixed_dictionaries({name: TREES for name in NAMES})
+
+
+@settings(deadline=None)
+@given(RULES, st.lists(st.text("abcéè\n", max_size=5), min_size=5, max_size=12))
+def test_random_grammars_match_what_a_matcher_of_their_trees_matches(rules: dict[str, Tree], texts: list[str]) -> None:
+    known = Follower("\n".join(f"{name} ::= {written(tree)}" for name, tree in rules.items()))
+    for text in texts:
+        assert known.allows(text) == Matcher(rules, text).matches(), text
