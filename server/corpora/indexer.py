@@ -29,6 +29,7 @@ from outrider.server.corpora.messages import (
     encode,
     encode_listing,
     is_private,
+    listed_bytes,
 )
 from outrider.server.engine.helper import answer_all
 
@@ -67,12 +68,13 @@ def apply(change: Change) -> Outcome:
     tokens, order = splice(tokens, order, kept, text, change.separator)
     block = folder / f"{1 + max((int(path.stem) for path in folder.glob('*' + SUFFIX)), default=0):06d}{SUFFIX}"
     datastore.save_block(block, tokens, change.separator, change.fingerprint, order)
-    size_bytes = block.stat().st_size
+    new = [Document(each.path, each.digest, len(ids)) for each, ids in zip(change.added, added, strict=True)]
+    documents = [each for each in old if each.path not in gone] + new
+    size_bytes = block.stat().st_size + listed_bytes(documents)
     if size_bytes > change.max_bytes:
         block.unlink()
         return Outcome(size_bytes=size_bytes)
-    new = [Document(each.path, each.digest, len(ids)) for each, ids in zip(change.added, added, strict=True)]
-    listing = Listing(change.name, block.name, size_bytes, [each for each in old if each.path not in gone] + new)
+    listing = Listing(change.name, block.name, size_bytes, documents)
     write_listing(folder, listing)
     for path in folder.glob("*" + SUFFIX):
         if path.name not in (block.name, before and before.block):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
 # This file of a corpus's folder lists its documents, in the order of the block, and names the block.
 LISTING = "corpus.json"
+# A document takes this much beside its path and its tokens: its digest, and objects of both processes.
+DOCUMENT_BYTES = 256
 
 
 class Document(msgspec.Struct, frozen=True, array_like=True):
@@ -19,15 +23,15 @@ class Document(msgspec.Struct, frozen=True, array_like=True):
     tokens: int  # includes the separator that follows them; 0 = the text is empty
 
 
-class Listing(msgspec.Struct, frozen=True):
+class Listing(msgspec.Struct, frozen=True, dict=True):
     """What a corpus consists of."""
 
     name: str
     block: str  # file name
-    size_bytes: int  # of the block
+    size_bytes: int  # of the block and of what the documents take beside it
     documents: list[Document] = []
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """The tokens of all texts, without separators."""
         return sum(max(0, document.tokens - 1) for document in self.documents)
@@ -50,7 +54,7 @@ class Change(msgspec.Struct, frozen=True):
     added: list[NewDocument]
     separator: int  # larger than every token id
     fingerprint: str  # of the tokenizer
-    max_bytes: int  # a larger block is not kept
+    max_bytes: int  # a larger corpus is not kept
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -59,6 +63,11 @@ class Outcome(msgspec.Struct, frozen=True):
     listing: Listing | None = None
     size_bytes: int = 0
     error: str = ""
+
+
+def listed_bytes(documents: Iterable[Document]) -> int:
+    """What documents take beside the block, also those whose text is empty."""
+    return sum(DOCUMENT_BYTES + len(document.path.encode("utf-8", "surrogatepass")) for document in documents)
 
 
 def is_private(folder: Path) -> bool:

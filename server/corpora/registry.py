@@ -25,6 +25,7 @@ from outrider.server.corpora.messages import (
     Change,
     Listing,
     NewDocument,
+    Outcome,
     decode_listing,
     decode_outcome,
     encode,
@@ -38,6 +39,8 @@ from outrider.server.telemetry.metrics import Metrics
 log = logging.getLogger("outrider")
 # A principal has at most this many corpora.
 MAX_CORPORA = 64
+# A corpus has at most this many documents: each costs time at every change.
+MAX_DOCUMENTS = 1 << 16
 FOLDER = "corpora"
 # This file of a principal's folder names its default corpus. No corpus has such a name.
 DEFAULT = ".default"
@@ -109,10 +112,12 @@ class Corpora:
             if corpus is None and len(shelf.corpora) >= MAX_CORPORA:
                 message = f"At most {MAX_CORPORA} corpora are kept for a key; delete one first."
                 raise APIError(400, message, "name", "too_many")
-            old = {document.path: document.digest for document in corpus.documents} if corpus else {}
-            digests = await asyncio.to_thread(digests_of, texts)
-            paths = [path for path, digest in digests.items() if old.get(path) != digest]
-            removed = [path for path in removed if path in old and path not in texts]
+            digests, paths, removed, count = await asyncio.to_thread(compare, corpus, texts, removed)
+            if count > MAX_DOCUMENTS:
+                message = (
+                    f"The corpus would have {count} documents, and {MAX_DOCUMENTS} are allowed; post fewer, or larger ones."
+                )
+                raise APIError(400, message, "files", "too_many")
             if corpus is None or paths or removed:
                 ids = await encode([texts[path] for path in paths])
                 added = [NewDocument(path, digests[path], each.tobytes()) for path, each in zip(paths, ids, strict=True)]
@@ -147,7 +152,8 @@ class Corpora:
         folder = str(shelf.folder / name)
         change = Change(folder, name, removed, added, self._separator, self._fingerprint, max_bytes)
         try:
-            outcome = decode_outcome(await self._indexer.ask(await asyncio.to_thread(encode, change)))
+            answer = await self._indexer.ask(await asyncio.to_thread(encode, change))
+            outcome = await asyncio.to_thread(decoded, answer)
         except HelperEnded:
             raise self._unavailable("the process that indexes has ended") from None
         except OSError as error:
@@ -211,9 +217,23 @@ class Corpora:
         return self._temporary
 
 
-def digests_of(texts: Mapping[str, str]) -> dict[str, str]:
-    """The digest of each text, by path."""
-    return {path: short_digest(text) for path, text in texts.items()}
+def compare(
+    corpus: Listing | None, texts: Mapping[str, str], removed: Sequence[str]
+) -> tuple[dict[str, str], list[str], list[str], int]:
+    """The digests of texts by path, the paths of those that are new, the documents to remove, and how many will remain."""
+    old = {document.path: document.digest for document in corpus.documents} if corpus else {}
+    digests = {path: short_digest(text) for path, text in texts.items()}
+    paths = [path for path, digest in digests.items() if old.get(path) != digest]
+    gone = list({path: None for path in removed if path in old and path not in texts})
+    return digests, paths, gone, len(old.keys() | texts.keys()) - len(gone)
+
+
+def decoded(answer: bytes) -> Outcome:
+    """The outcome in the indexer's answer, with the sum of its tokens."""
+    outcome = decode_outcome(answer)
+    if outcome.listing is not None:
+        _ = outcome.listing.tokens  # counted here, once, and not on the event loop
+    return outcome
 
 
 def short_digest(text: str) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+import msgspec
+from fastapi import APIRouter, Request, Response
 
 from outrider.server.chat.prompt import PromptEncoder
-from outrider.server.corpora.messages import Listing
+from outrider.server.corpora.messages import DOCUMENT_BYTES, Listing
 from outrider.server.corpora.registry import Corpora, short_digest
 from outrider.server.corpora.schema import CorpusBody, ExternalCorpusBody, RemoveCorpusBody
 from outrider.server.http.json_route import JSONRoute, in_turn, turn_of
@@ -51,9 +52,14 @@ def add_own_routes(router: APIRouter, corpora: Corpora, prompts: PromptEncoder) 
         return {"object": "list", "data": [card(http, corpus) for corpus in corpora.of(turn_of(http)).values()]}
 
     @router.get("/v1/outrider/corpora/{name}")
-    async def get(http: Request, name: str) -> dict[str, Any]:
+    async def get(http: Request, name: str) -> Response:
         corpus = corpora.get(turn_of(http), name)
-        return {**card(http, corpus), "paths": [document.path for document in corpus.documents]}
+        found = card(http, corpus)
+
+        def content() -> bytes:
+            return msgspec.json.encode({**found, "paths": [document.path for document in corpus.documents]})
+
+        return Response(await in_turn(http, content, DOCUMENT_BYTES * len(corpus.documents)), media_type="application/json")
 
     @router.delete("/v1/outrider/corpora/{name}")
     async def delete(http: Request, name: str) -> dict[str, Any]:

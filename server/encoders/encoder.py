@@ -17,6 +17,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import PreTrainedTokenizerBase
 
+from outrider.server.encoders.classes import check_classes
 from outrider.server.encoders.kind import MODEL, MODULES, read
 from outrider.server.encoders.messages import Embed, Failed, Load, Loaded, Score, Scores, Vectors, decode_request, encode
 from outrider.server.engine.helper import answer_all
@@ -56,7 +57,10 @@ def main(argument: str) -> None:
 
 
 def load(request: Load) -> Model:
-    """The model of a request. Raises ValueError for a classifier, and whatever sentence-transformers raises."""
+    """The model of a request.
+
+    Raises ValueError for a classifier or untrusted classes, and whatever sentence-transformers raises.
+    """
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     options: dict[str, Any] = {"device": request.device}
@@ -67,7 +71,8 @@ def load(request: Load) -> Model:
     ):
         folder = request.path if Path(request.path).exists() else snapshot_download(request.path, revision=request.revision)
         return Embedder(SentenceTransformer(modules=[StaticEmbedding.from_model2vec(folder)], **options))
-    options |= {"revision": request.revision, "trust_remote_code": request.trust_remote_code}
+    revision = request.revision if request.trust_remote_code else check_classes(request.path, request.revision)
+    options |= {"revision": revision, "trust_remote_code": request.trust_remote_code}
     if request.dtype != "auto":
         options["model_kwargs"] = {"dtype": request.dtype}
     if request.kind == "embeddings":

@@ -71,12 +71,12 @@ async def embed(http: Request, body: EmbeddingsBody, name: str, service: Encoder
 
     written = await in_turn(http, content, len(values) // 4 * NUMBER_BYTES)
     response = Response(written, media_type="application/json")
-    return report_ignored(http, response, cut_texts("input", tokens, service.loaded.max_tokens))
+    return report_ignored(http, response, cut_texts("input", body.input, tokens, service))
 
 
 async def score(http: Request, body: RerankBody, name: str, service: EncoderService) -> Response:
     """The answer to POST /v1/rerank: the documents by descending score. Raises APIError and EngineError."""
-    scores, tokens = await service.score(turn_of(http), [(body.query, document) for document in body.documents])
+    scores, tokens = await service.score(turn_of(http), body.query, body.documents)
     best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: body.top_n]
 
     def result(index: int) -> dict[str, Any]:
@@ -89,7 +89,8 @@ async def score(http: Request, body: RerankBody, name: str, service: EncoderServ
         )
 
     response = Response(await in_turn(http, content), media_type="application/json")
-    return report_ignored(http, response, cut_texts("documents", tokens, service.loaded.max_tokens))
+    cut = cut_texts("documents", body.documents, tokens, service)
+    return report_ignored(http, response, [*(["query"] if is_long(body.query, service) else []), *cut])
 
 
 def in_base64(vector: np.ndarray[Any, Any]) -> str:
@@ -104,6 +105,16 @@ def usage(tokens: Sequence[int], service: EncoderService) -> dict[str, int]:
     return {"prompt_tokens": count, "total_tokens": count}
 
 
-def cut_texts(field: str, tokens: Sequence[int], limit: int | None) -> list[str]:
-    """What the header of left-out values names: texts of which only the first tokens were read, by index."""
-    return [f"{field}.{index}" for index, count in enumerate(tokens) if limit is not None and count > limit]
+def cut_texts(field: str, texts: Sequence[str], tokens: Sequence[int], service: EncoderService) -> list[str]:
+    """What the header of left-out values names: texts of which only the beginning was read, by index."""
+    limit = service.loaded.max_tokens
+    return [
+        f"{field}.{index}"
+        for index, (text, count) in enumerate(zip(texts, tokens, strict=True))
+        if (limit is not None and count > limit) or is_long(text, service)
+    ]
+
+
+def is_long(text: str, service: EncoderService) -> bool:
+    """Whether a text was cut before it was tokenized."""
+    return service.read_characters is not None and len(text) > service.read_characters

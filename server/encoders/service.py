@@ -15,11 +15,15 @@ from outrider.server.encoders.messages import Embed, Failed, Load, Loaded, Score
 from outrider.server.encoders.turns import Part, Turns, characters, divide
 from outrider.server.engine.engine import EngineError, Overloaded, ShuttingDown, WorkerLost
 from outrider.server.engine.helper import Helper, HelperEnded
+from outrider.server.http.errors import APIError
 from outrider.server.settings import Settings
+from outrider.server.shares import Ledger, NoRoom
 from outrider.server.telemetry.metrics import EncoderMetrics
 
 # A token has about this many characters. What waits is bounded in tokens, but encoders tokenize in their process.
 TOKEN_CHARACTERS = 4
+# No text has so many characters per token that more of them would be read; spaces alone can have more, and say nothing.
+MAX_TOKEN_CHARACTERS = 16
 RETRY_SECONDS = 1.0
 
 
@@ -34,12 +38,17 @@ class EncoderService:
         self._model, self.kind, self.metrics = settings.model, kind, metrics
         self._helper = Helper("outrider.server.encoders.encoder")
         self._turns = Turns()
-        self._most_requests = settings.scheduling.max_waiting + 1  # one is encoded
-        self._most_characters = settings.scheduling.max_waiting_tokens * TOKEN_CHARACTERS
-        self._requests = self._characters = 0  # that are encoded or wait
+        # What is encoded or waits; one request is encoded.
+        self._requests = Ledger(settings.scheduling.max_waiting + 1)
+        self._characters = Ledger(settings.scheduling.max_waiting_tokens * TOKEN_CHARACTERS)
         self._running: asyncio.Task[None] | None = None
         self._closed = False
         self.loaded = Loaded(None, None)
+
+    @property
+    def read_characters(self) -> int | None:
+        """The characters that are read of a text; None = all."""
+        return None if self.loaded.max_tokens is None else self.loaded.max_tokens * MAX_TOKEN_CHARACTERS
 
     async def start(self) -> None:
         """Starts the process, and waits until the model is in memory. Raises EngineError.
@@ -61,12 +70,15 @@ class EncoderService:
     async def embed(
         self, principal: str, texts: Sequence[str], input_type: str | None, dimensions: int | None
     ) -> tuple[bytes, list[int]]:
-        """The vectors of texts, float32 [N, D], and the tokens of each. Raises EngineError."""
-        found = [part async for part in self._parts(principal, texts, (input_type, dimensions))]
+        """The vectors of texts, float32 [N, D], and the tokens of each. Raises APIError and EngineError."""
+        cut = [text[: self.read_characters] for text in texts]
+        found = [part async for part in self._parts(principal, cut, (input_type, dimensions))]
         return b"".join(values for values, _ in found), [count for _, tokens in found for count in tokens]
 
-    async def score(self, principal: str, pairs: Sequence[tuple[str, str]]) -> tuple[list[float], list[int]]:
-        """The scores of documents for the query of each, and the tokens of each pair. Raises EngineError."""
+    async def score(self, principal: str, query: str, documents: Sequence[str]) -> tuple[list[float], list[int]]:
+        """The scores of documents for a query, and the tokens of each with the query. Raises APIError and EngineError."""
+        query = query[: self.read_characters]
+        pairs = [(query, document[: self.read_characters]) for document in documents]
         found = [part async for part in self._parts(principal, pairs, None)]
         return [score for values, _ in found for score in values], [count for _, tokens in found for count in tokens]
 
@@ -85,19 +97,22 @@ class EncoderService:
 
     async def _parts(self, principal: str, texts: Sequence[Any], options: Any) -> AsyncIterator[tuple[Any, list[int]]]:
         """The values and tokens of the texts, part by part."""
-        count = characters(texts)
-        if self._requests == self._most_requests or (self._requests and self._characters + count > self._most_characters):
-            message = f"{self._model.served_name} is busy and its queue is full; try again shortly."
-            raise Overloaded(message, "queue_full", RETRY_SECONDS)
+        count, bound = characters(texts), self._characters.bound
+        if count > bound:
+            repeated = ", the query once for each document" if self.kind == "rerank" else ""
+            message = f"The texts have {count} characters{repeated}, and {bound} are allowed in a request; send fewer texts."
+            raise APIError(400, message, "documents" if self.kind == "rerank" else "input", "too_long")
         parts = divide(texts, options)
-        self._requests, self._characters = self._requests + 1, self._characters + count
         try:
-            for part in parts:
-                self._add(principal, part)
-            for part in parts:
-                yield await part.answer
+            with self._requests.hold(principal, 1), self._characters.hold(principal, count):
+                for part in parts:
+                    self._add(principal, part)
+                for part in parts:
+                    yield await part.answer
+        except NoRoom:
+            message = f"{self._model.served_name} is busy and its queue is full; try again shortly."
+            raise Overloaded(message, "queue_full", RETRY_SECONDS) from None
         finally:  # a client that has left waits for no more
-            self._requests, self._characters = self._requests - 1, self._characters - count
             for part in parts:
                 part.answer.cancel()
 

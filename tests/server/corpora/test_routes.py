@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from fastapi import FastAPI
 
 from outrider import models
 from outrider.drafters.tables import datastore
+from outrider.server.corpora import registry
+from outrider.server.corpora.messages import Outcome, decode_outcome
 from tests.server.fakes import FakeEngine, app_with
 
 PATH = "/v1/outrider/corpora"
@@ -176,3 +179,41 @@ def test_concurrent_changes_of_one_corpus_all_happen() -> None:
         assert (await ok(send("GET", f"{PATH}/a")))["files"] == 6
 
     run(app_with(FakeEngine("a")), flow)
+
+
+def test_documents_without_text_take_room() -> None:
+    async def flow(send: Send) -> None:
+        empty = [{"path": f"{number}" + 1000 * "x", "text": ""} for number in range(100)]
+        await fails(send("POST", PATH, {"name": "a", "files": empty}), 400, "Nothing was changed.")
+        made = await ok(send("POST", PATH, {"name": "a", "files": empty[:10]}))
+        assert made["files"] == 10 and made["bytes"] > 10 * 1000
+
+    run(app_with(FakeEngine("a"), corpora__total_bytes=100_000), flow)
+
+
+def test_the_documents_of_a_corpus_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "MAX_DOCUMENTS", 3)
+
+    async def flow(send: Send) -> None:
+        await ok(send("POST", PATH, {"name": "a", "files": files(x="1", y="2", z="")}))
+        await fails(send("POST", PATH, {"name": "a", "files": files(w="")}), 400, "would have 4 documents, and 3 are allowed")
+        await ok(send("POST", PATH, {"name": "a", "files": files(w="", x="3"), "remove": ["y", "y", "x", "none"]}))
+        assert (await ok(send("GET", f"{PATH}/a")))["paths"] == ["z", "w", "x"]
+
+    run(app_with(FakeEngine("a")), flow)
+
+
+def test_listings_are_decoded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def decode(answer: bytes) -> Outcome:
+        threads.append(threading.current_thread())
+        return decode_outcome(answer)
+
+    monkeypatch.setattr(registry, "decode_outcome", decode)
+
+    async def flow(send: Send) -> None:
+        await ok(send("POST", PATH, {"name": "a", "texts": ["one"]}))
+
+    run(app_with(FakeEngine("a")), flow)
+    assert len(threads) == 1 and threads[0] is not threading.main_thread()

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from outrider.server.encoders.messages import Embed, Failed, Load, Loaded, Vectors, decode_request, encode
+from outrider.server.encoders.messages import Embed, Failed, Load, Loaded, Score, Scores, Vectors, decode_request, encode
 from outrider.server.encoders.service import EncoderFailed, EncoderService
 from outrider.server.engine.engine import Overloaded, ShuttingDown, WorkerLost
 from outrider.server.engine.helper import HelperEnded
+from outrider.server.http.errors import APIError
 from outrider.server.settings import load_settings
 from outrider.server.telemetry.metrics import EncoderMetrics
 
@@ -30,7 +31,10 @@ class Program:
         if isinstance(request, Load):
             self.alive, self.starts = True, self.starts + 1
             return encode(Loaded(1, 9))
-        assert isinstance(request, Embed) and self.alive
+        assert self.alive
+        if isinstance(request, Score):
+            return encode(Scores([0.0] * len(request.pairs), [len(query) + len(document) for query, document in request.pairs]))
+        assert isinstance(request, Embed)
         self.batches.append(request.texts)
         if "slow" in request.texts:
             await self.released.wait()
@@ -117,21 +121,60 @@ def test_a_client_that_leaves_is_not_encoded() -> None:
     run(test)
 
 
-def test_what_waits_is_bounded() -> None:
+def test_what_waits_is_bounded_and_shared() -> None:
     async def test(service: EncoderService, program: Program) -> None:
         first = embed(service, "a", "slow")
-        await asyncio.sleep(0.05)
+        waiting = [embed(service, "a", "a") for _ in range(2)]
+        await asyncio.sleep(0)
         with pytest.raises(Overloaded):
-            await embed(service, "b", "x" * 41)  # 10 tokens of 4 characters may wait
-        waiting = [embed(service, "b", "b") for _ in range(2)]
-        await asyncio.sleep(0.05)
+            await embed(service, "a", "a")
+        waiting.append(embed(service, "b", "b" * 40))  # nothing of it waits yet, and it takes all characters
+        await asyncio.sleep(0)
         with pytest.raises(Overloaded):
-            await embed(service, "c", "c")
+            await embed(service, "b", "b")
+        waiting.append(embed(service, "c", "c"))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await embed(service, "a", "a")
         program.released.set()
-        assert [(await each)[1] for each in (first, *waiting)] == [[4], [1], [1]]
-        assert await embed(service, "c", "x" * 1000) == (b"xxxx", [1000])  # a request alone is never too long
+        assert [(await each)[1] for each in (first, *waiting)] == [[4], [1], [1], [40], [1]]
+        assert await embed(service, "a", "x" * 40) == (b"xxxx", [40])  # nothing is held any more
 
     run(test, {"scheduling.max_waiting": 2, "scheduling.max_waiting_tokens": 10})
+
+
+def test_a_request_that_leaves_holds_nothing() -> None:
+    async def test(service: EncoderService, program: Program) -> None:
+        running = embed(service, "a", "slow")
+        left = [embed(service, "b", "b" * 40) for _ in range(2)]
+        await asyncio.sleep(0)
+        for each in left:
+            each.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        again = embed(service, "b", "b" * 36)
+        program.released.set()
+        assert [(await each)[1] for each in (running, again)] == [[4], [36]]
+
+    run(test, {"scheduling.max_waiting_tokens": 10})
+
+
+def test_more_than_the_bound_is_refused_also_when_nothing_waits() -> None:
+    async def test(service: EncoderService, program: Program) -> None:
+        with pytest.raises(APIError, match="have 41 characters, and 40 are allowed in a request; send fewer texts") as raised:
+            await embed(service, "a", "x" * 20, "x" * 21)
+        assert raised.value.status_code == 400 and not program.batches
+        assert (await embed(service, "b", "x" * 40))[1] == [40]
+
+    run(test, {"scheduling.max_waiting_tokens": 10})
+
+
+def test_texts_are_cut_before_they_are_paired_and_tokenized() -> None:
+    async def test(service: EncoderService, program: Program) -> None:
+        assert (await embed(service, "a", "x" * 8_000_000, "x" * 144))[1] == [144, 144]  # 9 tokens of 16 characters
+        service.kind = "rerank"
+        assert (await service.score("a", "q" * 4_000_000, ["d" * 1_000_000, "d"] * 1000))[1] == [288, 145] * 1000
+
+    run(test)
 
 
 def test_shutting_down_fails_what_runs_and_what_waits() -> None:

@@ -1,0 +1,84 @@
+"""No code of an encoder's folder runs, wherever the folder names it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from outrider.server.encoders.encoder import load
+from outrider.server.encoders.messages import Load
+from tests.server.encoders.encoders import save_all
+
+MODULES = "sentence_transformers.sentence_transformer.modules."
+ROUTER = "sentence_transformers.base.modules.router.Router"
+CODE = "import pathlib\npathlib.Path(__file__).with_name('ran').write_text('')\nfrom {} import {} as Evil\n"
+
+
+def write(folder: Path, name: str, content: Any) -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def module(type_name: Any, path: str = "part") -> list[dict[str, Any]]:
+    return [{"idx": 0, "name": "0", "path": path, "type": type_name}]
+
+
+def router(type_name: str, part: str = "0") -> dict[str, Any]:
+    return {"types": {part: type_name}, "structure": {"query": [part]}, "parameters": {"default_route": "query"}}
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "a module": {"modules.json": module("evil.Evil", "")},
+    "an installed class": {"modules.json": module("subprocess.Popen")},
+    "a repository": {"modules.json": module("x/y--evil.Evil")},
+    "a similar name": {"modules.json": module("sentence_transformers_evil.Evil")},
+    "no name": {"modules.json": module(["evil.Evil"])},
+    "a route": {"modules.json": module(ROUTER), "part/router_config.json": router("evil.Evil")},
+    "a route of an earlier version": {"modules.json": module(ROUTER, ""), "config.json": router("evil.Evil")},
+    "a route of a route": {
+        "modules.json": module(ROUTER),
+        "part/router_config.json": router(ROUTER),
+        "part/0/router_config.json": router("evil.Evil"),
+    },
+    "outside": {"modules.json": module(ROUTER, "../outside"), "../outside/router_config.json": router("evil.Evil")},
+    "a tokenizer": {
+        "modules.json": module(f"{MODULES}WordEmbeddings"),
+        "part/wordembedding_config.json": {"tokenizer_class": "evil.Evil", "update_embeddings": False},
+    },
+    "a circle": {
+        "modules.json": module(ROUTER, ""),
+        "router_config.json": {**router(ROUTER, "."), "types": {".": ROUTER, "0": "evil.Evil"}},
+    },
+}
+
+
+@pytest.mark.parametrize("files", HOSTILE.values(), ids=HOSTILE)
+def test_a_class_that_is_not_of_sentence_transformers_is_refused(tmp_path: Path, files: dict[str, Any]) -> None:
+    folder = tmp_path / "model"
+    for name, content in files.items():
+        write(folder, name, content)
+    write(folder, "evil.py", CODE.format("sentence_transformers", "SentenceTransformer"))
+    with pytest.raises(ValueError, match=r"is not part of sentence-transformers; set model\.trust_remote_code"):
+        load(request(folder))
+    assert not list(tmp_path.rglob("ran"))
+
+
+def test_a_class_of_the_folder_runs_for_who_trusts_it(tmp_path: Path) -> None:
+    save_all(tmp_path)
+    folder = tmp_path / "embedder"
+    assert load(request(folder)).loaded.max_tokens == 32
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[-1]["type"] = "evil.Evil"
+    write(folder, "modules.json", modules)
+    write(folder, "evil.py", CODE.format(f"{MODULES}normalize", "Normalize"))
+    with pytest.raises(ValueError, match=r"names the class 'evil\.Evil'"):
+        load(request(folder))
+    assert isinstance(load(request(folder, trusts=True)).model, SentenceTransformer)  # type: ignore[attr-defined]
+
+
+def request(folder: Path, trusts: bool = False) -> Load:
+    return Load("embeddings", str(folder), "main", "cpu", "auto", None, trusts)
