@@ -1,6 +1,8 @@
 """uvicorn's HTTP protocol with bounds: open connections, the time for a request to arrive, the time for a response to be read.
 
-Knows nothing about the application. `BodyLimit` answers uploads that are too slow, because the application reads the body.
+Promises that all bytes of a message beside its body, whatever they are, have one bound, that a request which is refused takes
+no answer from those before it, and that a request with `Upgrade` is answered as one without. Knows nothing about the
+application. `BodyLimit` answers uploads that are too slow, because the application reads the body.
 
 uvicorn does not document the classes in `uvicorn.protocols`. This module overrides methods of `HttpToolsProtocol`, and reads
 its transport and the requests that it starts. Tested with uvicorn 0.54; `tests/server/http/test_protocol.py` names the
@@ -12,11 +14,13 @@ without closing idle ones.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
+from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -25,10 +29,20 @@ from outrider.server.http.errors import APIError
 from outrider.server.settings import Server
 from outrider.server.telemetry.metrics import Metrics
 
-# This bounds a request line with its headers. It is checked whenever data arrives.
+# This bounds the bytes of a message beside its body: request line, headers, chunk extensions, trailers.
 HEAD_BYTES = 1 << 16
+# A header of four bytes takes a hundred times as many in memory, so their number is bounded as well.
+MAX_HEADERS = 256
+# The parser gets this much at a time, so that the bounds are checked before it holds more.
+PIECE_BYTES = 1 << 12
+# A chunk's size in hexadecimal digits and its two line ends are not counted.
+CHUNK_BYTES = 20
 # A connection has at most this many unanswered requests.
 MAX_PIPELINED = 16
+HOST = re.compile(rb"(?:\[[0-9A-Za-z:.%_~-]+\]|[0-9A-Za-z._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
+TOO_LARGE = (
+    f"The request has more than {HEAD_BYTES} bytes beside its body; send fewer or shorter headers, and no chunk extensions."
+)
 
 
 class Connections:
@@ -94,15 +108,17 @@ class LimitedProtocol(HttpToolsProtocol):
         self._reading = Timer(self.loop, shared.settings.read_seconds, self._end_reading)
         self._writing = Timer(self.loop, shared.settings.write_seconds, self._end_writing)
         self._unsent_bytes = 0  # when the timer was started
-        self._in_head = False
-        self._head_bytes = 0
+        # What is being received: a head, a body with its trailers, or nothing since the last message.
+        self._part: Literal["none", "head", "body"] = "none"
+        self._beside_bytes = 0  # of the message, or since the last one, that are no body; at most PIECE_BYTES are missing
+        self._refusal: APIError | None = None  # the answer to what is being received; nothing more is read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._shared.settings.max_connections:
             self._shared.metrics.closed_connections.labels("full").inc()
             if not self._shared.close_idle():
-                return self._refuse(APIError(503, "The server has too many connections; retry later.", code="server_full"))
+                return self._close_with(APIError(503, "The server has too many connections; retry later.", code="server_full"))
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -115,34 +131,94 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._in_head and not self.transport.is_closing():
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES:
-                self._refuse(
-                    APIError(431, f"The headers are larger than {HEAD_BYTES} bytes; send less.", code="headers_too_large")
-                )
+        """Parses the data in pieces, until a request is refused."""
+        self._unset_keepalive_if_required()
+        for start in range(0, len(data), PIECE_BYTES):
+            if self._refusal is None and not self.transport.is_closing():
+                self._parse(data[start : start + PIECE_BYTES])
+        if self._refusal is not None:
+            self.flow.pause_reading()
+
+    def _parse(self, data: bytes) -> None:
+        self._beside_bytes += len(data)
+        while data:
+            try:
+                self.parser.feed_data(data)
+                data = b""
+            except HttpParserUpgrade as upgrade:  # the parser expects another protocol after the head
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+            except HttpParserError as error:
+                cause = error.__context__
+                invalid = APIError(400, "The request is not valid HTTP.", code="invalid_http")
+                return self._refuse(cause if isinstance(cause, APIError) else invalid)
+        if self._beside_bytes > HEAD_BYTES:
+            self._refuse(APIError(431, TOO_LARGE, code="headers_too_large"))
+
+    def _head_without_upgrade(self) -> bytes:
+        """The head that was parsed, without the field that a server may ignore (RFC 9110, section 7.8)."""
+        version = self.parser.get_http_version().encode()
+        fields = (name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade")
+        return b"".join([self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n", *fields, b"\r\n"])
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._part, self._beside_bytes = "head", 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keeps a header; trailers are dropped. Raises APIError."""
+        if self._part != "head":
+            return
+        if len(self.headers) >= MAX_HEADERS:
+            raise APIError(431, f"The request has more than {MAX_HEADERS} headers; send fewer.", code="headers_too_large")
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Starts the request, or queues it behind those before it. Raises ValueError, which ends the connection."""
-        if len(self._cycles) >= MAX_PIPELINED:
-            raise ValueError("too many pipelined requests")
+        """Starts the request, or queues it behind those before it. Raises APIError."""
+        self._check_head()
+        if self.parser.should_upgrade():
+            return  # the head is parsed again without it
         super().on_headers_complete()
-        self._in_head = False
+        self._part = "body"
         self._cycles.append(self.cycle)
         self._shared.mark_busy(self)
         self._reading.stop()
+
+    def _check_head(self) -> None:
+        """Raises APIError."""
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > HEAD_BYTES:
+            raise APIError(431, TOO_LARGE, code="headers_too_large")
+        hosts = [value for name, value in self.headers if name == b"host"]
+        needed = self.parser.get_http_version() == "1.1"
+        if len(hosts) > 1 or (needed and not hosts) or not all(map(HOST.fullmatch, hosts)):
+            raise APIError(400, "The request needs one valid Host header.", code="invalid_http")
+        if self.parser.get_method() == b"CONNECT":
+            raise APIError(400, "This server is no proxy; send another method than CONNECT.", code="invalid_http")
+        if len(self._cycles) >= MAX_PIPELINED:
+            message = f"A connection may have {MAX_PIPELINED} unanswered requests; wait for answers, then send this one again."
+            raise APIError(429, message, code="too_many_pipelined")
+
+    def on_chunk_header(self) -> None:
+        """The parser calls it for each chunk."""
+        self._beside_bytes = max(0, self._beside_bytes - CHUNK_BYTES)
+
+    def on_body(self, body: bytes) -> None:
+        self._beside_bytes = max(0, self._beside_bytes - len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._part == "body":
+            super().on_message_complete()
+            self._part, self._beside_bytes = "none", 0
 
     def on_response_complete(self) -> None:
         self._cycles.popleft()
         super().on_response_complete()
         self._watch_unsent()
         if not self._cycles and not self.transport.is_closing():
-            self._wait()
+            if self._refusal is None:
+                self._wait()
+            else:
+                self._close_with(self._refusal)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -153,12 +229,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self._writing.stop()
         if not self._cycles:  # the last response is complete, but still not sent completely
             self._watch_unsent()
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(APIError(400, "The request is not valid HTTP.", code="invalid_http"))
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Overrides a warning that any client could write to the log."""
 
     def _wait(self) -> None:
         """Waits for the next request."""
@@ -183,13 +253,29 @@ class LimitedProtocol(HttpToolsProtocol):
             self._watch_unsent()
 
     def _refuse(self, error: APIError) -> None:
+        """Reads no more, and answers the message that is being received with `error`, after the answers to those before it."""
+        self._refusal = error
+        if self._part == "body":  # its request has been passed on
+            if not self._cycles or self.cycle.response_started:
+                return self._close()
+            self._cycles.pop()
+            if self._cycles:
+                self.pipeline.popleft()
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if not self._cycles:
+            self._close_with(error)
+
+    def _close_with(self, error: APIError) -> None:
         """Answers a request that the application does not get, and closes the connection."""
-        if not self._cycles:  # otherwise the response would end up inside another one
-            response = error.response()
-            head = f"HTTP/1.1 {error.status_code} {HTTPStatus(error.status_code).phrase}\r\n".encode()
-            lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
-            close = [] if "connection" in response.headers else [b"connection: close\r\n"]
-            self.transport.write(b"".join([head, *lines, *close, b"\r\n", bytes(response.body)]))
+        response = error.response()
+        head = f"HTTP/1.1 {error.status_code} {HTTPStatus(error.status_code).phrase}\r\n".encode()
+        lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
+        close = [] if "connection" in response.headers else [b"connection: close\r\n"]
+        self.transport.write(b"".join([head, *lines, *close, b"\r\n", bytes(response.body)]))
+        self._close()
+
+    def _close(self) -> None:
         self._shared.mark_busy(self)
         self._reading.stop()
         self.transport.close()

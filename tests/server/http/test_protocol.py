@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from outrider.server.http.protocol import HEAD_BYTES, MAX_PIPELINED, Connections, LimitedProtocol
+from outrider.server.http.protocol import HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, Connections, LimitedProtocol
 from outrider.server.http.server import new_config
 from outrider.server.settings import load_settings
 from outrider.server.telemetry.metrics import Metrics
@@ -58,7 +58,7 @@ class FakeTransport:
 
 
 class Served:
-    """A protocol around an application that answers /stream after `released` is set, and all else at once."""
+    """A protocol around an application that answers /stream and /slow after `released` is set, and all else at once."""
 
     def __init__(self, **settings: Any) -> None:
         self.released = asyncio.Event()
@@ -72,8 +72,9 @@ class Served:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"o", "more_body": True})
-        if scope["path"] == "/stream":
+        if scope["path"] in ("/stream", "/slow"):
             await self.released.wait()
+        if scope["path"] == "/stream":
             await receive()
             if (await receive())["type"] == "http.disconnect":
                 self.disconnected.append(scope["query_string"].decode())
@@ -103,13 +104,15 @@ METHODS = {
     "connection_made": ["self", "transport"],
     "connection_lost": ["self", "exc"],
     "data_received": ["self", "data"],
+    "_unset_keepalive_if_required": ["self"],
     "on_message_begin": ["self"],
+    "on_header": ["self", "name", "value"],
+    "on_body": ["self", "body"],
+    "on_message_complete": ["self"],
     "on_headers_complete": ["self"],
     "on_response_complete": ["self"],
     "pause_writing": ["self"],
     "resume_writing": ["self"],
-    "send_400_response": ["self", "msg"],
-    "_unsupported_upgrade_warning": ["self"],
 }
 
 
@@ -120,16 +123,16 @@ def test_uvicorns_protocol_has_what_is_overridden_and_read() -> None:
         assert method is not None, f"HttpToolsProtocol has no {name} in {here}"
         assert list(inspect.signature(method).parameters) == parameters, f"The parameters of {name} are others in {here}"
     source = inspect.getsource(HttpToolsProtocol)
-    for call in ("self.send_400_response(", "self._unsupported_upgrade_warning()", "on_response=self.on_response_complete"):
+    for call in ("httptools.HttpRequestParser(self)", "self.pipeline.appendleft(", "on_response=self.on_response_complete"):
         assert call in source, f"HttpToolsProtocol does not have {call!r} any more in {here}"
 
     async def test() -> None:
         protocol, _ = Served().connect()
         protocol.data_received(GET.replace(b"/health", b"/stream"))
-        for name in ("loop", "transport", "connections", "pipeline"):
+        for name in ("loop", "transport", "connections", "pipeline", "flow", "parser", "headers", "url"):
             assert hasattr(protocol, name), f"HttpToolsProtocol does not set {name} in {here}"
         assert isinstance(protocol.cycle, RequestResponseCycle), f"HttpToolsProtocol does not set cycle in {here}"
-        for name in ("disconnected", "message_event"):
+        for name in ("disconnected", "message_event", "response_started"):
             assert hasattr(protocol.cycle, name), f"RequestResponseCycle does not set {name} in {here}"
         protocol.connection_lost(None)
 
@@ -255,14 +258,32 @@ def test_a_disconnect_reaches_every_pipelined_request() -> None:
     run(test())
 
 
-def test_a_flood_of_pipelined_requests_ends_the_connection() -> None:
+@pytest.mark.parametrize(
+    ("sent", "answers", "status"),
+    [
+        (GET.replace(b"/health", b"/slow") * 10_000, MAX_PIPELINED, 429),
+        (GET.replace(b"/health", b"/slow") * 3 + b"\0", 3, 400),
+        (GET.replace(b"/health", b"/slow") + b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 1, 400),
+        (GET.replace(b"/health", b"/slow") + b"\r\n" * HEAD_BYTES, 1, 431),
+        (
+            GET.replace(b"/health", b"/slow") + UPLOAD.replace(b"Content-Length: 1000", b"Transfer-Encoding: chunked") + b"x",
+            1,
+            400,
+        ),
+    ],
+    ids=["too many", "no HTTP", "two hosts", "line ends", "a broken body"],
+)
+def test_a_refused_request_comes_after_the_answers_to_those_before_it(sent: bytes, answers: int, status: int) -> None:
     async def test() -> None:
-        protocol, transport = Served().connect()
-        protocol.data_received(GET.replace(b"/health", b"/stream") * 10_000)
-        assert transport.ended == "closed"
-        assert len(protocol.pipeline) < MAX_PIPELINED
-        protocol.connection_lost(None)
+        server = Served()
+        protocol, transport = server.connect()
+        protocol.data_received(sent)
+        assert transport.ended is None and len(protocol.pipeline) == answers - 1
+        server.released.set()
         await asyncio.sleep(1.0)
+        statuses = [line for line in transport.written.split(b"\r\n") if b"HTTP/1.1 " in line]
+        assert [int(line.partition(b"HTTP/1.1 ")[2][:3]) for line in statuses] == [200] * answers + [status]
+        assert transport.ended == "closed"
 
     run(test())
 
@@ -290,7 +311,7 @@ def test_a_new_connection_replaces_the_one_that_has_been_idle_longest() -> None:
     async def test() -> None:
         server = Served(max_connections=3)
         used = [server.connect() for _ in range(3)]
-        used[0][0].data_received(GET.replace(b"/health", b"/stream"))  # busy
+        used[0][0].data_received(GET.replace(b"/health", b"/slow"))  # busy
         used[1][0].data_received(GET)  # idle again, later than the third
         await asyncio.sleep(0.1)
         server.connect()
@@ -306,7 +327,7 @@ def test_a_full_server_refuses_a_connection_with_a_503() -> None:
     async def test() -> None:
         server = Served(max_connections=2)
         for _ in range(2):
-            server.connect()[0].data_received(GET.replace(b"/health", b"/stream"))
+            server.connect()[0].data_received(GET.replace(b"/health", b"/slow"))
         _, transport = server.connect()
         head, body = bytes(transport.written).split(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
@@ -317,13 +338,24 @@ def test_a_full_server_refuses_a_connection_with_a_503() -> None:
     run(test())
 
 
+LINES = b"".join(b"a%d: b\r\n" % number for number in range(MAX_HEADERS))
+
+
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
         ([b"GET /health HTTP/1.1\r\n", *[b"a: " + b"b" * 1000 + b"\r\n"] * (2 + HEAD_BYTES // 1000)], 431),
         ([b"GET /health HTTP/1.1\r\nA: ", *[b"b" * 1000] * (2 + HEAD_BYTES // 1000)], 431),
+        ([GET[:-2] + b"A: " + b"b" * HEAD_BYTES + b"\r\n\r\n"], 431),  # complete in one read
+        ([b"GET /" + b"b" * HEAD_BYTES + GET[11:]], 431),
+        ([GET[:-2] + LINES + b"\r\n"], 431),
+        ([b"\r\n" * HEAD_BYTES], 431),
         ([b"\0\1\2\r\n\r\n"], 400),
         ([b"CONNECT example.org:443 HTTP/1.1\r\n\r\n"], 400),
+        ([b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n"], 400),
+        ([b"GET / HTTP/1.1\r\n\r\n"], 400),
+        *(([GET[:-2] + b"Host: " + host + b"\r\n\r\n"], 400) for host in (b"localhost", b"evil", b"")),
+        *(([GET.replace(b"localhost", host)], 400) for host in (b"a b", b"a/b", b"user@a", b"a:b", b"[::1", b"\xe9")),
     ],
 )
 def test_heads_that_are_too_large_or_not_http_are_refused(sent: list[bytes], status: int) -> None:
@@ -335,5 +367,82 @@ def test_heads_that_are_too_large_or_not_http_are_refused(sent: list[bytes], sta
         assert transport.written.startswith(b"HTTP/1.1 %d " % status) and transport.written.count(b"HTTP/1.1") == 1
         assert json.loads(transport.written.split(b"\r\n\r\n")[1])["error"]["type"] == "invalid_request_error"
         assert transport.ended == "closed"
+
+    run(test())
+
+
+@pytest.mark.parametrize("host", [b"a", b"a_b.c:80", b"127.0.0.1:", b"[::1]:8000", b"[fe80::1%25eth0]", b""])
+def test_large_heads_within_the_bounds_are_answered(host: bytes) -> None:
+    async def test() -> None:
+        protocol, transport = Served().connect()
+        head = GET[:-2].replace(b"localhost", host)
+        lines = LINES.split(b"\r\n", 2)[2] + b"Z: " + b"z" * (HEAD_BYTES - len(LINES) - len(head) - 100) + b"\r\n\r\n"
+        for _ in range(2):
+            protocol.data_received(head + lines)
+            await asyncio.sleep(1.0)
+        assert transport.written.count(b"HTTP/1.1 200") == 2 and transport.ended is None
+
+    run(test())
+
+
+CHUNKED = UPLOAD.replace(b"Content-Length: 1000", b"Transfer-Encoding: chunked")
+# What can follow a head without being a body.
+BESIDE = {
+    "trailers": [b"1\r\nx\r\n0\r\n", b"a: b\r\n" * 4000],
+    "an endless trailer": [b"1\r\nx\r\n0\r\na: ", b"b" * 20_000],
+    "an endless name of a trailer": [b"0\r\n", b"b" * 20_000],
+    "an endless chunk extension": [b"1;a=", b"b" * 20_000],
+    "chunk extensions": [b"", b"1;a=" + b"b" * 1000 + b"\r\nx\r\n"],
+    "an endless chunk size": [b"", b"0" * 20_000],
+}
+
+
+@pytest.mark.parametrize("beside", BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize("path", [b"/stream", b"/health"])  # refused before the answer, and after it
+def test_bytes_beside_a_body_are_bounded_and_kept_nowhere(beside: list[bytes], path: bytes) -> None:
+    async def test() -> None:
+        server = Served()
+        protocol, transport = server.connect()
+        protocol.data_received(CHUNKED.replace(b"/v1/completions", path))
+        await asyncio.sleep(1.0)
+        headers = len(protocol.headers)
+        protocol.data_received(beside[0])
+        received = 0
+        while not transport.is_closing():
+            protocol.data_received(beside[1])
+            received += len(beside[1])
+            assert received <= 2 * HEAD_BYTES
+        assert len(protocol.headers) == headers and transport.written.count(b"HTTP/1.1") <= 1
+        protocol.connection_lost(None)
+
+    run(test())
+
+
+def test_a_body_in_tiny_chunks_is_no_byte_beside_it() -> None:
+    async def test() -> None:
+        protocol, transport = Served().connect()
+        protocol.data_received(CHUNKED.replace(b"/v1/completions", b"/stream") + b"1\r\nx\r\n" * HEAD_BYTES)
+        protocol.data_received(b"0\r\nA: b\r\n\r\n")
+        assert transport.ended is None and len(protocol.cycle.body) == HEAD_BYTES and not protocol.cycle.more_body
+        protocol.connection_lost(None)
+
+    run(test())
+
+
+@pytest.mark.parametrize("upgrade", [b"h2c", b"websocket", b"a, b"])
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_a_request_that_offers_an_upgrade_keeps_its_body(upgrade: bytes, size: int) -> None:
+    async def test() -> None:
+        protocol, transport = Served().connect()
+        fields = b"\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAA\r\nUpgrade: " + upgrade + b"\r\n\r\n"
+        bodies = {UPLOAD.replace(b"1000", b"3"): b"abc", CHUNKED: b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n", GET: b""}
+        for head, body in bodies.items():
+            sent = head[:-4] + fields + body
+            for start in range(0, len(sent), size):
+                protocol.data_received(sent[start : start + size])
+            assert bytes(protocol.cycle.body) == (b"abc" if body else b"") and not protocol.cycle.more_body
+            assert b"upgrade" not in dict(protocol.headers)
+            await asyncio.sleep(1.0)
+        assert transport.written.count(b"HTTP/1.1 200") == len(bodies) and transport.ended is None
 
     run(test())
