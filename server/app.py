@@ -196,7 +196,7 @@ def create_endpoints(
         responses=ResponsesEndpoint(chat, vocabulary, store, runner),
         models=ModelEndpoint(names, prompts, engine.wait_started, lambda: engine.info, sampling_defaults, chat.capabilities),
         messages=MessagesEndpoint(settings, prompts, chat, runner),
-        infill=InfillEndpoint(settings.model.served_name, prompts, vocabulary, grammars, requests, runner),
+        infill=InfillEndpoint(prompts, vocabulary, grammars, requests, runner),
         prompts=prompts,
         pictures=pictures,
     )

@@ -144,7 +144,7 @@ class Corpora:
         if self._temporary is not None:
             await asyncio.to_thread(shutil.rmtree, self._temporary, ignore_errors=True)
 
-    async def _index(self, shelf: Shelf, name: str, removed: list[str], added: list[NewDocument]) -> Listing:
+    async def _index(self, shelf: Shelf, name: str, removed: Sequence[str], added: list[NewDocument]) -> Listing:
         """The changed corpus. Raises APIError if it is too large or cannot be written."""
         others = shelf.size_bytes(but=name)
         everyone = sum(each.size_bytes() for each in self._shelves.values()) - shelf.size_bytes() + others

@@ -24,14 +24,12 @@ class InfillEndpoint:
 
     def __init__(
         self,
-        served_name: str,
         prompts: PromptEncoder,
         vocabulary: Vocabulary,
         grammars: GrammarChecker,
         requests: RequestBuilder,
         runner: GenerationRunner,
     ) -> None:
-        self._served_name = served_name
         self._prompts = prompts
         self._vocabulary = vocabulary
         self._grammars = grammars
@@ -41,7 +39,7 @@ class InfillEndpoint:
     async def create(self, http: HTTPRequest, body: InfillBody) -> Response:
         """Fills in the text. Raises APIError and EngineError."""
         arrived = time.monotonic()
-        body = body.model_copy(update={"model": body.model or self._served_name, "session_id": session_of(body)})
+        body = self._requests.named(body).model_copy(update={"session_id": session_of(body)})
         self._requests.check(body)
         context_tokens = (await self._requests.ready()).context_tokens
         answer_tokens = ANSWER_TOKENS if body.token_limit is None else max(1, body.token_limit)
@@ -52,7 +50,15 @@ class InfillEndpoint:
         stats: dict[str, float] = {}
         eos_ids = self._prompts.eos_ids.union(requests[0].stop_token_ids)
         formatter = InfillFormatter(body, requests[0], arrived, stats, eos_ids)
-        task = GenerationTask(requests, formatter, arrived, padded=body.pads_stream, new_stop=body.new_stop, stats=stats)
+        task = GenerationTask(
+            requests,
+            formatter,
+            arrived,
+            choices=body.candidates,
+            padded=body.pads_stream,
+            new_stop=body.new_stop,
+            stats=stats,
+        )
         return await self._runner.respond(http, task, bool(body.stream))
 
 

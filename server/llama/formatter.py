@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from outrider.server.engine.messages import Request
@@ -12,6 +13,15 @@ from outrider.server.http.sse import ServerSentEvent
 from outrider.server.llama.schema import InfillBody
 from outrider.server.openai.generation import ChoiceOutput
 from outrider.server.openai.usage import Usage
+
+
+@dataclass
+class Progress:
+    """What has been generated of a choice."""
+
+    last: ChoiceOutput
+    tokens: int = 0
+    has_new_line: bool = False
 
 
 class InfillFormatter:
@@ -26,71 +36,72 @@ class InfillFormatter:
         self._arrived = arrived
         self._stats = stats
         self._eos_ids = eos_ids
-        self._tokens = 0  # tokens generated so far
-        self._has_new_line = False
-        self._last = ChoiceOutput(0)
+        self._progress: dict[int, Progress] = {}  # by choice
 
-    def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
-        (output,) = outputs
-        self._record(output)
-        return self._selected(self._final(output.text, output.tokens, usage))
+    def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> Any:
+        for output in outputs:
+            self._record(output)
+        answers = [self._selected(self._final(each.index, each.text, each.tokens, usage)) for each in outputs]
+        return answers if self._body.candidates > 1 else answers[0]
 
     def start(self) -> list[ServerSentEvent]:
         return []
 
     def deltas(self, output: ChoiceOutput) -> list[ServerSentEvent]:
         self._record(output)
-        return [ServerSentEvent(self._partial(output.text, output.tokens), padded=True)] if output.text else []
+        return [ServerSentEvent(self._partial(output.index, output.text, output.tokens), padded=True)] if output.text else []
 
     def heartbeat(self) -> ServerSentEvent:
-        return ServerSentEvent(self._partial("", []), padded=True)
+        return ServerSentEvent(self._partial(0, "", []), padded=True)
 
     def end(self, usage: Usage) -> list[ServerSentEvent]:
-        return [ServerSentEvent(self._selected(self._final("", [], usage)))]
+        return [ServerSentEvent(self._selected(self._final(index, "", [], usage))) for index in sorted(self._progress)]
 
     def error(self, error: APIError) -> list[ServerSentEvent]:
         return [ServerSentEvent(error.body)]
 
     def _record(self, output: ChoiceOutput) -> None:
-        self._tokens += len(output.tokens)
-        self._has_new_line = self._has_new_line or "\n" in output.text
-        self._last = output
+        progress = self._progress.setdefault(output.index, Progress(output))
+        progress.tokens += len(output.tokens)
+        progress.has_new_line = progress.has_new_line or "\n" in output.text
+        progress.last = output
 
-    def _partial(self, text: str, tokens: list[int]) -> dict[str, Any]:
+    def _partial(self, index: int, text: str, tokens: list[int]) -> dict[str, Any]:
+        progress = self._progress.get(index)
         return {
-            "index": 0,
+            "index": index,
             "content": text,
             "tokens": tokens,
             "stop": False,
             "id_slot": self._id_slot,
-            "tokens_predicted": self._tokens,
+            "tokens_predicted": progress.tokens if progress else 0,
             "tokens_evaluated": len(self._request.prompt),
         }
 
-    def _final(self, text: str, tokens: list[int], usage: Usage) -> dict[str, Any]:
-        return self._partial(text, tokens if self._body.return_tokens else []) | {
+    def _final(self, index: int, text: str, tokens: list[int], usage: Usage) -> dict[str, Any]:
+        progress = self._progress[index]
+        return self._partial(index, text, tokens if self._body.return_tokens else []) | {
             "stop": True,
             "model": self._body.model,
-            "has_new_line": self._has_new_line,
+            "has_new_line": progress.has_new_line,
             "truncated": False,
-            "stop_type": self._stop_type,
+            "stop_type": self._stop_type(progress.last),
             "stopping_word": "",
-            "tokens_cached": len(self._request.prompt) + self._tokens,
-            "timings": self._timings(usage),
+            "tokens_cached": len(self._request.prompt) + progress.tokens,
+            "timings": self._timings(progress.tokens, usage),
         }
 
     @property
     def _id_slot(self) -> int:
         return -1 if self._body.id_slot is None else self._body.id_slot
 
-    @property
-    def _stop_type(self) -> str:
-        if self._last.finish != "stop":
+    def _stop_type(self, last: ChoiceOutput) -> str:
+        if last.finish != "stop":
             return "limit"
-        ended = not self._body.stop_strings or (self._last.tokens[-1:] and self._last.tokens[-1] in self._eos_ids)
+        ended = not self._body.stop_strings or (last.tokens[-1:] and last.tokens[-1] in self._eos_ids)
         return "eos" if ended else "word"
 
-    def _timings(self, usage: Usage) -> dict[str, float]:
+    def _timings(self, tokens: int, usage: Usage) -> dict[str, float]:
         """Times and counts of reading the prompt and of generating."""
         total_ms = 1e3 * (time.monotonic() - self._arrived)
         prompt_ms = min(total_ms, self._stats.get("first_token_ms", total_ms))
@@ -98,7 +109,7 @@ class InfillFormatter:
         return (
             {"cache_n": usage.cached_tokens}
             | rate("prompt", read_tokens, prompt_ms)
-            | rate("predicted", self._tokens, total_ms - prompt_ms)
+            | rate("predicted", tokens, total_ms - prompt_ms)
         )
 
     def _selected(self, answer: dict[str, Any]) -> dict[str, Any]:

@@ -9,26 +9,21 @@ from pydantic import Field, model_validator
 
 from outrider.server.chat.fill_in import ContextFile, FillInText
 from outrider.server.llama.line_limits import LineLimits
-from outrider.server.llama.samplers import Samplers, select
 from outrider.server.openai import unsupported
 from outrider.server.openai.fields import (
     LLAMA_SERVER_DEFAULTS,
     MAX_PARTS,
-    NO_DEFAULTS,
     Body,
     SamplingFields,
     Strings,
     UntracedSpeculation,
 )
 from outrider.server.openai.schema import GenerationBody
-from outrider.verify.sampling_params import SamplingParams
 
 # Other endpoints reject these fields.
-ACCEPTED = ("response_fields", "samplers", "t_max_predict_ms")
+ACCEPTED = ("t_max_predict_ms",)
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    **{name: values for name, values in unsupported.UNSUPPORTED.items() if name not in ACCEPTED},
-    "n": (None, 1),
-    "n_cmpl": (None, 1),
+    name: values for name, values in unsupported.UNSUPPORTED.items() if name not in ACCEPTED
 }
 RANDOM_SEEDS = (-1, (1 << 32) - 1)
 
@@ -46,7 +41,6 @@ class InfillBody(GenerationBody):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
     api_defaults: ClassVar[SamplingFields] = LLAMA_SERVER_DEFAULTS
 
-    model: str = ""  # empty = the served model
     input_prefix: str
     input_suffix: str
     input_extra: Annotated[list[ExtraFile], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
@@ -54,10 +48,10 @@ class InfillBody(GenerationBody):
     n_predict: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None  # -1 = up to the end of the context
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     speculation: UntracedSpeculation | None = None
+    n_cmpl: Annotated[int, Field(ge=1)] | None = None  # llama-server's name of `n`
     id_slot: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None  # names a session
     return_tokens: bool | None = None
     response_fields: Strings | None = None
-    samplers: Samplers | None = None  # None = all
     n_indent: Annotated[int, Field(ge=0, le=1 << 31)] | None = None  # spaces and tabs
     t_max_predict_ms: Annotated[int, Field(ge=-1, le=1 << 62)] | None = None  # 0 or less = no limit
     # These fields have no effect: prefixes are always kept, contexts are never shifted, and llama-server does not use the last
@@ -80,13 +74,13 @@ class InfillBody(GenerationBody):
         files = tuple(ContextFile(file.filename, file.text) for file in self.input_extra or ())
         return FillInText(self.input_prefix + (self.prompt or ""), self.input_suffix, files)
 
+    @property
+    def candidates(self) -> int:
+        return self.n_cmpl or self.n or 1
+
     def new_stop(self) -> LineLimits:
         """What ends the answer at a line."""
         return LineLimits(self.n_indent or 0, max(0, self.t_max_predict_ms or 0) / 1e3)
-
-    def sampling_params(self, model_defaults: SamplingFields = NO_DEFAULTS) -> SamplingParams:
-        params = super().sampling_params(model_defaults)
-        return params if self.samplers is None else select(params, self.samplers)
 
     @property
     def token_limit(self) -> int | None:

@@ -117,6 +117,7 @@ class ChatEndpoint:
     async def create(self, http: HTTPRequest, body: ChatBody) -> Response:
         """Answers a chat. Raises APIError and EngineError."""
         arrived = time.monotonic()
+        body = self._requests.named(body)
         chat = await self.prepare(http, body)
         formatter = ChatFormatter(body, self._vocabulary, chat.new_parser, chat.requests[0].id)
         task = GenerationTask(

@@ -45,6 +45,7 @@ class CompletionsEndpoint:
     async def create(self, http: HTTPRequest, body: CompletionBody) -> Response:
         """Completes the prompts. Raises APIError and EngineError."""
         arrived = time.monotonic()
+        body = self._requests.named(body)
         self._requests.check(body)
         check_count("prompt", len(body.prompts), MAX_PROMPTS, "prompts")
         if body.best_of is not None and (body.best_of < (body.n or 1) or body.stream):

@@ -95,8 +95,8 @@ class Formatter(Protocol):
     For a complete answer, `body` is called; for a stream, `start`, `deltas` for each output, then `end` or `error`.
     """
 
-    def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
-        """The complete answer; `outputs` has one element per choice."""
+    def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> Any:
+        """The complete answer as JSON; `outputs` has one element per choice."""
 
     def start(self) -> list[ServerSentEvent]:
         """The events before the first output."""

@@ -6,6 +6,7 @@ import hashlib
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from fastapi import Request as HTTPRequest
 
@@ -22,6 +23,7 @@ from outrider.server.openai.schema import ChatBody, GenerationBody
 from outrider.server.settings import Settings
 from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
 
+B = TypeVar("B", bound=GenerationBody)
 SESSION_CHARACTERS = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 500
@@ -72,6 +74,10 @@ class RequestBuilder:
     async def ready(self) -> Ready:
         """The properties of the worker, once it has loaded. Raises EngineError."""
         return await self._wait_started()
+
+    def named(self, body: B) -> B:
+        """The body; one that names no model gets the served one's name."""
+        return body if body.model else body.model_copy(update={"model": self._names.served_name})
 
     def check(self, body: GenerationBody) -> None:
         """Checks the fields that all endpoints share. Raises APIError."""

@@ -30,6 +30,7 @@ from outrider.server.openai.fields import (
     first_given,
     reject_unsupported,
 )
+from outrider.server.openai.samplers import Samplers, select
 from outrider.server.openai.structures import StructureFields
 from outrider.server.openai.tools.definitions import AllowedChoice, CustomTool, NamedCustomTool, ToolChoice, Tools
 from outrider.server.openai.unsupported import UNSUPPORTED, UNSUPPORTED_IN_CHATS, UNSUPPORTED_IN_COMPLETIONS
@@ -58,7 +59,7 @@ class PredictionBody(Body):
 class GenerationBody(SamplingFields, StructureFields):
     """The fields that chats and completions share."""
 
-    model: str
+    model: str = ""  # empty = the served model
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
@@ -73,7 +74,8 @@ class GenerationBody(SamplingFields, StructureFields):
     lora: Annotated[str | None, BeforeValidator(lambda value: None if value == [] else value)] = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repeat_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None  # llama-server's name, like the next one
+    samplers: Samplers | None = None  # llama-server's, like the next two; None = all
+    repeat_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     n_predict: Annotated[int, Field(ge=-1)] | None = None  # -1 = up to the end of the context
     logit_bias: Biases | None = None
     min_tokens: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
@@ -175,7 +177,7 @@ class GenerationBody(SamplingFields, StructureFields):
         """
         values = first_given(self, SamplingFields(repetition_penalty=self.repeat_penalty), model_defaults, self.api_defaults)
         temperature = float(values["temperature"])
-        return SamplingParams(
+        params = SamplingParams(
             temperature=0.0 if temperature < MIN_TEMPERATURE else temperature,
             top_p=max(MIN_TOP_P, float(values["top_p"])),
             top_k=max(0, values["top_k"]),
@@ -189,6 +191,7 @@ class GenerationBody(SamplingFields, StructureFields):
             ignore_eos=bool(self.ignore_eos),
             logprobs=self.num_logprobs,
         )
+        return params if self.samplers is None else select(params, self.samplers)
 
 
 class ChatBody(GenerationBody):

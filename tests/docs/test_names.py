@@ -44,8 +44,8 @@ def test_all_endpoints_are_documented() -> None:
 
 
 def documented_fields(*headings: str) -> set[str]:
-    """The fields in the first column of the tables below these headings of docs/api.md."""
-    parts = re.split(r"^#+ (.+)$", prose("docs/api.md"), flags=re.M)
+    """The fields in the first column of the tables below these headings of docs/api.md and docs/editors.md."""
+    parts = re.split(r"^#+ (.+)$", prose("docs/api.md") + prose("docs/editors.md"), flags=re.M)
     texts = dict(zip(parts[1::2], parts[2::2], strict=True))
     rows = [row for heading in headings for row in re.findall(r"^\| (`.*?) \|", texts[heading], flags=re.M)]
     return {name for row in rows for name in re.findall(r"`(\w+)`", row)}

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from outrider.server.llama.samplers import INFILL_MIN_P, OFF, Sampler, Samplers, select
+from outrider.server.openai.samplers import INFILL_MIN_P, OFF, Sampler, Samplers, select
 from outrider.verify.sampling_params import SamplingParams
 
 ADAPTER: TypeAdapter[list[Sampler]] = TypeAdapter(Samplers)
