@@ -91,6 +91,7 @@ class ChatEndpoint:
         self._grammars = grammars
         self._requests = requests
         self._runner = runner
+        prompts.templates.probe()
         configured = settings.model.tool_format
         self._tool_format = (
             tool_format_of(prompts.templates, prompts.response_template) if configured == "auto" else FORMATS[configured]

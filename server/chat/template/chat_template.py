@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 # The names of templates in a tokenizer that has several.
 DEFAULT, TOOL_USE = "default", "tool_use"
+USER = {"role": "user", "content": "a"}
 
 
 class ChatTemplate:
@@ -36,6 +37,10 @@ class ChatTemplate:
         self._variables: dict[str, Any] = dict.fromkeys(missing, "")
         # Templates from before there were tools take the functions as text, and the date.
         self._takes_functions_as_text = bool(re.search(r"\+ functions\b", text)) and "{% for tool" not in text
+        self._no_tools: list[dict[str, Any]] | None = None  # what stands in the place of tools where there are none
+        if not self.try_render([USER]):  # templates of `tool_use` may need a list
+            self._no_tools = []
+            self._no_tools = [] if self.try_render([USER]) else None
 
     def render(
         self,
@@ -111,12 +116,6 @@ class ChatTemplate:
             != self.try_render([*messages, {"role": role, "content": [*parts, {"type": "image"}]}])
         )
 
-    @cached_property
-    def _no_tools(self) -> list[dict[str, Any]] | None:
-        """What the template takes in the place of tools where there are none: templates of `tool_use` need a list."""
-        self.__dict__["_no_tools"] = None  # while it is tried
-        return None if self.try_render([{"role": "user", "content": "a"}]) else []
-
 
 class ChatTemplates:
     """All templates of a tokenizer, by name."""
@@ -135,6 +134,11 @@ class ChatTemplates:
         order = (TOOL_USE, DEFAULT) if has_tools else (DEFAULT,)
         name = next((name for name in order if name in self._named), next(iter(self._named)))
         return self._named[name]
+
+    def probe(self) -> None:
+        """Finds the abilities of those that are used, so that no request waits for it."""
+        for template in {self.choose(each) for each in (False, True)} if self else ():
+            _ = template.abilities
 
     @property
     def text(self) -> str:
