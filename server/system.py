@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import sys
 import time
 from typing import IO, Any
@@ -36,6 +38,18 @@ def lock(file: IO[Any], wait: bool = True) -> None:
                 if not wait:
                     raise
             time.sleep(RETRY_SECONDS)
+
+
+def open_regular(path: str, flags: int) -> int:
+    """An opener of files that only their owner can read. Raises OSError for a symbolic link and for anything but a file.
+
+    It does not wait, as opening a pipe would.
+    """
+    found = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    if not stat.S_ISREG(os.fstat(found).st_mode):
+        os.close(found)
+        raise OSError(f"{path} is not a regular file")
+    return found
 
 
 def allow_open_files(count: int) -> None:

@@ -30,6 +30,7 @@ from outrider.server.corpora.messages import (
     encode_listing,
     is_private,
     listed_bytes,
+    read_file,
 )
 from outrider.server.engine.helper import answer_all
 
@@ -97,7 +98,7 @@ def arrays(block: Path, fingerprint: str) -> tuple[NDArray[Any], NDArray[Any]]:
 def read_listing(folder: Path) -> Listing | None:
     """The listing of a corpus; None if the folder has none that can be read."""
     try:
-        return decode_listing((folder / LISTING).read_bytes())
+        return decode_listing(read_file(folder / LISTING))
     except (OSError, ValueError):
         return None
 

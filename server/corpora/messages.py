@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from outrider.server.system import open_regular
+
 # This file of a corpus's folder lists its documents, in the order of the block, and names the block.
 LISTING = "corpus.json"
 # A document takes this much beside its path and its tokens: its digest, and objects of both processes.
@@ -74,6 +76,12 @@ def is_private(folder: Path) -> bool:
     """Whether nobody else may read or replace what is in a folder that exists."""
     found = folder.stat()
     return found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+def read_file(path: Path) -> bytes:
+    """A file's content. Raises OSError, also for a pipe, which would never end, and for a link."""
+    with open(path, "rb", opener=open_regular) as file:
+        return file.read()
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -30,6 +30,7 @@ from outrider.server.corpora.messages import (
     decode_outcome,
     encode,
     is_private,
+    read_file,
 )
 from outrider.server.engine.helper import Helper, HelperEnded
 from outrider.server.http.errors import APIError
@@ -112,16 +113,16 @@ class Corpora:
             if corpus is None and len(shelf.corpora) >= MAX_CORPORA:
                 message = f"At most {MAX_CORPORA} corpora are kept for a key; delete one first."
                 raise APIError(400, message, "name", "too_many")
-            digests, paths, removed, count = await asyncio.to_thread(compare, corpus, texts, removed)
+            digests, paths, gone, count = await asyncio.to_thread(compare, corpus, texts, removed)
             if count > MAX_DOCUMENTS:
                 message = (
                     f"The corpus would have {count} documents, and {MAX_DOCUMENTS} are allowed; post fewer, or larger ones."
                 )
                 raise APIError(400, message, "files", "too_many")
-            if corpus is None or paths or removed:
+            if corpus is None or paths or gone:
                 ids = await encode([texts[path] for path in paths])
                 added = [NewDocument(path, digests[path], each.tobytes()) for path, each in zip(paths, ids, strict=True)]
-                corpus = await self._index(shelf, name, removed, added)
+                corpus = await self._index(shelf, name, gone, added)
             if default is not None and default != (shelf.default == name):
                 await self._choose(shelf, name if default else None)
             return corpus
@@ -199,12 +200,12 @@ class Corpora:
         for path in self._root.glob(f"*/*/{LISTING}"):
             shelf = self._shelves.setdefault(path.parents[1].name, Shelf(path.parents[1]))
             with contextlib.suppress(OSError, ValueError):
-                corpus = decode_listing(path.read_bytes())
+                corpus = decode_listing(read_file(path))
                 if is_private(shelf.folder) and corpus.name == path.parent.name and (path.parent / corpus.block).exists():
                     shelf.corpora[corpus.name] = corpus
         for shelf in self._shelves.values():
-            with contextlib.suppress(OSError):
-                name = (shelf.folder / DEFAULT).read_text()
+            with contextlib.suppress(OSError, ValueError):
+                name = read_file(shelf.folder / DEFAULT).decode()
                 shelf.default = name if name in shelf.corpora else None
         self._record()
 

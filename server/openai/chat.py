@@ -30,7 +30,7 @@ from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import PictureInput, Request
 from outrider.server.http.errors import APIError
 from outrider.server.http.ignored import report_ignored
-from outrider.server.http.json_route import in_turn
+from outrider.server.http.json_route import in_turn, turn_of
 from outrider.server.openai.choices import ChoicesFormatter
 from outrider.server.openai.conversation import unrendered
 from outrider.server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask, Stop
@@ -168,7 +168,7 @@ class ChatEndpoint:
         roles = template.picture_roles if reads else frozenset[str]()
         urls = [url for message in body.messages if message.role in roles for url in message.picture_urls]
         messages, options = await in_turn(http, lambda: (self._rendered(body, roles), self._template_options(body)))
-        pictures = await self._pictures.prepare(urls) if urls else NO_PICTURES
+        pictures = await self._pictures.prepare(turn_of(http), urls) if urls else NO_PICTURES
         tokens = await self._prompts.chat(http.state.principal, messages, options, ready.context_tokens, pictures)
         if not urls:
             return EncodedChat(tokens, [], False, left_out)

@@ -19,6 +19,8 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     """A picture to prepare. The answer is `Prepared`."""
 
     data: bytes  # of a file
+    max_pixels: int  # of the picture in it
+    max_bytes: int  # of the arrays
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -34,6 +36,7 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     tokens: list[int]  # from its first token of pixels to its last one, maybe with separators in between
     arrays: dict[str, Array]
     digest: bytes  # of the arrays
+    pixels: int  # of the picture in the file
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -1,20 +1,28 @@
-"""The pictures of requests as the front end sees them: prepared by a process of its own, and kept for the next turn."""
+"""The pictures of requests as the front end sees them: prepared by a process of its own, and kept for the next turn.
+
+Promises that principals take turns, each with one picture at a time, that the event loop reads no picture, and that the
+pictures of all running requests are bounded. A kept picture is used for the principal that has sent it only.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import importlib.util
 import logging
 import secrets
+import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
-from outrider.server.engine.engine import WorkerLost
-from outrider.server.engine.helper import Helper, HelperEnded
-from outrider.server.engine.messages import PictureInput
+from outrider.server.engine.engine import Overloaded, WorkerLost
+from outrider.server.engine.messages import Array, PictureInput
+from outrider.server.fair_threads import FairThreads
 from outrider.server.pictures.messages import (
     Failed,
     Load,
@@ -24,8 +32,10 @@ from outrider.server.pictures.messages import (
     decode_answer,
     encode,
 )
+from outrider.server.pictures.process import ANSWER_SECONDS, LOAD_SECONDS, PictureProcess, ProcessEnded
 from outrider.server.pictures.source import invalid, read_picture
 from outrider.server.settings import Settings
+from outrider.server.shares import Ledger, NoRoom
 
 log = logging.getLogger("outrider")
 # Agents send a picture again in each later turn.
@@ -33,6 +43,12 @@ KEPT_BYTES = 128 << 20
 MAX_PICTURES = 32
 # A small file can be a large picture, and the pixels of all pictures of a request are in memory together.
 REQUEST_BYTES = 128 << 20
+REQUEST_PIXELS = 128_000_000
+# The pictures of all requests that run or wait.
+RUNNING_BYTES = 1 << 30
+# So many files are fetched or read at once, each of at most source.MAX_BYTES. One picture at a time is prepared.
+PLACES = 8
+RETRY_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -43,81 +59,125 @@ class RequestPictures:
     prepared: Sequence[Prepared] = ()
 
 
+class HeldArrays(dict[str, Array]):
+    """The arrays of a request's picture, which are given back to the ledger when nothing refers to them any more."""
+
+
 NO_PICTURES = RequestPictures("")
 
 
 class PictureService:
-    """Prepares pictures for one model. All methods are called on the event loop; pictures are decoded in a process."""
+    """Prepares pictures for one model. All public methods are called on the event loop, which they never block."""
 
     def __init__(self, settings: Settings) -> None:
         self._model, self._fetches = settings.model, settings.limits.fetch_pictures
-        self._helper = Helper("outrider.server.pictures.preparer")
+        self._threads = FairThreads([None] * PLACES, "outrider-pictures")
+        self._running = Ledger(RUNNING_BYTES)
+        self._preparing = threading.RLock()  # held while the process is asked
+        self._process: PictureProcess | None = None
         self._available: bool | None = None  # None = not known yet
         self._placeholder = ""
-        self._kept: OrderedDict[bytes, Prepared] = OrderedDict()  # by digest of the file; the latest last
+        self._keeping = threading.Lock()  # held while the next one is used
+        self._kept: OrderedDict[bytes, Prepared] = OrderedDict()  # by digest of principal and file; the latest last
         self._key = secrets.token_bytes(16)
 
     async def is_available(self) -> bool:
         """Whether pictures can be prepared: the packages are there, and read the model's processor. Raises EngineError."""
-        if self._available is None:
-            self._available = importlib.util.find_spec("PIL") is not None
-            if not self._available:
-                log.warning("pictures are left out of prompts; they need an extra: pip install 'outrider[pictures]'")
-        if self._available and not self._helper.alive:
-            await self._load()
-        return self._available
+        if self._available is not None and (self._process is not None or not self._available):
+            return self._available
+        return await self._threads.run("", lambda _: self._load())
 
-    async def prepare(self, urls: Sequence[str]) -> RequestPictures:
+    async def prepare(self, principal: str, urls: Sequence[str]) -> RequestPictures:
         """The pictures at these URLs. Raises APIError and EngineError."""
         if len(urls) > MAX_PICTURES:
             raise invalid(f"The conversation has {len(urls)} pictures, and {MAX_PICTURES} are allowed; leave some out.")
-        prepared, size = list[Prepared](), 0
+        prepared, size, pixels = list[Prepared](), 0, 0
         for url in urls:
-            prepared.append(await self._prepare(await read_picture(url, self._fetches)))
-            size += size_of(prepared[-1])
-            if size > REQUEST_BYTES:
+            left = REQUEST_PIXELS - pixels, REQUEST_BYTES - size
+            found = await self._threads.run(principal, lambda _, url=url, left=left: self._read(principal, url, *left))  # type: ignore[misc]
+            size, pixels = size + size_of(found), pixels + found.pixels
+            if size > REQUEST_BYTES or pixels > REQUEST_PIXELS:  # by pictures that were kept
                 message = f"The pictures take more than {REQUEST_BYTES >> 20} MiB as the model reads them; scale them down."
                 raise invalid(message)
+            prepared.append(self._hold(principal, found))
         return RequestPictures(self._placeholder, prepared)
 
     async def close(self) -> None:
         """Ends the process."""
-        await self._helper.close()
+        if self._process is not None:
+            await asyncio.to_thread(self._process.close)
+        await asyncio.to_thread(self._threads.close)
 
-    async def _prepare(self, data: bytes) -> Prepared:
-        digest = hashlib.blake2b(data, digest_size=16).digest()
-        if digest in self._kept:
-            self._kept.move_to_end(digest)
-            return self._kept[digest]
-        if not await self.is_available():
-            raise WorkerLost("The process that prepares pictures cannot be started again; leave the pictures out.")
-        answer = await self._ask(encode(Prepare(data)))
+    def _hold(self, principal: str, found: Prepared) -> Prepared:
+        """A picture that counts among those of running requests until the request has ended. Raises Overloaded."""
+        arrays, size = HeldArrays(found.arrays), size_of(found)
+        try:
+            self._running.take(principal, size)
+        except NoRoom:
+            message = "The server is busy with the pictures of other requests; try again shortly."
+            raise Overloaded(message, "queue_full", RETRY_SECONDS) from None
+        weakref.finalize(arrays, self._running.release, principal, size).atexit = False
+        return msgspec.structs.replace(found, arrays=arrays)
+
+    def _read(self, principal: str, url: str, max_pixels: int, max_bytes: int) -> Prepared:
+        """The picture at a URL. Raises APIError and EngineError."""
+        data = asyncio.run(read_picture(url, self._fetches))
+        digest = hashlib.blake2b(data, digest_size=16, key=hashlib.sha256(principal.encode()).digest()).digest()
+        with self._keeping:
+            if digest in self._kept:
+                self._kept.move_to_end(digest)
+                return self._kept[digest]
+        with self._preparing:
+            if not self._load():
+                raise WorkerLost("The process that prepares pictures cannot be started again; leave the pictures out.")
+            answer = self._ask(encode(Prepare(data, max_pixels, max_bytes)), ANSWER_SECONDS)
         if isinstance(answer, Failed):
             raise invalid(f"A picture {answer.message}.")
         assert isinstance(answer, Prepared)
-        self._kept[digest] = answer
-        while sum(map(size_of, self._kept.values())) > KEPT_BYTES and len(self._kept) > 1:
-            self._kept.popitem(last=False)
+        with self._keeping:
+            self._kept[digest] = answer
+            while sum(map(size_of, self._kept.values())) > KEPT_BYTES:
+                self._kept.popitem(last=False)
         return answer
 
-    async def _load(self) -> None:
-        """Starts the process, and waits until it has the model's processor."""
-        answer = await self._ask(encode(Load(self._model.path, self._model.revision, self._model.trust_remote_code)))
-        if isinstance(answer, Failed):
-            self._available = False
-            log.warning("pictures are left out of prompts; they %s", answer.message)
-            return await self._helper.close()
-        assert isinstance(answer, Loaded)
-        self._placeholder = answer.placeholder
+    def _load(self) -> bool:
+        """Starts the process if there is none, and waits until it has the model's processor; `is_available`."""
+        with self._preparing:
+            if self._available is None:
+                self._available = importlib.util.find_spec("PIL") is not None
+                if not self._available:
+                    log.warning("pictures are left out of prompts; they need an extra: pip install 'outrider[pictures]'")
+            if not self._available or self._process is not None:
+                return self._available
+            request = Load(self._model.path, self._model.revision, self._model.trust_remote_code)
+            answer = self._ask(encode(request), LOAD_SECONDS)
+            if isinstance(answer, Failed):
+                self._available = False
+                log.warning("pictures are left out of prompts; they %s", answer.message)
+                self._end()
+            else:
+                assert isinstance(answer, Loaded)
+                self._placeholder = answer.placeholder
+            return self._available
 
-    async def _ask(self, message: bytes) -> Loaded | Prepared | Failed:
+    def _ask(self, message: bytes, seconds: float) -> Loaded | Prepared | Failed:
+        """The process's answer. Raises EngineError, and APIError if a picture took too long."""
         try:
-            answer: Loaded | Prepared | Failed = decode_answer(await self._helper.ask(message))
-        except HelperEnded:
+            self._process = self._process or PictureProcess()
+            answer: Loaded | Prepared | Failed = decode_answer(self._process.ask(message, seconds))
+        except ProcessEnded as ended:
+            self._process = None
+            if ended.was_slow:
+                raise invalid("A picture takes too long to prepare; scale it down.") from None
             raise WorkerLost("The process that prepares pictures has ended; try again.") from None
         except OSError as error:
             raise WorkerLost(f"The process that prepares pictures cannot be started: {error}.") from None
         return answer
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
 
     def place(
         self, prompt: Sequence[int], pictures: Sequence[Prepared], rare: Sequence[int]

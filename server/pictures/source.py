@@ -20,6 +20,26 @@ MAX_BYTES = 32 << 20
 FETCH_SECONDS = 10.0
 MAX_REDIRECTS = 3
 REDIRECTS = (301, 302, 303, 307, 308)
+# `is_global` of Python does not know these, or takes them for global ones. Of IPv6, only GLOBAL_UNICAST is asked, which leaves
+# out multicast and site-local addresses, and those that NAT64, translators and old tunnels map to an IPv4 address.
+GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+NOT_PUBLIC = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "192.0.0.0/24",  # protocol assignments
+            "192.88.99.0/24",  # relays of 6to4
+            "224.0.0.0/3",  # multicast, reserved, broadcast
+            "168.63.129.16/32",  # the host of a virtual machine in Azure
+            "2001::/23",  # protocol assignments: Teredo, ORCHID
+            "2001:db8::/32",  # documentation
+            "2002::/16",  # 6to4
+            "3fff::/20",  # documentation
+        ),
+    )
+)
+# The interface identifiers of ISATAP, before an IPv4 address.
+ISATAP = (0x00005EFE, 0x02005EFE)
 
 
 def invalid(message: str) -> APIError:
@@ -99,6 +119,17 @@ async def public_address(host: str, port: int) -> str:
     """An address of a host. Raises APIError if one of them is not public, and OSError if there is none."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [str(entry[4][0]) for entry in found]
-    if not all(ipaddress.ip_address(address.partition("%")[0]).is_global for address in addresses):
+    if not all(map(is_public, addresses)):
         raise invalid("The picture's address is not public, so it is not fetched; send the picture as a data URL.")
     return addresses[0]
+
+
+def is_public(text: str) -> bool:
+    """Whether an address belongs to the public internet, and leads to no other address."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        elif address not in GLOBAL_UNICAST or int(address) >> 32 & 0xFFFFFFFF in ISATAP:
+            return False
+    return address.is_global and not any(address in network for network in NOT_PUBLIC)

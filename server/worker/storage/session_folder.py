@@ -62,7 +62,7 @@ class SessionFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Excludes the other processes. Raises OSError."""
-        with open(self._path / LOCK, "ab", opener=private) as lock:
+        with open(self._path / LOCK, "ab", opener=system.open_regular) as lock:
             system.lock(lock)
             yield
 
@@ -93,7 +93,7 @@ class SessionFolder:
         """Removes files that a process was writing when it ended."""
         for path in self._path.glob("*/*"):
             if path.suffix not in (SESSION, PAGE):
-                with contextlib.suppress(OSError), open(path, "rb") as file:
+                with contextlib.suppress(OSError), open(path, "rb", opener=system.open_regular) as file:
                     system.lock(file, wait=False)  # its writer would hold it
                     path.unlink()
 
@@ -102,7 +102,7 @@ class SessionFolder:
 def partial_file(folder: Path) -> Iterator[BinaryIO]:
     """A new file, which is removed at the end unless it was renamed. Raises OSError."""
     path = folder / f"{uuid.uuid4().hex}{PARTIAL}"
-    with open(path, "xb", opener=private) as file:
+    with open(path, "xb", opener=system.open_regular) as file:
         system.lock(file)  # the lock is held until the file is closed, or its process has ended
         try:
             yield file
@@ -144,11 +144,6 @@ def check_owner(folder: Path, owners: tuple[int, ...]) -> None:
             f"{folder} belongs to another user, or all users may write to it, so no sessions are saved in it; set"
             " sessions.folder to a folder of your own."
         )
-
-
-def private(path: str, flags: int) -> int:
-    """Opens a file that only its owner can read."""
-    return os.open(path, flags, 0o600)
 
 
 def hidden(name: str) -> str:

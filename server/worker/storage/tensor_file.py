@@ -1,7 +1,8 @@
 """Files in safetensors' format that are read and written without mapping them into memory.
 
 A mapped file that another process cuts, or that a network file system loses, ends the process that reads it. Promises that any
-file, however damaged, is a ValueError or an OSError, and takes no more memory than its size.
+file, however damaged, is a ValueError or an OSError, that a pipe or a link is not read, and that a file with holes takes no
+more memory than the bounds below.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.server.system import open_regular
+
 if TYPE_CHECKING:
     import torch
 
+# Headers of the largest sessions have some hundred kilobytes, and their largest parts some hundred megabytes.
+MAX_HEADER_BYTES, MAX_PART_BYTES = 16 << 20, 1 << 30
 METADATA = "__metadata__"
 BYTES = "U8"
 # Safetensors' names of data types by those of numpy and torch, and the sizes of their elements.
@@ -60,6 +65,8 @@ class TensorFile:
         self._file = file
         self._size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(self._read(0, 8), "little")
+        if length > MAX_HEADER_BYTES:
+            raise ValueError("its header is too large")
         self._start = 8 + length
         try:
             entries = msgspec.json.decode(self._read(8, length), type=dict[str, msgspec.Raw])
@@ -101,7 +108,12 @@ class TensorFile:
     def _read(self, start: int, length: int) -> bytearray:
         if not 0 <= start <= start + length <= self._size:
             raise ValueError("its end is missing")
-        data = bytearray(length)
+        if length > MAX_PART_BYTES:
+            raise ValueError("a part of it is too large")
+        try:
+            data = bytearray(length)
+        except MemoryError:
+            raise ValueError("there is no memory for a part of it") from None
         self._file.seek(start)
         if self._file.readinto(data) != length:  # type: ignore[attr-defined]
             raise ValueError("its end is missing")
@@ -111,7 +123,7 @@ class TensorFile:
 @contextmanager
 def open_tensors(path: Path) -> Iterator[TensorFile]:
     """A file to read from. Raises ValueError or OSError."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         yield TensorFile(file)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from outrider.server.pictures.messages import Load
+from outrider.server.pictures.messages import Load, Prepare
 from outrider.server.pictures.preparer import MAX_PIXELS, Preparer, UnreadablePicture, open_picture
 from tests.server.pictures.models import picture, write_gemma, write_qwen
 
@@ -18,6 +18,10 @@ def file_of(image: Image.Image, kind: str, **options: object) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
+
+
+def request(data: bytes, max_pixels: int = MAX_PIXELS, max_bytes: int = 1 << 30) -> Prepare:
+    return Prepare(data, max_pixels, max_bytes)
 
 
 def test_pictures_are_rgb_whatever_their_file_is() -> None:
@@ -53,7 +57,7 @@ def test_a_bomb_is_refused_before_it_is_decoded() -> None:
 def test_equal_pictures_have_equal_digests(tmp_path: Path) -> None:
     write_qwen(tmp_path)
     preparer = Preparer(Load(str(tmp_path), "main", False))
-    first, again, other = (preparer.prepare(file) for file in (picture(1), picture(1), picture(2)))
+    first, again, other = (preparer.prepare(request(file)) for file in (picture(1), picture(1), picture(2)))
     assert first == again and first.digest != other.digest
     assert preparer.placeholder == "<|image_pad|>" and first.text == "<|image_pad|>" * len(first.tokens)
     assert first.arrays["pixel_values"].shape == (4 * len(first.tokens), 3 * 2 * 14 * 14)
@@ -62,6 +66,18 @@ def test_equal_pictures_have_equal_digests(tmp_path: Path) -> None:
 def test_what_stands_for_a_picture_may_have_more_than_its_pixels(tmp_path: Path) -> None:
     write_gemma(tmp_path)
     preparer = Preparer(Load(str(tmp_path), "main", False))
-    found = preparer.prepare(picture(1))
+    found = preparer.prepare(request(picture(1)))
     assert found.text == "\n\n<start_of_image>" + 16 * "<image_soft_token>" + "<end_of_image>\n\n"
     assert preparer.placeholder == "<start_of_image>" and len(found.tokens) == 16
+
+
+def test_what_is_too_large_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    write_qwen(tmp_path)
+    preparer = Preparer(Load(str(tmp_path), "main", False))
+    found = preparer.prepare(request(picture(1)))
+    size = sum(len(array.data) for array in found.arrays.values())
+    assert preparer.prepare(request(picture(1), found.pixels, size)) == found
+    with pytest.raises(UnreadablePicture, match="is too large with the others"):
+        preparer.prepare(request(picture(1), found.pixels, size - 1))
+    with pytest.raises(UnreadablePicture, match="has more pixels than the others of the request leave"):
+        preparer.prepare(request(picture(1), found.pixels - 1, size))

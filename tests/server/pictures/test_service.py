@@ -4,38 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import importlib.util
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from outrider.server.engine.engine import WorkerLost
-from outrider.server.engine.helper import HelperEnded
+from outrider.server.engine.engine import Overloaded, WorkerLost
 from outrider.server.engine.messages import Array
 from outrider.server.http.errors import APIError
 from outrider.server.pictures import service as module
 from outrider.server.pictures.messages import Failed, Load, Loaded, Prepared, decode_request, encode
+from outrider.server.pictures.process import ProcessEnded
 from outrider.server.pictures.service import PictureService
 from outrider.server.settings import load_settings
 
 TOKENS = [9, 9, 8, 9]
+PIXELS = 100
 
 
 def prepared(data: bytes, size: int = 10) -> Prepared:
-    return Prepared("<p>", TOKENS, {"pixel_values": Array("uint8", (size,), bytes(size))}, data.ljust(32))
+    return Prepared("<p>", TOKENS, {"pixel_values": Array("uint8", (size,), bytes(size))}, data.ljust(32), PIXELS)
 
 
 class Program:
     """The process: refuses "bad" pictures, and ends at a "fatal" one."""
 
     def __init__(self) -> None:
-        self.alive, self.loads = False, 0
+        self.loads = self.closes = 0
         self.pictures: list[bytes] = []
         self.fails_to_load = False
 
-    async def ask(self, message: bytes) -> bytes:
+    def ask(self, message: bytes, seconds: float) -> bytes:
+        assert threading.current_thread() is not threading.main_thread()
         request = decode_request(message)
-        self.alive = True
         if isinstance(request, Load):
             self.loads += 1
             return encode(Failed("cannot be prepared: no") if self.fails_to_load else Loaded("<p>"))
@@ -43,19 +46,24 @@ class Program:
         if request.data == b"bad":
             return encode(Failed("cannot be read"))
         if request.data == b"fatal":
-            self.alive = False
-            raise HelperEnded
+            raise ProcessEnded
+        if request.data == b"slow":
+            raise ProcessEnded(was_slow=True)
         return encode(prepared(request.data))
 
-    async def close(self) -> None:
-        self.alive = False
+    def close(self) -> int:
+        self.closes += 1
+        return 0
 
 
 def run(test: Callable[[PictureService, Program], Awaitable[None]]) -> None:
     async def main() -> None:
-        service, program = PictureService(load_settings(None, {})), Program()
-        service._helper = program  # type: ignore[assignment]
-        await test(service, program)
+        with pytest.MonkeyPatch.context() as patch:
+            program = Program()
+            patch.setattr(module, "PictureProcess", lambda: program)
+            service = PictureService(load_settings(None, {}))
+            await test(service, program)
+            await service.close()
 
     asyncio.run(main())
 
@@ -68,10 +76,10 @@ def test_a_picture_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT_BYTES", 25)
 
     async def test(service: PictureService, program: Program) -> None:
-        first = await service.prepare([url(b"a"), url(b"b"), url(b"a")])
+        first = await service.prepare("a", [url(b"a"), url(b"b"), url(b"a")])
         assert first.placeholder == "<p>" and first.prepared == [prepared(name) for name in (b"a", b"b", b"a")]
-        await service.prepare([url(b"c"), url(b"a")])  # the third one makes the second one go
-        await service.prepare([url(b"b")])
+        await service.prepare("a", [url(b"c"), url(b"a")])  # the third one makes the second one go
+        await service.prepare("a", [url(b"b")])
         assert program.pictures == [b"a", b"b", b"c", b"b"] and program.loads == 1
 
     run(test)
@@ -80,11 +88,13 @@ def test_a_picture_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_failures() -> None:
     async def test(service: PictureService, program: Program) -> None:
         with pytest.raises(APIError, match=r"A picture cannot be read\."):
-            await service.prepare([url(b"bad")])
+            await service.prepare("a", [url(b"bad")])
         with pytest.raises(WorkerLost, match="has ended; try again"):
-            await service.prepare([url(b"fatal")])
-        assert (await service.prepare([url(b"a")])).prepared == [prepared(b"a")]
-        assert program.loads == 2
+            await service.prepare("a", [url(b"fatal")])
+        with pytest.raises(APIError, match="takes too long to prepare; scale it down"):
+            await service.prepare("a", [url(b"slow")])
+        assert (await service.prepare("a", [url(b"a")])).prepared == [prepared(b"a")]
+        assert program.loads == 3
 
     run(test)
 
@@ -94,9 +104,9 @@ def test_without_a_processor_pictures_are_left_out(caplog: pytest.LogCaptureFixt
         program.fails_to_load = True
         assert not await service.is_available()
         assert not await service.is_available()
-        assert program.loads == 1 and not program.alive
+        assert program.loads == program.closes == 1
         with pytest.raises(WorkerLost, match="leave the pictures out"):
-            await service.prepare([url(b"a")])
+            await service.prepare("a", [url(b"a")])
 
     run(test)
     assert "pictures are left out of prompts; they cannot be prepared: no" in caplog.text
@@ -132,7 +142,7 @@ def test_prompts_are_equal_only_if_their_pictures_are() -> None:
 def test_the_number_of_pictures_is_limited() -> None:
     async def test(service: PictureService, program: Program) -> None:
         with pytest.raises(APIError, match="has 33 pictures, and 32 are allowed"):
-            await service.prepare([url(b"a")] * 33)
+            await service.prepare("a", [url(b"a")] * 33)
         assert not program.pictures
 
     run(test)
@@ -142,9 +152,9 @@ def test_the_pixels_of_a_request_are_limited(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "REQUEST_BYTES", 25)
 
     async def test(service: PictureService, program: Program) -> None:
-        assert len((await service.prepare([url(b"a"), url(b"a")])).prepared) == 2
+        assert len((await service.prepare("a", [url(b"a"), url(b"a")])).prepared) == 2
         with pytest.raises(APIError, match="take more than 0 MiB as the model reads them"):
-            await service.prepare([url(b"a"), url(b"b"), url(b"c"), url(b"d")])
+            await service.prepare("a", [url(b"a"), url(b"b"), url(b"c"), url(b"d")])
         assert program.pictures == [b"a", b"b", b"c"]
 
     run(test)
@@ -154,10 +164,83 @@ def test_a_picture_of_two_requests_at_once_is_kept_once(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "KEPT_BYTES", 25)
 
     async def test(service: PictureService, program: Program) -> None:
-        await asyncio.gather(*(service.prepare([url(b"a")]) for _ in range(4)))
-        await service.prepare([url(b"b")])
+        await asyncio.gather(*(service.prepare("a", [url(b"a")]) for _ in range(4)))
+        await service.prepare("a", [url(b"b")])
         program.pictures.clear()
-        await service.prepare([url(b"a"), url(b"b")])
+        await service.prepare("a", [url(b"a"), url(b"b")])
         assert not program.pictures
+
+    run(test)
+
+
+def test_a_kept_picture_is_not_used_for_another_principal() -> None:
+    async def test(service: PictureService, program: Program) -> None:
+        for principal in ("alice", "bob", "alice", "bob"):
+            await service.prepare(principal, [url(b"a")])
+        assert program.pictures == [b"a", b"a"]
+
+    run(test)
+
+
+def test_principals_take_turns() -> None:
+    async def test(service: PictureService, program: Program) -> None:
+        held = threading.Event()
+        ask = program.ask
+
+        def wait(message: bytes, seconds: float) -> bytes:
+            request = decode_request(message)
+            if not isinstance(request, Load) and request.data == b"a0":
+                assert held.wait(10)
+            return ask(message, seconds)
+
+        program.ask = wait  # type: ignore[method-assign]
+        tasks = [asyncio.create_task(service.prepare("alice", [url(b"a%d" % number)])) for number in range(8)]
+        await asyncio.sleep(0)
+        bob = asyncio.create_task(service.prepare("bob", [url(b"b")]))
+        await asyncio.sleep(0)
+        held.set()
+        await asyncio.gather(bob, *tasks)
+        assert program.pictures.index(b"b") <= 2  # at most the picture that runs, and one that began meanwhile, come first
+
+    run(test)
+
+
+def test_the_pictures_of_running_requests_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RUNNING_BYTES", 25)
+
+    async def test(service: PictureService, program: Program) -> None:
+        first = await service.prepare("alice", [url(b"a"), url(b"b")])
+        _, inputs = service.place([*TOKENS, *TOKENS], first.prepared, range(100))
+        with pytest.raises(Overloaded):
+            await service.prepare("alice", [url(b"a")])
+        bobs = await service.prepare("bob", [url(b"a")])
+        del first
+        gc.collect()
+        with pytest.raises(Overloaded):  # a running request has them
+            await service.prepare("alice", [url(b"a")])
+        del inputs, bobs
+        gc.collect()
+        assert (await service.prepare("alice", [url(b"a"), url(b"b")])).prepared
+
+    run(test)
+
+
+def test_what_a_request_may_still_have_is_told_to_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REQUEST_PIXELS", 150)
+
+    async def test(service: PictureService, program: Program) -> None:
+        limits: list[tuple[int, int]] = []
+        ask = program.ask
+
+        def note(message: bytes, seconds: float) -> bytes:
+            request = decode_request(message)
+            if not isinstance(request, Load):
+                limits.append((request.max_pixels, module.REQUEST_BYTES - request.max_bytes))
+            return ask(message, seconds)
+
+        program.ask = note  # type: ignore[method-assign]
+        with pytest.raises(APIError, match="scale them down"):
+            await service.prepare("a", [url(b"a"), url(b"b")])
+        assert limits == [(150, 0), (50, 10)]
 
     run(test)

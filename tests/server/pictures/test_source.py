@@ -15,9 +15,20 @@ import pytest
 
 from outrider.server.http.errors import APIError
 from outrider.server.pictures import source
-from outrider.server.pictures.source import public_address, read_data_url, read_picture
+from outrider.server.pictures.source import is_public, public_address, read_data_url, read_picture
 
 FILE = b"a picture"
+# Of IPv4 and IPv6: reserved, private, multicast, and those that lead to an IPv4 address.
+NOT_PUBLIC = """
+0.0.0.0 10.0.0.1 100.64.0.1 100.100.100.200 127.0.0.1 127.255.255.254 168.63.129.16 169.254.169.254 172.16.0.1
+172.31.255.255 192.0.0.1 192.0.0.8 192.0.0.170 192.0.0.192 192.0.2.1 192.88.99.1 192.168.1.1 198.18.0.1
+198.51.100.1 203.0.113.1 224.0.0.1 239.255.255.250 240.0.0.1 255.255.255.255 :: ::1 ::127.0.0.1
+::169.254.169.254 ::8.8.8.8 ::ffff:127.0.0.1 ::ffff:a9fe:a9fe ::ffff:224.0.0.1 ::ffff:0:127.0.0.1
+::ffff:0:8.8.8.8 64:ff9b::a9fe:a9fe 64:ff9b::7f00:1 64:ff9b::808:808 64:ff9b:1::7f00:1 100::1 100:0:0:1::1
+2001::1 2001:0:7f00:1:: 2001:10::1 2001:20::1 2001:db8::1 2002:7f00:1:: 2002:a9fe:a9fe:: 2002:808:808::1
+3fff::1 5f00::1 4000::1 2600::5efe:7f00:1 2600::200:5efe:a9fe:a9fe fc00::1 fd00:ec2::254 fe80::1 fe80::1%eth0
+fec0::1 feff::1 ff02::1 ff05::1 ff0e::1
+"""
 
 
 class Pages(BaseHTTPRequestHandler):
@@ -140,3 +151,13 @@ def test_a_name_with_one_private_address_is_private(monkeypatch: pytest.MonkeyPa
     assert asyncio.run(resolve(["93.184.215.14", "1.1.1.1"])) == "93.184.215.14"
     with pytest.raises(APIError, match="is not public"):
         asyncio.run(resolve(["93.184.215.14", "10.0.0.1"]))
+
+
+@pytest.mark.parametrize("address", NOT_PUBLIC.split())
+def test_addresses_that_are_not_public_or_lead_to_others(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", ["1.1.1.1", "93.184.215.14", "::ffff:8.8.8.8", "2606:4700::1111", "2a00:1450:4001::200e"])
+def test_public_addresses(address: str) -> None:
+    assert is_public(address)

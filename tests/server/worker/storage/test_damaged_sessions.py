@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -235,3 +236,25 @@ def test_what_an_older_version_has_learned_is_refused_in_one_line(
     [message] = caplog.messages
     assert message.startswith("what trigram has learned in ")
     assert message.endswith(" is not used: its layout is 1, and this version reads layout 9")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")
+def test_pipes_and_holes_cost_a_log_line_and_no_wait(
+    tiny_runner: TorchRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = new_store(tiny_runner, tmp_path)
+    answer(store, LONG)
+    save(store)
+    [file] = sessions_in(tmp_path)
+    hole = file.with_name(f"{'0' * 32}.session")
+    hole.write_bytes((1 << 40).to_bytes(8, "little"))
+    os.truncate(hole, 1 << 41)
+    [lock] = tmp_path.rglob(".lock")
+    for path in (file, lock, file.with_name("pipe.partial")):
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    with caplog.at_level(logging.WARNING, "outrider.worker"):
+        fresh = new_store(tiny_runner, tmp_path)
+        assert answer(fresh, LONG)[0] == 0
+        save(fresh)
+    assert "is not a regular file" in caplog.text and "header is too large" in caplog.text
