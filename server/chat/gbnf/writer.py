@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 
-from outrider.server.chat.gbnf.nodes import Characters, Choice, Node, Reference, Repeat, Series, Token
+from outrider.server.chat.gbnf.nodes import Characters, Choice, Node, Reference, Repeat, Series, Token, nodes_of
 from outrider.server.chat.gbnf.parser import ROOT
 from outrider.server.chat.gbnf.rules import Rules
 
 EMPTY = '""'
+# llguidance writes an ordinary token that it forces as a special one, and cannot take it back.
+NOT_FORCED = '%llguidance {"no_forcing": true}'
 
 
 class Writer:
@@ -23,6 +25,8 @@ class Writer:
     def write(self) -> str:
         """The grammar in Lark."""
         rules, terminals = [], []
+        if any(isinstance(node, Token) for body in self._rules.bodies.values() for node in nodes_of(body)):
+            rules.append(NOT_FORCED)
         for name, body in self._rules.bodies.items():
             if body.structured or name == ROOT:
                 rules.append(f"{self._name(name)}: {self._rule(body)}")

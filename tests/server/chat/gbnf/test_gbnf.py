@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from outrider.server.chat.gbnf import is_gbnf, to_lark
-from tests.server.chat.gbnf.matching import Follower, Matcher, Tree, written
+from outrider.verify.constraints.limits import LIMITS
+from tests.server.chat.gbnf.matching import BYTES, Follower, Matcher, Tree, written
 
 WS = "ws ::= [ \\t\\n]*\n"
 JSON = (
@@ -147,6 +149,14 @@ def test_tokens_are_matched_by_id() -> None:
     known = Follower("root ::= <open> (!<close>)* <[2]> [a-z]+", special)
     assert known.allows("\1hello\2abc") and known.allows("\1\2a")
     assert not known.allows("hello\2abc") and not known.allows("\1\2\2a") and not known.allows("\1hello")
+
+
+def test_ordinary_tokens_can_be_taken_back() -> None:
+    matcher = LLMatcher(BYTES, Follower('root ::= "<" <[97]> "x"').lark, log_level=0, limits=LIMITS)
+    for token in b"<ax":
+        assert matcher.compute_ff_tokens() == []  # a forced one could not be
+        assert matcher.consume_token(token) and matcher.rollback(1) and matcher.consume_token(token)
+    assert matcher.is_accepting()
 
 
 @pytest.mark.parametrize("grammar", LARK)
