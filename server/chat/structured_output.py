@@ -6,8 +6,8 @@ request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from outrider.server.chat.grammar_job import GrammarJob, InputGrammar, Structure, TooDeep
 from outrider.server.chat.grammar_process import GrammarValidator
@@ -18,6 +18,13 @@ from outrider.server.settings import Limits
 
 SCHEMA_DEPTH = 64
 RULE_DEPTH = 256
+
+
+class Enforced(NamedTuple):
+    """A checked grammar, and what of the request it does not enforce."""
+
+    grammar: str | None = None  # None = any text
+    ignored: Sequence[str] = ()  # names for the header, such as "tools.save.slug.pattern"
 
 
 class GrammarChecker:
@@ -37,26 +44,34 @@ class GrammarChecker:
         principal: str = "",
         prefix: str = "",
         inputs: Mapping[str, InputGrammar] | None = None,
-    ) -> str:
+        strict: Collection[str] = (),
+    ) -> Enforced:
         """The grammar of one or more calls of `functions` (schemas of the parameters by name). Raises APIError.
 
         With `single`, exactly one call is allowed. `special`: see `Vocabulary.grammar_tokens`. `prefix`: see `prefixed`.
-        `inputs`: the grammars of custom tools, which stand among the functions.
+        `inputs`: the grammars of custom tools, which stand among the functions. `strict`: the functions whose schemas must be
+        enforced wholly; those of others are relaxed where that is not possible.
         """
         schemas = {name: parameters or {"type": "object"} for name, parameters in functions.items()}
         max_calls = 1 if single else MAX_CALLS
         job = self._job(
-            functions=schemas, inputs=inputs or {}, format=format, special=special, max_calls=max_calls, prefix=prefix
+            functions=schemas,
+            inputs=inputs or {},
+            format=format,
+            special=special,
+            max_calls=max_calls,
+            prefix=prefix,
+            strict=strict,
         )
         return await self._checked("tools", job, principal)
 
-    async def grammar(self, structures: Mapping[str, Structure], principal: str = "", prefix: str = "") -> str | None:
-        """The grammar of a request's structures, by field; None = any text. Raises APIError if there are several.
+    async def grammar(self, structures: Mapping[str, Structure], principal: str = "", prefix: str = "") -> Enforced:
+        """The grammar of a request's structures, by field. Raises APIError if there are several.
 
         `prefix`: see `prefixed`.
         """
         if not structures:
-            return None
+            return Enforced()
         if len(structures) > 1:
             names = " and ".join(f"'{name}'" for name in structures)
             raise APIError(400, f"Give only one of {names}.", next(iter(structures)), "invalid_value")
@@ -70,7 +85,7 @@ class GrammarChecker:
     def _job(self, **what: Any) -> GrammarJob:
         return GrammarJob(*self._depths, **what)
 
-    async def _checked(self, name: str, job: GrammarJob, principal: str) -> str:
+    async def _checked(self, name: str, job: GrammarJob, principal: str) -> Enforced:
         """The grammar that a job describes, if it is valid. Raises APIError, naming the field `name`."""
         try:
             built = await self._validator.build(job, principal)
@@ -82,4 +97,4 @@ class GrammarChecker:
             raise APIError(503, "The server cannot check grammars now; try again shortly.", name, "unavailable") from None
         if built.reason:
             raise APIError(400, f"Invalid '{name}': {built.reason}", name, built.code)
-        return built.grammar
+        return Enforced(built.grammar, [f"{name}.{each}" for each in built.ignored])

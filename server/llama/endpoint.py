@@ -9,6 +9,7 @@ from fastapi import Response
 
 from outrider.server.chat.prompt import PromptEncoder
 from outrider.server.chat.structured_output import GrammarChecker
+from outrider.server.http.ignored import report_ignored
 from outrider.server.llama.formatter import InfillFormatter
 from outrider.server.llama.schema import InfillBody
 from outrider.server.openai.generation import GenerationRunner, GenerationTask
@@ -45,13 +46,13 @@ class InfillEndpoint:
         room = max(context_tokens // 2, context_tokens - answer_tokens)
         prompt = await self._prompts.fill_in(http.state.principal, body.text, context_tokens, room)
         body = body.with_stops(self._prompts.fill_in_stops)
-        grammar = await self._grammars.grammar(body.structures, http.state.principal)
+        grammar, ignored = await self._grammars.grammar(body.structures, http.state.principal)
         requests = await self._requests.build(http, body, [prompt], grammar)
         stats: dict[str, float] = {}
         eos_ids = {*self._prompts.eos_ids, *(body.stop_token_ids or ())}
         formatter = InfillFormatter(body, requests[0], arrived, stats, eos_ids)
         task = GenerationTask(requests, formatter, arrived, padded=body.pads_stream, new_stop=body.new_stop, stats=stats)
-        return await self._runner.respond(http, task, bool(body.stream))
+        return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), ignored)
 
 
 def session_of(body: InfillBody) -> str | None:

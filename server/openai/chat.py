@@ -17,7 +17,7 @@ from outrider.server.chat.media import PICTURES
 from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
 from outrider.server.chat.reasoning_parser import THINK, ReasoningParser, detect_reasoning
 from outrider.server.chat.response_template import EXAMPLE, derive_reasoning, derive_tools
-from outrider.server.chat.structured_output import GrammarChecker
+from outrider.server.chat.structured_output import Enforced, GrammarChecker
 from outrider.server.chat.tools import FORMATS, Part, ToolFormat, ToolParser, detect_format, tool_parser, with_model_ids
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import PictureInput, Request
@@ -60,6 +60,11 @@ class PreparedChat:
     prompt: EncodedChat
     new_parser: Callable[[], ToolParser]  # a parser for one choice
     new_stop: Callable[[], Stop] | None = None  # what ends a choice early
+    unenforced: Sequence[str] = ()  # names of what the grammar leaves to the model
+
+    def ignored(self, names: Sequence[str]) -> list[str]:
+        """What a request's body names as left out, as `EncodedChat.ignored`, and what is not enforced."""
+        return [*self.prompt.ignored(names), *self.unenforced]
 
 
 class ChatEndpoint:
@@ -110,23 +115,21 @@ class ChatEndpoint:
         task = GenerationTask(
             chat.requests, formatter, arrived, choices=body.candidates, padded=body.pads_stream, new_stop=chat.new_stop
         )
-        return report_ignored(
-            http, await self._runner.respond(http, task, bool(body.stream)), chat.prompt.ignored(body.ignored)
-        )
+        return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), chat.ignored(body.ignored))
 
     async def prepare(self, http: HTTPRequest, body: ChatBody) -> PreparedChat:
         """Checks the body, renders and encodes its prompt, and compiles its grammar. Raises APIError."""
         prompt = await self.encode(http, body)
         opened = self._reasoning is not None and self._prompts.ends_with(prompt.tokens, self._reasoning.opening)
-        grammar = await self._grammar(http, body, opened)
+        grammar, unenforced = await self._grammar(http, body, opened)
         limit = self._reasoning_limit(body, opened)
         hides = self._hides_markers(body)
         requests = await self._requests.build(http, body, [prompt.tokens], grammar, limit, hides, prompt.pictures)
         new_parser = partial(self._new_parser, body, opened)
         if body.parallel_tool_calls is False and body.enabled_tools and not body.required_tools:  # else the grammar allows one
             parser, stop = lambda: SingleCallParser(new_parser()), lambda: SingleCallStop(new_parser())
-            return PreparedChat(requests, prompt, parser, stop)
-        return PreparedChat(requests, prompt, new_parser)
+            return PreparedChat(requests, prompt, parser, stop, unenforced)
+        return PreparedChat(requests, prompt, new_parser, None, unenforced)
 
     def _new_parser(self, body: ChatBody, opened: bool) -> ReasoningParser:
         """A parser for one choice. `opened`: the prompt has opened the reasoning."""
@@ -179,7 +182,7 @@ class ChatEndpoint:
             return False
         return any(token in self._reasoning.opening + self._reasoning.closing for token in self._vocabulary.special)
 
-    async def _grammar(self, http: HTTPRequest, body: ChatBody, opened: bool) -> str | None:
+    async def _grammar(self, http: HTTPRequest, body: ChatBody, opened: bool) -> Enforced:
         """The grammar that the answer follows, after the reasoning if the prompt has opened it. Raises APIError."""
         prefix, format = "", self._format_of(body)
         if self._reasoning is not None and opened:
@@ -188,8 +191,9 @@ class ChatEndpoint:
             return await self._grammars.grammar(body.structures, http.state.principal, prefix)
         functions = {tool.function.name: tool.function.parameters for tool in body.required_tools}
         single = body.parallel_tool_calls is False or body.named_tool is not None
+        tokens, principal, strict = self._vocabulary.grammar_tokens, http.state.principal, body.strict_tools
         return await self._grammars.tool_calls(
-            functions, format, self._vocabulary.grammar_tokens, single, http.state.principal, prefix, body.required_inputs
+            functions, format, tokens, single, principal, prefix, body.required_inputs, strict
         )
 
     def _template_options(self, body: ChatBody) -> TemplateOptions:

@@ -14,6 +14,7 @@ from outrider.server.chat.prompt import PromptEncoder
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.http.errors import APIError
+from outrider.server.http.ignored import report_ignored
 from outrider.server.openai.choices import ChoicesFormatter
 from outrider.server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask
 from outrider.server.openai.logprobs import completion_logprobs
@@ -66,11 +67,11 @@ class CompletionsEndpoint:
                 prompt if isinstance(prompt, str) else await self._prompts.decode(principal, prompt, context_tokens)
                 for prompt in body.prompts
             ]
-        grammar = await self._grammars.grammar(body.structures, principal)
+        grammar, ignored = await self._grammars.grammar(body.structures, principal)
         requests = await self._requests.build(http, body, prompts, grammar)
         formatter = CompletionFormatter(body, self._vocabulary, requests[0].id)
         task = GenerationTask(requests, formatter, arrived, choices=body.candidates, padded=body.pads_stream, echoes=echoes)
-        return await self._runner.respond(http, task, bool(body.stream))
+        return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), ignored)
 
 
 class CompletionFormatter(ChoicesFormatter):

@@ -258,6 +258,11 @@ class ChatBody(GenerationBody):
         return [tool.enforced for tool in self._required()]
 
     @property
+    def strict_tools(self) -> list[str]:
+        """The names of the tools whose schemas must be enforced wholly."""
+        return [tool.name for tool in self.required_tools if tool.function.strict]
+
+    @property
     def required_inputs(self) -> dict[str, InputGrammar]:
         """The grammars of the inputs of custom tools among `required_tools`, by name."""
         grammars = {tool.name: tool.input_grammar for tool in self._required() if isinstance(tool, CustomTool)}

@@ -48,7 +48,7 @@ def structures(**fields: Any) -> dict[str, Structure]:
 )
 def test_every_field_becomes_a_structure(fields: dict[str, Any], name: str, structure: tuple[str, Any]) -> None:
     assert structures(**fields) == {name: Structure(*structure)}
-    assert asyncio.run(GrammarChecker(Limits()).grammar(structures(**fields)))
+    assert asyncio.run(GrammarChecker(Limits()).grammar(structures(**fields))).grammar
 
 
 def test_empty_fields_ask_for_nothing() -> None:
@@ -83,7 +83,7 @@ def test_gbnf_is_converted_to_lark() -> None:
     assert to_lark(LARK) == LARK
     assert "start: " in to_lark(GBNF) and "::=" not in to_lark(GBNF)
     (structure,) = structures(grammar=GBNF).values()
-    assert asyncio.run(GrammarChecker(Limits()).grammar({"grammar": structure}))
+    assert asyncio.run(GrammarChecker(Limits()).grammar({"grammar": structure})).grammar
 
 
 @pytest.mark.parametrize(
