@@ -46,9 +46,7 @@ class MessagesEndpoint:
         message_id, prompt_tokens = f"msg_{request.id.rpartition('-')[0]}", len(request.prompt)
         formatter = MessageFormatter(body, message_id, http.state.request_id, prompt_tokens, usage, chat.new_parser)
         task = GenerationTask(chat.requests, formatter, arrived, keep_alive=PING.encode(), new_stop=chat.new_stop, usage=usage)
-        return report_ignored(
-            http, await self._runner.respond(http, task, bool(body.stream)), chat.prompt.ignored(body.ignored)
-        )
+        return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), chat.ignored(body.ignored))
 
     async def count_tokens(self, http: HTTPRequest, body: CountTokensBody) -> Response:
         """The length of the prompt in tokens. Raises APIError, EngineError and RequestValidationError."""

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import weakref
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple, TextIO
 
 from outrider.server.chat.grammar_job import GrammarJob
@@ -34,6 +35,7 @@ class Built(NamedTuple):
     grammar: str = ""
     reason: str = ""
     code: str = ""  # code of the error
+    ignored: Sequence[str] = ()  # names of what the grammar does not enforce
 
 
 class GrammarProcess:
@@ -91,26 +93,32 @@ class GrammarValidator:
         return await self._pool.run(principal, lambda _: self._build(job))
 
     def _build(self, job: GrammarJob) -> Built:
+        job = job.within(self._max_bytes)
         if job.size_bytes > self._max_bytes:
             return Built("", f"it is larger than {self._max_bytes} bytes; shorten it.", "too_long")
-        line = job.encode()
-        key = hashlib.blake2b(line.encode(), digest_size=16).digest()
+        key = hashlib.blake2b(job.encode().encode(), digest_size=16).digest()
         if key in self._valid:
             self._valid.move_to_end(key)
             return self._valid[key]
+        built = self._validated(job.encode())
+        if built.reason == FATAL and job.lenient:
+            built = self._validated(job.without(job.lenient).encode())
+        if not built.reason:
+            self._keep(key, built)
+        return built
+
+    def _validated(self, line: str) -> Built:
+        """The answer of the process, which is started if there is none."""
         process = self._process
         if process is None or process.exit_code is not None:
             self._end_process()
             process = self._process = GrammarProcess()
         try:
-            built = process.build(line)
+            return process.build(line)
         except OSError:
             self._end_process()
             log.warning("a grammar ended its validator, which is replaced (exit code %s)", process.exit_code)
             return Built("", FATAL, "invalid_grammar")
-        if not built.reason:
-            self._keep(key, built)
-        return built
 
     def _keep(self, key: bytes, built: Built) -> None:
         self._valid[key] = built

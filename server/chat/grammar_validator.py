@@ -3,7 +3,8 @@
 llguidance compiles grammars recursively, so a deep grammar overflows the stack, which ends the whole process. This program
 has a smaller stack than the worker and compiles a grammar in the same way, so the worker has room for what passes here.
 
-Reads one job per line, and answers each with a JSON array: the grammar, the reason why there is none, and the error's code.
+Reads one job per line, and answers each with a JSON array: the grammar, the reason why there is none, the error's code, and the
+names of what the grammar does not enforce.
 Imports little, so that it starts quickly and stays small.
 """
 
@@ -17,11 +18,13 @@ import threading
 
 from llguidance import LLMatcher, LLTokenizer
 
-from outrider.server.chat.grammar_job import TooDeep, build, decode
+from outrider.server.chat.grammar_builder import build
+from outrider.server.chat.grammar_job import TooDeep, decode
 from outrider.server.engine.program import connected
 from outrider.server.system import limit_memory, limit_processor_time, stack_limit
 from outrider.verify.constraints.limits import LIMITS, first_line
 
+Answer = tuple[str, str, str, list[str]]
 # A grammar may take this long. LIMITS keeps the slowest known grammars below 1 s.
 CPU_SECONDS = 2.0
 # This bounds the address space. The largest known grammars need an eighth of it.
@@ -59,7 +62,7 @@ def serve(wire: socket.socket) -> None:
     """Answers jobs until the front end closes the socket. The first line says that the program has started."""
     tokenizer = LLTokenizer("byte")
     with contextlib.suppress(ConnectionError), wire.makefile("rw", encoding="ascii") as lines:
-        answer = ("", "", "")
+        answer: Answer = ("", "", "", [])
         while True:
             lines.write(json.dumps(answer) + "\n")
             lines.flush()
@@ -71,19 +74,18 @@ def serve(wire: socket.socket) -> None:
             limit_processor_time(0)
 
 
-def answer_to(line: str, tokenizer: LLTokenizer) -> tuple[str, str, str]:
-    """The grammar of an encoded job, the reason why there is none, and the error's code."""
-    grammar = ""
+def answer_to(line: str, tokenizer: LLTokenizer) -> Answer:
+    """The grammar of an encoded job, the reason why there is none, the error's code, and what is not enforced."""
     try:
-        grammar = build(decode(line))
-        why = reason(grammar, tokenizer)
+        grammar, ignored = build(decode(line), lambda grammar: reason(grammar, tokenizer))
+        return grammar, "", "", ignored
     except TooDeep as error:
-        return "", str(error), "too_deep"
+        return "", str(error), "too_deep", []
     except RecursionError:
         why = "it is nested too deep; flatten it."
     except ValueError as error:
         why = str(error)
-    return ("", first_line(why), "invalid_grammar") if why else (grammar, "", "")
+    return "", first_line(why), "invalid_grammar", []
 
 
 def reason(grammar: str, tokenizer: LLTokenizer) -> str:
@@ -91,8 +93,8 @@ def reason(grammar: str, tokenizer: LLTokenizer) -> str:
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
     if matcher.is_error():  # perhaps only because the grammar names tokens of the model's own tokenizer
         message = LLMatcher.validate_grammar(grammar, limits=LIMITS)
-        return "" if message.startswith("WARNING") else message
+        return "" if message.startswith("WARNING") else first_line(message)
     matcher.compute_bitmask()
     matcher.consume_tokens(matcher.compute_ff_tokens())
     matcher.compute_bitmask()
-    return matcher.get_error()
+    return first_line(matcher.get_error())

@@ -6,8 +6,8 @@ request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from outrider.server.chat.grammar_job import GrammarJob, InputGrammar, Structure, TooDeep
 from outrider.server.chat.grammar_process import GrammarValidator
@@ -18,6 +18,13 @@ from outrider.server.settings import Limits
 
 SCHEMA_DEPTH = 64
 RULE_DEPTH = 256
+
+
+class Enforced(NamedTuple):
+    """A checked grammar, and what of the request it does not enforce."""
+
+    grammar: str | None = None  # None = any text
+    ignored: Sequence[str] = ()  # names for the header, such as "tools.save.slug.pattern"
 
 
 class GrammarChecker:
@@ -38,22 +45,26 @@ class GrammarChecker:
         prefix: str = "",
         inputs: Mapping[str, InputGrammar] | None = None,
         structures: Mapping[str, Structure] | None = None,
-    ) -> str:
+        strict: Collection[str] = (),
+    ) -> Enforced:
         """The grammar of one or more calls of `functions` (schemas of the parameters by name). Raises APIError.
 
         With `single`, exactly one call is allowed; with `structures`, as in `grammar`, an answer has calls or the structure.
-        `special`: see `Vocabulary.grammar_tokens`. `prefix`: see `joined`. `inputs`: the grammars of custom tools, which stand
-        among the functions.
+        `special`: see `Vocabulary.grammar_tokens`. `prefix`: see `joined`.
+        `inputs`: the grammars of custom tools, which stand among the functions. `strict`: the functions whose schemas must be
+        enforced wholly; those of others are relaxed where that is not possible.
         """
         name, structure = only(structures or {})
         job = self._job(
             structure=structure,
+            name=name,
             functions={name: parameters or {"type": "object"} for name, parameters in functions.items()},
             inputs=inputs or {},
             format=format,
             special=special,
             max_calls=1 if single else MAX_CALLS,
             prefix=prefix,
+            strict=strict,
         )
         return await self._checked(name or "tools", job, principal)
 
@@ -63,18 +74,18 @@ class GrammarChecker:
         principal: str = "",
         prefix: str = "",
         special: Mapping[str, int] | None = None,
-    ) -> str | None:
-        """The grammar of a request's structures, by field; None = any text. Raises APIError if there are several.
+    ) -> Enforced:
+        """The grammar of a request's structures, by field. Raises APIError if there are several.
 
         `prefix`: see `joined`. `special`: see `Vocabulary.grammar_tokens`.
         """
         name, structure = only(structures)
         if structure is None:
-            return None
+            return Enforced()
         named = {}
         if structure.kind == "grammar":
             named = {token: id for token, id in (special or {}).items() if token in structure.value}
-        return await self._checked(name, self._job(structure=structure, prefix=prefix, special=named), principal)
+        return await self._checked(name, self._job(structure=structure, name=name, prefix=prefix, special=named), principal)
 
     def close(self) -> None:
         """Ends the process that validates grammars. Blocks until the current one is finished."""
@@ -83,7 +94,7 @@ class GrammarChecker:
     def _job(self, **what: Any) -> GrammarJob:
         return GrammarJob(*self._depths, **what)
 
-    async def _checked(self, name: str, job: GrammarJob, principal: str) -> str:
+    async def _checked(self, name: str, job: GrammarJob, principal: str) -> Enforced:
         """The grammar that a job describes, if it is valid. Raises APIError, naming the field `name`."""
         try:
             built = await self._validator.build(job, principal)
@@ -95,7 +106,7 @@ class GrammarChecker:
             raise APIError(503, "The server cannot check grammars now; try again shortly.", name, "unavailable") from None
         if built.reason:
             raise APIError(400, f"Invalid '{name}': {built.reason}", name, built.code)
-        return built.grammar
+        return Enforced(built.grammar, built.ignored)
 
 
 def only(structures: Mapping[str, Structure]) -> tuple[str, Structure | None]:

@@ -151,7 +151,7 @@ class Corpora:
         everyone = sum(each.size_bytes() for each in self._shelves.values()) - shelf.size_bytes() + others
         max_bytes = min(self._share_bytes - others, self._total_bytes - everyone)
         folder = str(shelf.folder / name)
-        change = Change(folder, name, removed, added, self._separator, self._fingerprint, max_bytes)
+        change = Change(folder, name, list(removed), added, self._separator, self._fingerprint, max_bytes)
         try:
             answer = await self._indexer.ask(await asyncio.to_thread(encode, change))
             outcome = await asyncio.to_thread(decoded, answer)

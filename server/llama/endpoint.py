@@ -10,6 +10,7 @@ from fastapi import Response
 from outrider.server.chat.prompt import PromptEncoder
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.http.ignored import report_ignored
 from outrider.server.llama.formatter import InfillFormatter
 from outrider.server.llama.schema import InfillBody
 from outrider.server.openai.generation import GenerationRunner, GenerationTask
@@ -45,7 +46,8 @@ class InfillEndpoint:
         answer_tokens = ANSWER_TOKENS if body.token_limit is None else max(1, body.token_limit)
         room = max(context_tokens // 2, context_tokens - answer_tokens)
         prompt = await self._prompts.fill_in(http.state.principal, body.text, context_tokens, room)
-        grammar = await self._grammars.grammar(body.structures, http.state.principal, special=self._vocabulary.grammar_tokens)
+        tokens = self._vocabulary.grammar_tokens
+        grammar, ignored = await self._grammars.grammar(body.structures, http.state.principal, special=tokens)
         requests = await self._requests.build(http, body, [prompt], grammar)
         stats: dict[str, float] = {}
         eos_ids = self._prompts.eos_ids.union(requests[0].stop_token_ids)
@@ -59,7 +61,7 @@ class InfillEndpoint:
             new_stop=body.new_stop,
             stats=stats,
         )
-        return await self._runner.respond(http, task, bool(body.stream))
+        return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), ignored)
 
 
 def session_of(body: InfillBody) -> str | None:

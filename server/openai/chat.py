@@ -17,15 +17,8 @@ from outrider.server.chat.media import PICTURES
 from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
 from outrider.server.chat.reasoning_parser import THINK, ReasoningParser, detect_reasoning
 from outrider.server.chat.response_template import derive_reasoning, tool_format_of
-from outrider.server.chat.structured_output import GrammarChecker
-from outrider.server.chat.tools import (
-    FORMATS,
-    Part,
-    ToolParser,
-    markers_of,
-    tool_parser,
-    with_model_ids,
-)
+from outrider.server.chat.structured_output import Enforced, GrammarChecker
+from outrider.server.chat.tools import FORMATS, Part, ToolParser, markers_of, tool_parser, with_model_ids
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import PictureInput, Request
 from outrider.server.http.errors import APIError
@@ -69,6 +62,11 @@ class PreparedChat:
     prompt: EncodedChat
     new_parser: Callable[[], ToolParser]  # a parser for one choice
     new_stop: Callable[[], Stop] | None = None  # what ends a choice early
+    unenforced: Sequence[str] = ()  # names of what the grammar leaves to the model
+
+    def ignored(self, names: Sequence[str]) -> list[str]:
+        """What a request's body names as left out, as `EncodedChat.ignored`, and what is not enforced."""
+        return [*self.prompt.ignored(names), *self.unenforced]
 
 
 class ChatEndpoint:
@@ -124,15 +122,13 @@ class ChatEndpoint:
         task = GenerationTask(
             chat.requests, formatter, arrived, choices=body.candidates, padded=body.pads_stream, new_stop=chat.new_stop
         )
-        return report_ignored(
-            http, await self._runner.respond(http, task, bool(body.stream)), chat.prompt.ignored(body.ignored)
-        )
+        return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), chat.ignored(body.ignored))
 
     async def prepare(self, http: HTTPRequest, body: ChatBody) -> PreparedChat:
         """Checks the body, renders and encodes its prompt, and compiles its grammar. Raises APIError."""
         prompt = await self.encode(http, body)
         opened = self._reasoning is not None and self._prompts.ends_with(prompt.tokens, self._reasoning.opening)
-        grammar = await self._grammar(http, body, opened)
+        grammar, unenforced = await self._grammar(http, body, opened)
         limit = self._reasoning_limit(body, opened)
         markers = self._special_markers(body)
         shown = [self._vocabulary.special[marker] for marker in markers]
@@ -143,8 +139,8 @@ class ChatEndpoint:
         new_parser = partial(HiddenMarkers.around, partial(self._new_parser, body, opened), hidden)
         if body.parallel_tool_calls is False and body.enabled_tools and not body.enforced_tools:  # else the grammar allows one
             parser, stop = lambda: SingleCallParser(new_parser()), lambda: SingleCallStop(new_parser())
-            return PreparedChat(requests, prompt, parser, stop)
-        return PreparedChat(requests, prompt, new_parser)
+            return PreparedChat(requests, prompt, parser, stop, unenforced)
+        return PreparedChat(requests, prompt, new_parser, None, unenforced)
 
     def _new_parser(self, body: ChatBody, opened: bool) -> ReasoningParser:
         """A parser for one choice. `opened`: the prompt has opened the reasoning."""
@@ -198,26 +194,26 @@ class ChatEndpoint:
             texts |= markers_of(self._call_format)
         return [token for token in self._vocabulary.special if any(token in text for text in texts)]
 
-    async def _grammar(self, http: HTTPRequest, body: ChatBody, opened: bool) -> str | None:
+    async def _grammar(self, http: HTTPRequest, body: ChatBody, opened: bool) -> Enforced:
         """The grammar that the answer follows, after the reasoning if the prompt has opened it. Raises APIError.
 
         Where tools may be called, a structure is that of an answer without calls.
         """
-        prefix = ""
+        prefix, tokens = "", self._vocabulary.grammar_tokens
         if self._reasoning is not None and opened:
-            prefix = self._reasoning.prefix(self._vocabulary.grammar_tokens, calls=body.requires_call)
+            prefix = self._reasoning.prefix(tokens, calls=body.requires_call)
         if not body.enforced_tools:
-            tokens = self._vocabulary.grammar_tokens
             return await self._grammars.grammar(body.structures, http.state.principal, prefix, tokens)
         return await self._grammars.tool_calls(
             {tool.function.name: tool.function.parameters for tool in body.enforced_tools},
             self._call_format,
-            self._vocabulary.grammar_tokens,
+            tokens,
             body.parallel_tool_calls is False or body.named_tool is not None,
             http.state.principal,
             prefix,
             body.enforced_inputs,
             {} if body.requires_call else body.structures,
+            body.strict_tools,
         )
 
     def _template_options(self, body: ChatBody) -> TemplateOptions:

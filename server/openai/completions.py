@@ -15,6 +15,7 @@ from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import Request
 from outrider.server.http.errors import APIError
+from outrider.server.http.ignored import report_ignored
 from outrider.server.openai.choices import ChoicesFormatter
 from outrider.server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask
 from outrider.server.openai.logprobs import CompletionLogprobs
@@ -67,11 +68,12 @@ class CompletionsEndpoint:
                 prompt if isinstance(prompt, str) else await self._prompts.decode(principal, prompt, context_tokens)
                 for prompt in body.prompts
             ]
-        grammar = await self._grammars.grammar(body.structures, principal, special=self._vocabulary.grammar_tokens)
+        tokens = self._vocabulary.grammar_tokens
+        grammar, ignored = await self._grammars.grammar(body.structures, principal, special=tokens)
         requests = await self._requests.build(http, body, prompts, grammar)
         formatter = CompletionFormatter(body, self._vocabulary, requests)
         task = GenerationTask(requests, formatter, arrived, choices=body.candidates, padded=body.pads_stream, echoes=echoes)
-        return await self._runner.respond(http, task, bool(body.stream))
+        return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), ignored)
 
 
 class CompletionFormatter(ChoicesFormatter):

@@ -263,9 +263,15 @@ class ChatBody(GenerationBody):
         return [tool.enforced for tool in self._enforced()]
 
     @property
+    def strict_tools(self) -> list[str]:
+        """The names of the tools whose schemas must be enforced wholly."""
+        return [tool.name for tool in self.enforced_tools if tool.function.strict]
+
+    @property
     def enforced_inputs(self) -> dict[str, InputGrammar]:
-        """The grammars of the inputs of custom tools among `enforced_tools`, by name."""
-        grammars = {tool.name: tool.input_grammar for tool in self._enforced() if isinstance(tool, CustomTool)}
+        """The grammars of the inputs of custom tools among `enforced_tools`, by name; beside a structure, none is enforced."""
+        custom = [tool for tool in self._enforced() if isinstance(tool, CustomTool) and self.requires_call]
+        grammars = {tool.name: tool.input_grammar for tool in custom}
         return {name: grammar for name, grammar in grammars.items() if grammar is not None}
 
     def _enforced(self) -> list[Tool | CustomTool]:

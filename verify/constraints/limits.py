@@ -15,5 +15,8 @@ LIMITS = LLParserLimits(
 
 
 def first_line(message: str) -> str:
-    """The first line of an llguidance error."""
-    return " ".join(message.split("\n")[0].split())[:300]
+    """The first line of an llguidance error; of one about a regex, what is wrong with it, too."""
+    first, *rest = message.split("\n")
+    if first.endswith(":"):
+        first += next((line.removeprefix("error:") for line in rest if line.startswith("error:")), "")
+    return " ".join(first.split())[:300].removesuffix(":")

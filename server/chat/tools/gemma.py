@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from outrider.server.chat.tools.schemas import ANY
+from outrider.server.chat.schemas.types import ANY
 from outrider.server.chat.tools.source import Malformed, Reader, Sink, Source
 from outrider.server.chat.tools.tagged_calls import value_json
 from outrider.server.chat.tools.writer import CallWriter

@@ -7,6 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from outrider.server.chat.schemas.notes import Note
+
+# An answer has at most this many values that a schema does not declare, in a row.
+MAX_UNDECLARED = 16
 # Allows one spelling per value: with flexible whitespace, a small model could insert spaces up to the token limit.
 COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -14,9 +18,10 @@ COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separ
 class Lark:
     """A grammar that is being written: expressions for texts, and the rules that they need."""
 
-    def __init__(self, special: Mapping[str, int]) -> None:
-        """`special` are the ids of the tokens that a grammar matches by id."""
+    def __init__(self, special: Mapping[str, int], notes: list[Note] | None = None) -> None:
+        """`special` are the ids of the tokens that a grammar matches by id. `notes`: a list for what it does not enforce."""
         self._special = special
+        self.notes: list[Note] = [] if notes is None else notes
         self.rules: list[str] = []
 
     def rule(self, expression: str, attributes: str = "") -> str:
@@ -52,24 +57,27 @@ class Lark:
             return f"/{pattern}{before}/ {self.text(end[at:])}"
         return self.rule(f"/{pattern}/", f"[suffix={json.dumps(end, ensure_ascii=False)}]")
 
-    def separated(self, items: Sequence[tuple[str, bool]], separator: str) -> str:
-        """An expression for items, each with whether it is required, in this order. Required ones come first."""
+    def separated(self, items: Sequence[tuple[str, bool]], separator: str, more: str = "") -> str:
+        """An expression for items, each with whether it is required, in this order. Required ones come first.
+
+        `more`: an expression for each item that may follow them.
+        """
         comma = self.text(separator)
+        tail = f"({comma} {more}){{0,{MAX_UNDECLARED}}}" if more else ""
         parts = f" {comma} ".join(item for item, required in items if required)
         optional = [item for item, required in items if not required]
-        if parts or not optional:
-            return " ".join((parts, *(f"({comma} {item})?" for item in optional)))
-        rest, first = "", ""
+        if parts or not (optional or more):
+            return " ".join((parts, *(f"({comma} {item})?" for item in optional), tail))
+        rest, first = (self.rule(tail), self.rule(f"{more} {tail}")) if more else ("", "")
         for item in reversed(optional):
             first = self.rule(f"{item} {rest}" + (f" | {first}" if first else ""))
             rest = self.rule(f"({comma} {item})? {rest}")
         return f"({first})?"
 
 
-def length_pattern(low: object, high: object, open_end: bool = True) -> str:
+def length_pattern(least: int, most: int | None, open_end: bool = True) -> str:
     """A regex for texts of a length, in characters. Without `open_end`, a text that may not be empty ends with no newline."""
-    least = low if isinstance(low, int) and low > 0 else 0
-    most = high if isinstance(high, int) and high >= least else None
+    most = None if most is None or most < least else most
     if not least and most is None:
         return "(?s:.*)"
     if open_end or not least:

@@ -10,8 +10,10 @@ from typing import Any
 from outrider.server.chat.tools.source import Malformed, Reader, Source
 from outrider.server.chat.tools.writer import CallWriter
 
-OUTSIDE = re.compile(r"[\"'()\[\]{}]")
+OUTSIDE = re.compile(r"[\"'()\[\]{},]")
 INSIDE = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
+# What the name of an argument has not: other than Python's names, it may be a keyword or have hyphens.
+NOT_IN_NAMES = re.compile(r"[=\"'()\[\]{},*#\\]")
 # Models also write these names in Python calls.
 JSON_NAMES = {"true": True, "false": False, "null": None}
 
@@ -26,44 +28,48 @@ def python_call(source: Source, writer: CallWriter) -> Reader[None]:
         raw.append(text.replace("\r", "\\r").replace("\n", "\\n"))  # models write lines of a text as they are
 
     yield from source.skip_space()
-    if (yield from source.peek()) != "(":
+    if not (yield from source.match("(")):
         raise Malformed("(")
-    while True:
+    arguments: list[str] = []
+    depth = 1
+    while depth:
         found = yield from source.until_match(OUTSIDE, raw.append)
         if found in INSIDE:
             while (yield from source.until_match(INSIDE[found], escaped)) == "\\":
                 yield from source.one(raw.append)
             continue
-        depth += 1 if found in "([{" else -1
-        if depth == 0:
-            break
-    arguments = parse_arguments("".join(raw))
-    if arguments is None:
+        depth += {",": 0}.get(found, 1 if found in "([{" else -1)
+        if depth == 0 or (depth == 1 and found == ","):
+            arguments.append("".join(raw)[:-1])
+            raw.clear()
+    values = parse_arguments(arguments)
+    if values is None:
         raise Malformed("call")
     writer.begin(name)
-    writer.arguments(json.dumps(arguments))
+    writer.arguments(json.dumps(values))
 
 
-def parse_arguments(source: str) -> dict[str, Any] | None:
-    """The keyword arguments in parentheses; None if `source` has others, or values that are not constants."""
+def parse_arguments(sources: list[str]) -> dict[str, Any] | None:
+    """The keyword arguments; None if there are others, or values that are not constants."""
+    if not sources[-1].strip():  # after a comma, or between empty parentheses
+        sources = sources[:-1]
+    arguments: dict[str, Any] = {}
     try:
-        node = ast.parse(f"f{source}", mode="eval").body
-        if not isinstance(node, ast.Call) or node.args:
-            return None
-        arguments: dict[str, Any] = {}
-        for keyword in node.keywords:
-            if keyword.arg is None:
+        for source in sources:
+            name, _, value = source.partition("=")
+            name = name.strip()
+            if not name or name in arguments or not value.strip() or NOT_IN_NAMES.search(name):
                 return None
-            arguments[keyword.arg] = ast.literal_eval(with_constants(keyword))
+            arguments[name] = ast.literal_eval(with_constants(ast.parse(f"({value})", mode="eval")))
         json.dumps(arguments, allow_nan=False)
         return arguments
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
 
 
-def with_constants(keyword: ast.keyword) -> ast.expr:
-    """The value of a keyword, with JSON's names for constants replaced."""
-    for inner in ast.walk(keyword):
+def with_constants(expression: ast.Expression) -> ast.Expression:
+    """The expression, with JSON's names for constants replaced."""
+    for inner in ast.walk(expression):
         for field, value in ast.iter_fields(inner):
             if isinstance(value, ast.Name) and value.id in JSON_NAMES:
                 setattr(inner, field, ast.Constant(JSON_NAMES[value.id]))
@@ -72,4 +78,4 @@ def with_constants(keyword: ast.keyword) -> ast.expr:
                     ast.Constant(JSON_NAMES[each.id]) if isinstance(each, ast.Name) and each.id in JSON_NAMES else each
                     for each in value
                 ]
-    return keyword.value
+    return expression

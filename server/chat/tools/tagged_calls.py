@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from outrider.server.chat.schemas.fields import ArgumentTypes
+from outrider.server.chat.schemas.normal import of_objects
+from outrider.server.chat.schemas.types import TEXT, types_of_value
 from outrider.server.chat.tools.formats import Words
-from outrider.server.chat.tools.schemas import TEXT, properties_of, types_of, types_of_value
 from outrider.server.chat.tools.source import Malformed, Reader, Source
 from outrider.server.chat.tools.writer import CallWriter
 from outrider.server.http import json_body
@@ -20,7 +22,7 @@ def tagged_call(source: Source, writer: CallWriter, name: str, schema: Any, para
     wrapped = not parameter[value_at - 1].strip()
     key_end, *between = (word for word in parameter[key_at + 1 : value_at] if word.strip())
     value_end = next(word for word in parameter[value_at + 1 :] if word.strip())
-    properties, separator = properties_of(schema), "{"
+    known, separator = ArgumentTypes(of_objects(schema)), "{"
     yield from source.skip_space()
     while (yield from source.match(parameter[0])):
         pieces: list[str] = []
@@ -38,7 +40,7 @@ def tagged_call(source: Source, writer: CallWriter, name: str, schema: Any, para
         key = "".join(pieces)
         writer.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
         separator = ", "
-        types = types_of(properties.get(key), schema)
+        types = known[key]
         if is_text:
             # A schema that allows no text overrides the mark.
             types = types & TEXT or types

@@ -73,9 +73,7 @@ class ResponsesEndpoint:
             new_stop=chat.new_stop,
             on_complete=store,
         )
-        return report_ignored(
-            http, await self._runner.respond(http, task, bool(body.stream)), chat.prompt.ignored(body.ignored)
-        )
+        return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), chat.ignored(body.ignored))
 
     def retrieve(self, http: HTTPRequest, response_id: str) -> dict[str, Any]:
         """A stored response. Raises APIError."""

@@ -76,7 +76,7 @@ class TextFormat(Body):
         """The same format in a chat's body. Raises pydantic's ValidationError."""
         if self.type != "json_schema":
             return ResponseFormat(type=self.type)
-        schema = JsonSchema.model_validate({"name": self.name, "schema": self.schema_, "strict": self.strict is not False})
+        schema = JsonSchema.model_validate({"name": self.name, "schema": self.schema_, "strict": self.strict})
         return ResponseFormat(type="json_schema", json_schema=schema)
 
     @model_validator(mode="after")

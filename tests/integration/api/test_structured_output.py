@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 
 from outrider import models
 from outrider.drafters.none import NoDrafter
-from outrider.server.chat.grammar_job import joined
+from outrider.server.chat.grammar_builder import joined
 from outrider.server.chat.reasoning_parser import THINK, ReasoningParser
 from outrider.server.chat.tools import FORMATS, calls_grammar, tool_parser
 from outrider.verify.constraints.grammar import GrammarCompiler
@@ -226,9 +226,17 @@ BOMBS = [
     completion(choice=[f"w{number}" for number in range(6000)]),
     completion(response_format=schema_format(DEEP)),
     chat(response_format=schema_format(reference_chain(900, "anyOf"))),
+    chat(tools=[{"type": "function", "function": {**TOOL, "strict": True}}], tool_choice="required"),
+    ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": DEEP, "strict": True}}}),
+    ("/v1/responses", {"input": "x", "tools": [{"type": "function", **TOOL, "strict": True}], "tool_choice": "required"}),
+]
+RELAXED = [
+    completion(json_schema=DEEP),
     chat(tools=[{"type": "function", "function": TOOL}], tool_choice="required"),
-    ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": DEEP}}}),
-    ("/v1/responses", {"input": "x", "tools": [{"type": "function", **TOOL}], "tool_choice": "required"}),
+    (
+        "/v1/responses",
+        {"input": "x", "max_output_tokens": 16, "tools": [{"type": "function", **TOOL}], "tool_choice": "required"},
+    ),
 ]
 
 
@@ -240,6 +248,12 @@ def test_a_chain_of_rules_does_not_end_the_server(served: Served, path: str, fie
     assert served.process.poll() is None
     assert "outrider_worker_restarts_total 0.0" in served.http.get("/metrics").text
     assert text(complete(served, choice=["yes"], max_tokens=8)) == "yes"
+
+
+@pytest.mark.parametrize(("path", "fields"), RELAXED, ids=range(len(RELAXED)))
+def test_a_schema_that_is_not_strict_is_relaxed(served: Served, path: str, fields: dict[str, Any]) -> None:
+    response = served.http.post(path, json={"model": served.model, **fields})
+    assert response.status_code == 200 and response.headers["x-outrider-ignored"].endswith(".schema"), response.text
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from outrider.server.chat.grammar_job import GrammarJob, Structure
-from outrider.server.chat.grammar_process import CACHED_GRAMMARS, FATAL, GrammarProcess, GrammarValidator
+from outrider.server.chat.grammar_job import LENIENT, GrammarJob, Structure
+from outrider.server.chat.grammar_process import CACHED_GRAMMARS, FATAL, Built, GrammarProcess, GrammarValidator
 from outrider.server.engine import program
-from tests.grammars import reference_chain, rule_chain, terminal_chain
+from tests.grammars import json_grammar, reference_chain, rule_chain, terminal_chain
 
 VALID = 'start: "a"'
 
@@ -36,7 +36,7 @@ def validate(validator: GrammarValidator, value: Any, kind: str = "grammar") -> 
 
 @pytest.mark.parametrize(
     ("bomb", "kind"),
-    [(rule_chain(2900), "grammar"), (terminal_chain(3000), "grammar"), (reference_chain(3000), "json_schema")],
+    [(rule_chain(2900), "grammar"), (terminal_chain(3000), "grammar"), (json_grammar(reference_chain(3000)), "grammar")],
     ids=["rules", "terminals", "schema"],
 )
 def test_a_grammar_that_ends_the_process_is_refused_and_the_next_one_is_validated(bomb: Any, kind: str) -> None:
@@ -45,6 +45,26 @@ def test_a_grammar_that_ends_the_process_is_refused_and_the_next_one_is_validate
     assert validate(validator, VALID) == ""
     assert "unknown name" in validate(validator, "start: b")
     validator.close()
+
+
+def test_a_schema_that_ends_the_process_is_left_out_unless_it_is_strict(
+    validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, lines = GrammarProcess.build, list[str]()
+
+    def end_at_first(process: GrammarProcess, line: str) -> Built:
+        lines.append(line)
+        if len(lines) == 1:
+            process._process.kill()
+        return build(process, line)
+
+    monkeypatch.setattr(GrammarProcess, "build", end_at_first)
+    schema = {"type": "object", "maxProperties": 0}
+    built = asyncio.run(validator.build(job(schema, LENIENT)))
+    assert built.grammar and built.ignored == ["schema"] and len(lines) == 2
+    assert asyncio.run(validator.build(job(schema, LENIENT))) == built and len(lines) == 2
+    lines.clear()
+    assert validate(validator, schema, "json_schema") == FATAL
 
 
 def test_no_process_is_started_before_the_first_grammar() -> None:

@@ -11,9 +11,9 @@ import llguidance
 import pytest
 from llguidance import LLMatcher
 
-from outrider.server.chat import grammar_job
-from outrider.server.chat.grammar_job import InputGrammar, Structure, joined
-from outrider.server.chat.grammar_job import to_grammar as to_grammar_of
+from outrider.server.chat import grammar_builder, grammar_validator
+from outrider.server.chat.grammar_builder import build, joined
+from outrider.server.chat.grammar_job import GrammarJob, InputGrammar, Structure
 from outrider.server.chat.reasoning_parser import REASONING_FORMATS, THINK, ReasoningFormat
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.tools import FORMATS, tool_parser
@@ -27,18 +27,19 @@ POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required":
 
 
 def to_grammar(structure: Structure) -> str:
-    return to_grammar_of(structure, 256, {})
+    return build(GrammarJob(64, 256, structure=structure), lambda _: "").text
 
 
-def accepts(grammar: str, text: str) -> bool:
+def accepts(grammar: str | None, text: str) -> bool:
     """Whether `text` is a complete answer under the grammar."""
+    assert grammar is not None
     matcher = LLMatcher(BYTES, grammar)
     return matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
 
 
 def checked(structures: Mapping[str, Structure], grammar_bytes: int = 1 << 16, **depths: int) -> str | None:
     with closing(GrammarChecker(Limits(grammar_bytes=grammar_bytes), **depths)) as checker:
-        return asyncio.run(checker.grammar(structures))
+        return asyncio.run(checker.grammar(structures)).grammar
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_json_that_is_too_deep_for_the_json_module_is_refused() -> None:
         Structure("grammar", json_grammar(reference_chain(1000))),
         Structure("json_schema", reference_chain(1000)),
         Structure("json_schema", reference_chain(1000, "anyOf")),
-        Structure("lenient_json_schema", reference_chain(500, "properties")),
+        Structure("json_schema", reference_chain(500, "properties")),
         Structure("regex", "(" * 30_000 + ")" * 30_000),
         Structure("choice", [f"w{number}" for number in range(6000)]),
     ],
@@ -128,25 +129,36 @@ def test_without_a_process_the_error_is_temporary(monkeypatch: pytest.MonkeyPatc
 
 def test_tool_calls_are_checked_and_bounded() -> None:
     checker = GrammarChecker(Limits(grammar_bytes=60))
-    grammar = asyncio.run(checker.tool_calls({"f": None}, "hermes", {}))
-    assert accepts(grammar, '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
+    call = '<tool_call>\n{"name": "f", "arguments": {%s}}\n</tool_call>'
+    grammar = asyncio.run(checker.tool_calls({"f": None}, "hermes", {})).grammar
+    assert grammar and accepts(grammar, call % "")
     with pytest.raises(APIError) as raised:
-        asyncio.run(checker.tool_calls({"f": POINT}, "hermes", {}))
+        asyncio.run(checker.tool_calls({"f": POINT}, "hermes", {}, strict=["f"]))
     assert (raised.value.param, raised.value.code) == ("tools", "too_long")
+    grammar, ignored = asyncio.run(checker.tool_calls({"f": POINT, "g": {"maxProperties": 0}}, "hermes", {}))
+    assert grammar and accepts(grammar, call % '"y": 1') and ignored == ["tools.f.parameters"]
+    assert not accepts(grammar, (call % '"y": 1').replace('"f"', '"g"'))
 
 
-def test_malformed_parameters_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("parameters", "place"),
+    [
+        ({"properties": 5}, "f.properties"),
+        ({"properties": {"a": 5}}, "f.a.schema"),
+        ({"required": "a"}, "f.required"),
+        ({"required": [["a"]]}, "f.required"),
+        ({"properties": {"a": {"type": "file"}}}, "f.a.type"),
+    ],
+)
+def test_malformed_parameters_are_ignored_by_name_or_refused(parameters: Any, place: str) -> None:
     with closing(GrammarChecker(Limits())) as checker:
         for format in FORMATS:
-            for parameters in (
-                {"properties": 5},
-                {"properties": {"a": 5}},
-                {"required": "a"},
-                {"required": [["a"]]},
-            ):
-                with pytest.raises(APIError) as raised:
-                    asyncio.run(checker.tool_calls({"f": parameters}, format, {}))
-                assert (raised.value.status_code, raised.value.param) == (400, "tools")
+            assert f"tools.{place}" in asyncio.run(checker.tool_calls({"f": parameters}, format, {})).ignored
+            with pytest.raises(
+                APIError, match=r"tool 'f' is strict, and '\w+'.* cannot be enforced: it is malformed"
+            ) as raised:
+                asyncio.run(checker.tool_calls({"f": parameters}, format, {}, strict=["f"]))
+            assert (raised.value.status_code, raised.value.param) == (400, "tools")
 
 
 LOOP = {"anyOf": [{"$ref": "#/$defs/a"}] * 50}
@@ -166,13 +178,10 @@ ODD = [
 
 
 @pytest.mark.parametrize("parameters", ODD, ids=range(len(ODD)))
-def test_odd_schemas_are_answered_or_refused(parameters: Any) -> None:
+def test_odd_schemas_are_answered(parameters: Any) -> None:
     with closing(GrammarChecker(Limits())) as checker:
         for format in FORMATS:
-            try:
-                asyncio.run(checker.tool_calls({"f": parameters}, format, {}))
-            except APIError as error:
-                assert (error.status_code, error.param) == (400, "tools")
+            assert asyncio.run(checker.tool_calls({"f": parameters}, format, {})).grammar
         parser = tool_parser("glm45", {"f": parameters})
         parts = [*parser.feed("<tool_call>f<arg_key>a</arg_key><arg_value>x</arg_value></tool_call>"), *parser.finish()]
         assert "".join(part.text for part in parts) == 'f{"a": "x"}'
@@ -198,9 +207,11 @@ def test_a_structure_applies_after_the_reasoning(reasoning: ReasoningFormat, str
     assert not accepts(grammar, answer)
     with closing(GrammarChecker(Limits())) as checker:
         prefix = reasoning.prefix({}, calls=False)
-        assert asyncio.run(checker.grammar({"field": structure}, prefix=prefix)) == grammar
-        calls = asyncio.run(checker.tool_calls({"f": POINT}, "hermes", {}, prefix=prefix))
-    assert accepts(calls, f'Hm.{reasoning.closing}\n\n<tool_call>\n{{"name": "f", "arguments": {{"x": 1}}}}\n</tool_call>')
+        assert asyncio.run(checker.grammar({"field": structure}, prefix=prefix)).grammar == grammar
+        calls = asyncio.run(checker.tool_calls({"f": POINT}, "hermes", {}, prefix=prefix)).grammar
+    assert calls and accepts(
+        calls, f'Hm.{reasoning.closing}\n\n<tool_call>\n{{"name": "f", "arguments": {{"x": 1}}}}\n</tool_call>'
+    )
 
 
 def test_harmony_puts_a_structure_into_the_final_channel() -> None:
@@ -211,9 +222,9 @@ def test_harmony_puts_a_structure_into_the_final_channel() -> None:
     assert accepts(grammar, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{final}")
     assert not accepts(grammar, '{"x": 1}')
     with closing(GrammarChecker(Limits())) as checker:
-        calls = asyncio.run(checker.tool_calls({"f": POINT}, "harmony", {}, prefix=harmony.prefix({}, calls=True)))
+        calls = asyncio.run(checker.tool_calls({"f": POINT}, "harmony", {}, prefix=harmony.prefix({}, calls=True))).grammar
     call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}'
-    assert accepts(calls, call)
+    assert calls and accepts(calls, call)
     assert accepts(calls, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{call}")
     assert not accepts(calls, final)
 
@@ -222,8 +233,9 @@ def test_no_grammar_is_converted_in_this_process(monkeypatch: pytest.MonkeyPatch
     def fail(*_: Any) -> None:
         raise AssertionError("converted on the event loop")
 
-    for name in ("build", "to_lark", "rule_depth", "json_depth", "calls_grammar", "lark_pattern", "LLMatcher"):
-        monkeypatch.setattr(grammar_job, name, fail)
+    monkeypatch.setattr(grammar_validator, "build", fail)
+    for name in ("build", "to_lark", "rule_depth", "json_depth", "calls_grammar", "lark_pattern", "normalised", "LLMatcher"):
+        monkeypatch.setattr(grammar_builder, name, fail)
     with closing(GrammarChecker(Limits())) as checker:
         assert asyncio.run(checker.grammar({"grammar": Structure("grammar", 'root ::= "a"')}))
         assert asyncio.run(checker.grammar({"field": Structure("json_schema", POINT)}))
@@ -260,10 +272,10 @@ CALLS = {
 )
 def test_with_tools_an_answer_has_calls_or_the_structure(format: str, structure: Structure, answer: str) -> None:
     with closing(GrammarChecker(Limits())) as checker:
-        grammar = asyncio.run(checker.tool_calls({"f": POINT}, format, {}, structures={"field": structure}))
+        grammar = asyncio.run(checker.tool_calls({"f": POINT}, format, {}, structures={"field": structure})).grammar
         reasoned = asyncio.run(
             checker.tool_calls({"f": POINT}, format, {}, prefix=THINK.prefix({}, False), structures={"field": structure})
-        )
+        ).grammar
     for text in (answer, CALLS[format]):
         assert accepts(grammar, text)
         assert accepts(reasoned, f"Hm.</think>{text}")

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from llguidance import LLMatcher, LLTokenizer
 
-from outrider.server.chat.grammar_job import GrammarJob, Structure, build
+from outrider.server.chat.grammar_builder import build
+from outrider.server.chat.grammar_job import GrammarJob, Structure
 from outrider.verify.constraints.limits import LIMITS
 
 BYTES = LLTokenizer("byte")
@@ -22,7 +23,7 @@ class Follower:
     def __init__(self, grammar: str, special: Mapping[str, int] | None = None) -> None:
         """Raises ValueError if there is no such grammar."""
         job = GrammarJob(64, 256, structure=Structure("grammar", grammar), special=special or {})
-        self.lark = build(job)
+        self.lark = build(job, lambda grammar: "").text
         self._matcher = LLMatcher(BYTES, self.lark, log_level=0, limits=LIMITS)
         if self._matcher.is_error():
             raise ValueError(self._matcher.get_error())

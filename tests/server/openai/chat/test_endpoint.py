@@ -325,3 +325,29 @@ def test_parts_of_unknown_types_are_rejected() -> None:
     error = fetch(app_with(FakeEngine("a")), "POST", PATH, {"messages": asked}).json()["error"]
     assert "content parts must be text, images, audio, video or files, not 'picture'" in error["message"]
     assert error["param"] == "messages.0.content"
+
+
+SLUG = {"type": "object", "properties": {"slug": {"type": "string", "pattern": "(?!-)x", "minLength": 1}}, "required": ["slug"]}
+
+
+@pytest.mark.parametrize("strict", [None, False, True])
+def test_what_of_a_schema_is_not_enforced_is_named_or_refused(strict: bool | None) -> None:
+    tool = {"type": "function", "function": {"name": "save", "parameters": SLUG, "strict": strict}}
+    format = {"type": "json_schema", "json_schema": {"name": "n", "schema": SLUG, "strict": strict}}
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        (PATH, {"tools": [tool], "tool_choice": "required"}, "tools.save"),
+        (PATH, {"response_format": format}, "response_format"),
+    ]
+    for path, fields, name in cases:
+        response = post(FakeEngine("a"), path, {"messages": MESSAGES, **fields})
+        if strict:
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (400, name.partition(".")[0])
+            assert "'pattern' at slug cannot be enforced: regex parse error: look-around" in error["message"]
+        else:
+            assert (response.status_code, response.headers["x-outrider-ignored"]) == (200, f"{name}.slug.pattern")
+    if not strict:
+        for field in ({"json_schema": SLUG}, {"response_format": {"type": "json_object", "schema": SLUG}}):
+            response = post(FakeEngine("a"), "/v1/completions", {"prompt": "x", **field})
+            assert response.headers["x-outrider-ignored"] == f"{next(iter(field))}.slug.pattern"
+        assert "x-outrider-ignored" not in post(FakeEngine("a"), PATH, {"messages": MESSAGES, "tools": [tool]}).headers

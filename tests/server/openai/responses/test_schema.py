@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from outrider.server.chat.grammar_job import LENIENT
 from outrider.server.openai.conversation import Message
 from outrider.server.openai.responses.schema import ResponsesBody
 
@@ -30,7 +31,7 @@ def test_a_body_becomes_a_chat() -> None:
         ("user", "x"),
     ]
     assert (chat.token_limit, chat.reasoning_effort, chat.prompt_cache_key) == (5, "low", "session")
-    assert chat.structures["response_format"].kind == "json_schema"  # strict by default
+    assert chat.structures["response_format"].kind == LENIENT  # not strict by default
     assert [tool.function.description for tool in chat.enforced_tools] == ["d"]
 
 

@@ -60,13 +60,13 @@ def test_the_grammar_of_a_required_call_is_enforced(syntax: str, definition: str
     body = chat(custom(syntax=syntax, definition=definition), choice=named("patch", "custom"))
     functions = {tool.name: tool.function.parameters for tool in body.enforced_tools}
     with closing(GrammarChecker(Limits())) as checker:
-        grammar = asyncio.run(checker.tool_calls(functions, "hermes", {}, single=True, inputs=body.enforced_inputs))
+        built = asyncio.run(checker.tool_calls(functions, "hermes", {}, single=True, inputs=body.enforced_inputs))
     tokenizer = LLTokenizer("byte")
 
     def accepted(value: str) -> bool:
         call = '<tool_call>\n{"name": "patch", "arguments": {"input": ' + json.dumps(value) + "}}\n</tool_call>"
         tokens = tokenizer.tokenize_str(call)
-        matcher = LLMatcher(tokenizer, grammar)
+        matcher = LLMatcher(tokenizer, built.grammar or "")
         return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
     assert accepted(text) and not accepted(other)

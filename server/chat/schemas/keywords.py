@@ -1,0 +1,115 @@
+"""The keywords of JSON schemas, drafts 4 to 2020-12: where they hold schemas, and which of their values are well formed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from outrider.server.chat.grammar_depth import json_depth
+
+TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
+# Keywords whose value is a schema, a list of schemas, or an object of schemas.
+IN_SCHEMA = (
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "contentSchema",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+IN_LIST = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+IN_MAP = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
+COUNTS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
+NUMBERS = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
+REFERENCES = ("$dynamicRef", "$recursiveRef", "$ref")
+# Keywords that no grammar can enforce, and values that say nothing.
+TRIVIAL: Mapping[str, tuple[Any, ...]] = {
+    "contains": (),
+    "dependencies": ({},),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "not": (False,),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "uniqueItems": (False,),
+}
+# Constants nested deeper than this are not enforced.
+MAX_DATA_DEPTH = 64
+# Stands for the `$schema` of a schema that has none, but `definitions`, which `$defs` has replaced.
+UNNAMED_OLD = "definitions"
+# A `$schema` of a draft in which `$ref` hides its siblings; one of a draft in which `id` names a schema.
+OLD_REFERENCES = re.compile(rf"draft-0?[3-7]\b|^{UNNAMED_OLD}$")
+OLD_IDS = re.compile(r"draft-0?[34]\b")
+# A `$schema` of a draft without `prefixItems`.
+OLD_ITEMS = re.compile(r"draft-0?[3-7]\b|2019-09")
+
+
+def subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """The values where a schema has schemas."""
+    for keyword, value in schema.items():
+        if keyword in IN_SCHEMA and not isinstance(value, list):
+            yield value
+        elif keyword in IN_LIST and isinstance(value, list):
+            yield from value
+        elif keyword in IN_MAP and isinstance(value, dict):
+            yield from value.values()
+
+
+def is_schema(value: Any) -> bool:
+    """Whether the value is a schema at all."""
+    return isinstance(value, (bool, dict))
+
+
+def is_number(value: Any) -> bool:
+    """Whether the value is a number in JSON."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and (isinstance(value, int) or math.isfinite(value))
+
+
+def plain_value(keyword: str, value: Any) -> Any:
+    """The value of a keyword that holds no schemas, as a grammar takes it; None if it is malformed or too deep.
+
+    `const` is returned in a list, as an `enum`.
+    """
+    match keyword:
+        case "type":
+            named = [value] if isinstance(value, str) else value
+            if not isinstance(named, list) or not named or not all(isinstance(each, str) and each in TYPES for each in named):
+                return None
+            return value if isinstance(value, str) else list(dict.fromkeys(named))
+        case "enum" | "const":
+            values = [value] if keyword == "const" else value
+            return values if isinstance(values, list) and values and json_depth(values) <= MAX_DATA_DEPTH else None
+        case "required":
+            return list(dict.fromkeys(value)) if isinstance(value, list) and all(isinstance(s, str) for s in value) else None
+        case "pattern" | "format":
+            return value if isinstance(value, str) else None
+    if keyword in COUNTS:
+        return int(value) if is_number(value) and value >= 0 and value == int(value) else None
+    return value if is_number(value) and (keyword != "multipleOf" or value > 0) else None
+
+
+def limits(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The bounds of numbers, of which draft 4's booleans become numbers."""
+    found = {keyword: schema[keyword] for keyword in NUMBERS if keyword in schema}
+    for exclusive, inclusive in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(found.get(exclusive), bool) and found.pop(exclusive) and inclusive in found:
+            found[exclusive] = found.pop(inclusive)
+    return found
+
+
+def unenforced(schema: Mapping[str, Any]) -> Iterator[str]:
+    """The keywords with effect that no grammar can enforce."""
+    for keyword, trivial in TRIVIAL.items():
+        if keyword in schema and schema[keyword] not in trivial:
+            yield keyword
+    if "if" in schema and ("then" in schema or "else" in schema):
+        yield "if"

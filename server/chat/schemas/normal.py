@@ -1,0 +1,270 @@
+"""One form of all JSON schemas: of the draft 2020-12, without annotations, its references `#/$defs/...` of its own.
+
+A normalised schema allows what the given one allows, or more, and names what it leaves out. Every schema that something refers
+to becomes one definition, so the work and the result are linear in the input. Does not know whether a grammar can enforce the
+keywords that it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.server.chat.schemas.keywords import (
+    COUNTS,
+    NUMBERS,
+    OLD_ITEMS,
+    REFERENCES,
+    is_schema,
+    limits,
+    plain_value,
+    unenforced,
+)
+from outrider.server.chat.schemas.notes import Note, Path
+from outrider.server.chat.schemas.patterns import rust_pattern
+from outrider.server.chat.schemas.references import MAX_SCHEMAS, Place, References
+
+# Schemas nested deeper than this, also through references, are not restricted. A compiler that recurses survives it.
+MAX_LEVELS = 100
+PREFIX = "#/$defs/"
+# Keywords that llguidance applies one by one, and all that it can enforce.
+APPLICATORS = ("const", "enum", "allOf", "anyOf", "oneOf")
+KEPT = frozenset(
+    {
+        *APPLICATORS,
+        *COUNTS,
+        "additionalProperties",
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "format",
+        "items",
+        "maximum",
+        "minimum",
+        "multipleOf",
+        "pattern",
+        "patternProperties",
+        "prefixItems",
+        "properties",
+        "required",
+        "type",
+    }
+)
+MALFORMED = "it is malformed"
+
+
+@dataclass
+class Normal:
+    """A normalised schema."""
+
+    schema: Any  # a boolean, or an object without `$defs`
+    definitions: dict[str, Any] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)  # what was left out
+    paths: dict[int, Path] = field(default_factory=dict)  # of the schemas by identity
+
+    @property
+    def standalone(self) -> dict[str, Any]:
+        """The schema with its definitions, as one object."""
+        return standalone(self.schema, self.definitions)
+
+
+def standalone(schema: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """A schema, with those of the definitions that it refers to."""
+    found = as_object(schema)
+    used = reachable(found, definitions)
+    return {**found, "$defs": {name: definitions[name] for name in used}} if used else found
+
+
+def as_object(schema: Any) -> dict[str, Any]:
+    """The schema as an object."""
+    return schema if isinstance(schema, dict) else {} if schema else {"anyOf": [False]}
+
+
+def children(schema: Any) -> Iterator[Any]:
+    """The schemas in a normalised schema."""
+    for keyword, value in schema.items() if isinstance(schema, dict) else ():
+        if keyword in ("properties", "patternProperties"):
+            yield from value.values()
+        elif keyword in ("allOf", "anyOf", "oneOf", "prefixItems"):
+            yield from value
+        elif keyword in ("additionalProperties", "items"):
+            yield value
+
+
+def definition_of(schema: Any) -> str | None:
+    """The name of the definition that a normalised schema refers to."""
+    reference = schema.get("$ref") if isinstance(schema, dict) else None
+    return None if reference is None else str(reference).removeprefix(PREFIX)
+
+
+def reachable(schema: Any, definitions: dict[str, Any]) -> list[str]:
+    """The names of the definitions that a schema refers to, also through others."""
+    used: dict[str, None] = {}
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        waiting += children(each)
+        name = definition_of(each)
+        if name is not None and name not in used:
+            used[name] = None
+            waiting.append(definitions[name])
+    return list(used)
+
+
+def normalised(schema: Any) -> Normal:
+    """The schema in the one form."""
+    normaliser = Normaliser(schema)
+    normal = normaliser.normal
+    normal.schema = normaliser.read(normaliser.root, (), 0)
+    name = definition_of(normal.schema)
+    if name is not None and len(normal.schema) == 1:  # the root is easier to read in place
+        normal.schema = normal.definitions[name]
+        if isinstance(normal.schema, dict):
+            normal.schema = dict(normal.schema)
+            normal.paths[id(normal.schema)] = ()
+    return normal
+
+
+def of_objects(schema: Any) -> Normal:
+    """The schema of a function's parameters in the one form, restricted to objects."""
+    normal = normalised(schema)
+    written = normal.schema if isinstance(normal.schema, dict) else {}
+    types = written.get("type", "object")
+    if normal.schema is False or "object" not in ([types] if isinstance(types, str) else types):
+        normal.notes.append(Note((), "type", "parameters are an object"))
+    normal.schema = {"type": "object", **{keyword: value for keyword, value in written.items() if keyword != "type"}}
+    normal.paths[id(normal.schema)] = ()
+    return normal
+
+
+class Normaliser:
+    """Writes the schemas of one root."""
+
+    def __init__(self, root: Any) -> None:
+        self.normal = Normal(True)
+        self._references = References(root)
+        self.root = self._references.root
+        self._names: dict[int, str] = {}  # names of definitions by the identity of what they define
+        self._count = 0
+
+    def read(self, place: Place, path: Path, level: int) -> Any:
+        """The schema at a place. `level`: how many schemas contain it."""
+        schema = place.schema
+        if isinstance(schema, bool):
+            return schema
+        self._count += 1
+        if not isinstance(schema, dict):
+            return self._any(path, MALFORMED)
+        if level > MAX_LEVELS and id(schema) not in self._names:
+            return self._any(path, f"it is nested deeper than {MAX_LEVELS} levels")
+        if self._count > MAX_SCHEMAS:
+            return self._any(path, f"more than {MAX_SCHEMAS} schemas are too many")
+        if id(schema) in self._references.targets:
+            return self._defined(place, path, level)
+        return self._body(place, path, level)
+
+    def _any(self, path: Path, reason: str) -> bool:
+        self.normal.notes.append(Note(path, "schema", reason))
+        return True
+
+    def _defined(self, place: Place, path: Path, level: int) -> Any:
+        """A reference to the definition of a schema; the schema itself where it is a boolean."""
+        end = self._end(place, path)
+        if end is None or not isinstance(end.schema, dict):
+            return end is None or end.schema
+        if id(end.schema) not in self._names:
+            name = self._names[id(end.schema)] = f"d{len(self._names)}"
+            self.normal.definitions[name] = {}  # keeps the order
+            self.normal.definitions[name] = self._body(end, path, level)
+        reference = {"$ref": PREFIX + self._names[id(end.schema)]}
+        self.normal.paths[id(reference)] = path
+        return reference
+
+    def _end(self, place: Place, path: Path) -> Place | None:
+        """Where a chain of mere references ends; None, and a note, if it never does."""
+        seen: set[int] = set()
+        while isinstance(place.schema, dict) and id(place.schema) not in seen:
+            seen.add(id(place.schema))
+            following = self._references.target(place) if self._is_mere_reference(place) else None
+            if following is None:
+                return place
+            place = following
+        if isinstance(place.schema, dict):
+            self.normal.notes.append(Note(path, "$ref", "it refers to itself"))
+            return None
+        return place
+
+    def _is_mere_reference(self, place: Place) -> bool:
+        """Whether a schema has a `$ref` and no other keyword that a grammar could enforce."""
+        schema = place.schema
+        others = ("$dynamicRef", "$recursiveRef", *KEPT)
+        return "$ref" in schema and (place.hides_siblings or not any(keyword in schema for keyword in others))
+
+    def _body(self, place: Place, path: Path, level: int) -> Any:
+        """The schema at a place, whether or not something refers to it."""
+        schema: dict[str, Any] = {"$ref": place.schema["$ref"]} if place.hides_siblings else place.schema
+        written: dict[str, Any] = {}
+        self.normal.paths[id(written)] = path
+        simple = {keyword: value for keyword, value in schema.items() if keyword not in NUMBERS}
+        for keyword, value in (simple | limits(schema) | self._items(schema, place.draft)).items():
+            if keyword in KEPT and keyword not in APPLICATORS:
+                self._write(written, keyword, value, place, path, level)
+        # llguidance reads keywords in order, and those of objects and arrays only together where nothing stands between them.
+        for keyword in schema:
+            if keyword in APPLICATORS:
+                self._write(written, keyword, schema[keyword], place, path, level)
+        self.normal.notes += [Note(path, keyword) for keyword in unenforced(schema)]
+        return self._with_references(written, schema, place, path, level)
+
+    def _items(self, schema: dict[str, Any], draft: str) -> dict[str, Any]:
+        """`prefixItems` and `items` of 2020-12."""
+        if isinstance(schema.get("items"), list):
+            return {"prefixItems": schema["items"], "items": schema.get("additionalItems", True)}
+        return {"prefixItems": []} if OLD_ITEMS.search(draft) else {}
+
+    def _write(self, written: dict[str, Any], keyword: str, value: Any, place: Place, path: Path, level: int) -> None:
+        """Writes a keyword, or notes that it is malformed."""
+
+        def inner(schema: Any, *words: str) -> Any:
+            return self.read(place.inner(schema), (*path, *words), level + 1)
+
+        if keyword in ("properties", "patternProperties"):
+            words = (keyword,) if keyword == "patternProperties" else ()
+            if isinstance(value, dict):
+                patterns = keyword == "patternProperties"
+                value = {rust_pattern(name) if patterns else name: inner(each, *words, name) for name, each in value.items()}
+            else:
+                value = None
+        elif keyword in ("allOf", "anyOf", "oneOf", "prefixItems"):
+            if value == [] and keyword == "prefixItems":
+                return
+            is_list = isinstance(value, list) and bool(value)
+            value = [inner(each, keyword, str(number)) for number, each in enumerate(value)] if is_list else None
+        elif keyword in ("additionalProperties", "items"):
+            value = inner(value, keyword) if is_schema(value) else None
+        else:
+            value = plain_value(keyword, value)
+            keyword = "enum" if keyword == "const" else keyword
+        if value is None:
+            self.normal.notes.append(Note(path, keyword, MALFORMED))
+        elif keyword == "allOf" or keyword in written:  # `const` and `enum` are both an `enum`
+            written.setdefault("allOf", []).extend(value if keyword == "allOf" else [{keyword: value}])
+        else:
+            written[keyword] = rust_pattern(value) if keyword == "pattern" else value
+
+    def _with_references(self, written: dict[str, Any], schema: dict[str, Any], place: Place, path: Path, level: int) -> Any:
+        """The schema together with what it refers to."""
+        found = []
+        for keyword in REFERENCES:
+            if keyword in schema:
+                target = self._references.target(place._replace(schema=schema), keyword)
+                if target is None:
+                    self.normal.notes.append(Note(path, keyword, "what it refers to is not in the schema"))
+                else:
+                    found.append(self.read(target, path, level + 1))
+        found = [each for each in found if each is not True]
+        if len(found) == 1 and isinstance(found[0], dict):
+            written |= found[0]
+        elif found:
+            written.setdefault("allOf", []).extend(found)
+        return written
