@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.server.terminal.client import NO_CHUNK, ChatError
-from outrider.server.terminal.colours import SourceReader, paint
+from outrider.server.terminal.colours import SourceReader, paint, unpainted
 from outrider.server.terminal.printable import printable
+from outrider.server.terminal.wrapping import Wrapper
 
 # These exceptions are raised for fields that are missing or of another type.
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError)
@@ -22,6 +23,7 @@ class Answer:
     write: Callable[[str], None]  # shows text at once
     colours: bool = False
     clock: Callable[[], float] = time.monotonic
+    wrapper: Wrapper | None = None  # None = the lines are not broken
     text: str = ""  # text without reasoning
     first_seconds: float | None = None  # time from the question to the first text
     seconds: float = 0.0  # time from the question to the end
@@ -82,4 +84,6 @@ class Answer:
 
     def _show(self, sources: SourceReader, text: str) -> None:
         for part, source in sources.split(text):
-            self.write(paint(printable(part), source) if self.colours else printable(part))
+            colour = paint if self.colours else unpainted
+            shown = printable(part)
+            self.write(self.wrapper.feed(shown, source, colour) if self.wrapper else colour(shown, source))

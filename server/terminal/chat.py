@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import uuid
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from outrider.drafters.options import NAMES
 from outrider.server.terminal.answer import Answer
 from outrider.server.terminal.client import ChatError, Client
 from outrider.server.terminal.colours import legend
+from outrider.server.terminal.wrapping import Wrapper
 
 HISTORY = Path("~/.cache/outrider/chat_history")
 HISTORY_LINES = 1000
@@ -79,7 +81,7 @@ class Chat:
     def ask(self, question: str) -> None:
         """Asks, and shows the answer. A question without any answer is not part of the conversation."""
         self.messages.append({"role": "user", "content": question})
-        self.last = answer = Answer(show, self.colours)
+        self.last = answer = Answer(show, self.colours, wrapper=new_wrapper())
         note = ""
         try:
             with contextlib.closing(self.client.stream(self._body())) as chunks:
@@ -146,6 +148,13 @@ def show(text: str) -> None:
     """Writes to the terminal at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def new_wrapper() -> Wrapper | None:
+    """Breaks lines if the answer is written to a terminal that can erase."""
+    if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+        return None
+    return Wrapper(lambda: shutil.get_terminal_size().columns)
 
 
 def line_reader() -> Callable[[], str]:

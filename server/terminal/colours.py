@@ -27,6 +27,11 @@ def paint(text: str, source: str | None) -> str:
     return f"\x1b[{code}m{text}\x1b[0m" if code and text else text
 
 
+def unpainted(text: str, _: str | None) -> str:
+    """The text without a colour."""
+    return text
+
+
 def legend() -> str:
     """The sources in their colours."""
     return " ".join(paint(source, source) for source in CODES if source != "none") + " (bonus tokens are plain)"
