@@ -10,7 +10,6 @@ from urllib.parse import unquote, urljoin
 
 from outrider.server.chat.schemas.keywords import OLD_IDS, OLD_REFERENCES, REFERENCES, UNNAMED_OLD, subschemas
 
-
 # References are found in this many schemas, and a schema of more is not read to its end.
 MAX_SCHEMAS = 5000
 
