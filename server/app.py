@@ -184,7 +184,7 @@ def create_endpoints(
         sampling_defaults = load_sampling_defaults(settings.model.path, settings.model.revision)
     block = no_corpus if corpora is None else corpora.block
     requests = RequestBuilder(settings, prompts, engine.wait_started, quotas.charge, sampling_defaults, block)
-    runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3)
+    runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3, settings.server.keep_alive_seconds)
     pictures = PictureService(settings)
     chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner, pictures)
     names = ModelNames(settings.model)

@@ -7,7 +7,7 @@ streams' steps at once. What one phase finds is a value that the next one gets. 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,14 @@ if TYPE_CHECKING:
 
 class PromptError(ValueError):
     """The prompt cannot be decoded; the message says why."""
+
+
+def check_prompt(prompt: Sized, context_tokens: int) -> None:
+    """Raises PromptError if the prompt does not fit."""
+    if not len(prompt):
+        raise PromptError("The prompt is empty; give at least one token.")
+    if len(prompt) >= context_tokens:
+        raise PromptError("The prompt fills the whole context; shorten it.")
 
 
 @dataclass(frozen=True)
@@ -96,10 +104,7 @@ class Stream:
 
         Raises PromptError if the prompt does not fit.
         """
-        if not len(prompt):
-            raise PromptError("The prompt is empty; give at least one token.")
-        if len(prompt) >= verifier.context_tokens:
-            raise PromptError("The prompt fills the whole context; shorten it.")
+        check_prompt(prompt, verifier.context_tokens)
         params = options.params.for_prompt(len(prompt))
         if grammar is not None:
             params = replace(params, rule="keyed")  # a draft that a grammar has filtered is not a valid sample

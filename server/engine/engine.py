@@ -18,7 +18,9 @@ from msgspec import structs
 
 from outrider.server.engine.fair_queue import Queue, QueueFull
 from outrider.server.engine.messages import (
+    Accepted,
     Cancel,
+    Event,
     Failed,
     Forget,
     FromWorker,
@@ -106,7 +108,7 @@ class Delivery:
 
     request: Request
     arrived: float  # time.monotonic()
-    events: asyncio.Queue[TokenEvent | EngineError] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[Event | EngineError] = field(default_factory=asyncio.Queue)
     sent: bool = False  # the worker has the request
     held: asyncio.TimerHandle | None = None  # ends the request, which gets no turn until its events have been read
     ended: bool = False  # ended because it was held for too long, or with too many others
@@ -179,7 +181,7 @@ class Engine:
 
     async def generate(
         self, request: Request, arrived: float | None = None, admitted: bool = False
-    ) -> AsyncGenerator[TokenEvent | None, None]:
+    ) -> AsyncGenerator[Event | None, None]:
         """Yields the request's events, and None after each keep-alive interval without an event. Raises EngineError.
 
         Closing the iterator cancels the request. `arrived` (time.monotonic(), default: now) is where its time limit begins.
@@ -227,7 +229,7 @@ class Engine:
         request = delivery.request
         self._deliveries[request.id] = delivery
         try:
-            session = None if self._finds_sessions else request.session  # else requests of a session do not wait for each other
+            session = None if self._finds_sessions else request.session  # whose requests would wait for each other
             self._queue.enter(request.id, admitted, request.priority, request.principal, len(request.prompt), session)
         except QueueFull as full:
             del self._deliveries[request.id]
@@ -283,12 +285,12 @@ class Engine:
                     self._queue.allow(message.max_active)
             case Failed():
                 self._deliver(message.id, (InvalidRequest if message.client_error else EngineError)(message.message))
-            case TokenEvent():
-                if message.reuse is not None:  # the first event
+            case Accepted() | TokenEvent():
+                if isinstance(message, TokenEvent) and message.reuse is not None:  # the first one
                     self._queue.answer(message.id)
                 self._deliver(message.id, message)
 
-    def _deliver(self, request_id: str, event: TokenEvent | EngineError) -> None:
+    def _deliver(self, request_id: str, event: Event | EngineError) -> None:
         if isinstance(event, EngineError) or event.finish is not None:
             self._leave(request_id)
         delivery = self._deliveries.get(request_id)  # None if the request was cancelled

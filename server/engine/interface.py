@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
-from outrider.server.engine.messages import Ready, Request, TokenEvent
+from outrider.server.engine.messages import Event, Ready, Request
 
 
 class EngineLike(Protocol):
@@ -46,8 +46,11 @@ class EngineLike(Protocol):
 
     def generate(
         self, request: Request, arrived: float | None = None, admitted: bool = False
-    ) -> AsyncGenerator[TokenEvent | None, None]:
-        """The events of a request; None after each keep-alive interval without an event. Raises EngineError."""
+    ) -> AsyncGenerator[Event | None, None]:
+        """The events of a request, from the worker's `Accepted` on; None after each keep-alive interval without an event.
+
+        Raises EngineError.
+        """
 
     def forget(self, request: Request) -> None:
         """Drops the session of a request that has ended."""

@@ -5,7 +5,7 @@ Promises that no message can hold code (no pickle). Knows nothing about HTTP or 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -161,6 +161,13 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     values: list[list[float]]  # log-probabilities of the top tokens
 
 
+class Accepted(msgspec.Struct, frozen=True, tag=True):
+    """The worker has a request and will answer it: it has checked what a client can fix."""
+
+    id: str
+    finish: ClassVar[None] = None  # as of a `TokenEvent`
+
+
 class TokenEvent(msgspec.Struct, frozen=True, tag=True):
     """New tokens of an answer, and the text that they complete."""
 
@@ -194,7 +201,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
 
 
 ToWorker = Start | Request | Cancel | Pause | Resume | Forget | Shutdown
-FromWorker = Ready | Refused | TokenEvent | Failed | Status
+FromWorker = Ready | Refused | Accepted | TokenEvent | Failed | Status
+Event = Accepted | TokenEvent  # of a request
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode

@@ -61,15 +61,18 @@ class ChoicesFormatter(ABC):
         return self._with_report(body, usage)
 
     def start(self) -> list[ServerSentEvent]:
-        return []
+        return self._open(0)
 
     def deltas(self, output: ChoiceOutput) -> list[ServerSentEvent]:
-        events = []
-        opening = self.opening(output.index)
-        if opening is not None and output.index not in self._opened:
-            events.append(ServerSentEvent(self._chunk(opening)))
-        self._opened.add(output.index)
-        return events + [ServerSentEvent(self._chunk(choice), padded=True) for choice in self.choice_deltas(output)]
+        return self._open(output.index) + [
+            ServerSentEvent(self._chunk(choice), padded=True) for choice in self.choice_deltas(output)
+        ]
+
+    def _open(self, index: int) -> list[ServerSentEvent]:
+        """The first chunk of a choice, unless it has been written."""
+        opening = None if index in self._opened else self.opening(index)
+        self._opened.add(index)
+        return [] if opening is None else [ServerSentEvent(self._chunk(opening))]
 
     def heartbeat(self) -> ServerSentEvent:
         return ServerSentEvent(self._chunk(), padded=True)

@@ -6,6 +6,7 @@ and errors are handled here, once for all endpoints.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing
@@ -20,7 +21,7 @@ from msgspec.structs import fields, replace
 
 from outrider.drafters.sequence import Finish
 from outrider.server.engine.engine import EngineError
-from outrider.server.engine.messages import Request, StepReport, TokenEvent, TokenLogprobs
+from outrider.server.engine.messages import Event, Request, StepReport, TokenEvent, TokenLogprobs
 from outrider.server.http import sse
 from outrider.server.http.errors import APIError, from_engine
 from outrider.server.http.json_route import in_turn
@@ -133,7 +134,7 @@ class TokenSource(Protocol):
 
     def generate(
         self, request: Request, arrived: float | None = None, admitted: bool = False
-    ) -> AsyncGenerator[TokenEvent | None, None]:
+    ) -> AsyncGenerator[Event | None, None]:
         """The events of a request; None after each keep-alive interval without an event. Raises EngineError."""
 
     def forget(self, request: Request) -> None:
@@ -168,11 +169,17 @@ class GenerationTask:
 class GenerationRunner:
     """Runs tasks on the engine."""
 
-    def __init__(self, engine: TokenSource, metrics: Metrics, tick_seconds: float = 0.0) -> None:
-        """With `tick_seconds` > 0, streams are coalesced into one batch of events per tick."""
+    def __init__(
+        self, engine: TokenSource, metrics: Metrics, tick_seconds: float = 0.0, keep_alive_seconds: float = math.inf
+    ) -> None:
+        """With `tick_seconds` > 0, streams are coalesced into one batch of events per tick.
+
+        A stream whose events have brought no bytes for `keep_alive_seconds` gets a keep-alive.
+        """
         self._engine = engine
         self._metrics = metrics
         self._tick_seconds = tick_seconds
+        self._keep_alive_seconds = keep_alive_seconds
 
     async def respond(self, http: HTTPRequest, task: GenerationTask, stream: bool) -> Response:
         """The HTTP answer. Raises EngineError before the first byte."""
@@ -198,25 +205,27 @@ class GenerationRunner:
         return [outputs[index] for index in sorted(outputs)]
 
     async def stream(self, task: GenerationTask) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events. Raises EngineError before the first byte; later errors become events."""
+        """The answer as server-sent events, from its turn on. Raises EngineError before that; later errors become events."""
         formatter = task.formatter
         padding_bytes = self._padding_bytes(task)
         begun: set[int] = set()  # choices
-        started = False
+        started, sent_at = False, time.monotonic()
         try:
             async with aclosing(self._batches(task)) as batches:
                 async for batch in batches:
-                    if not started:
-                        started = True
-                        for event in formatter.start():
-                            yield event.encode()
-                    if not batch:
-                        heartbeat = formatter.heartbeat() if padding_bytes and begun else None
-                        yield heartbeat.encode(padding_bytes) if heartbeat else task.keep_alive
+                    chunks = [] if started else [event.encode() for event in formatter.start()]
+                    started = True
                     for output in outputs_of(task, batch, begun):
                         begun.add(output.index)
-                        for event in formatter.deltas(output):
-                            yield event.encode(padding_bytes)
+                        chunks += [event.encode(padding_bytes) for event in formatter.deltas(output)]
+                    is_silent = self._tick_seconds or time.monotonic() - sent_at >= self._keep_alive_seconds
+                    if not chunks and (is_silent or not batch):
+                        heartbeat = formatter.heartbeat() if padding_bytes and begun else None
+                        chunks = [heartbeat.encode(padding_bytes) if heartbeat else task.keep_alive]
+                    if chunks:
+                        sent_at = time.monotonic()
+                    for chunk in chunks:
+                        yield chunk
         except EngineError as error:
             if not started:
                 raise
@@ -276,10 +285,11 @@ class GenerationRunner:
         self._metrics.request_duration.observe(time.monotonic() - task.arrived)
 
     async def _choice_events(self, task: GenerationTask, choice: int) -> AsyncGenerator[TokenEvent | None, None]:
-        """The engine's events of one choice, up to where the task's stop ends it."""
+        """One choice's text, up to where the task's stop ends it. None when its turn begins, and as in `TokenSource`."""
         stop = task.new_stop() if task.new_stop else None
         async with aclosing(self._engine.generate(task.requests[choice], task.arrived, admitted=choice > 0)) as events:
-            async for event in events:
+            async for each in events:
+                event = each if isinstance(each, TokenEvent) else None
                 cut = stop.feed(event.text) if stop and event else None
                 if event and cut:
                     yield replace(event, text=event.text[: cut.characters], finish=cut.finish, stop_string=None)

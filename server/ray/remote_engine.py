@@ -17,7 +17,7 @@ from msgspec import structs
 
 from outrider.server.engine.engine import EngineError, Overloaded, ShuttingDown, WorkerLost, seconds_left
 from outrider.server.engine.fair_queue import EMA_WEIGHT
-from outrider.server.engine.messages import Ready, Request, TokenEvent
+from outrider.server.engine.messages import Event, Ready, Request, TokenEvent
 from outrider.server.ray import wire
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import Metrics
@@ -104,7 +104,7 @@ class RemoteEngine:
 
     async def generate(
         self, request: Request, arrived: float | None = None, admitted: bool = False
-    ) -> AsyncGenerator[TokenEvent | None, None]:
+    ) -> AsyncGenerator[Event | None, None]:
         """As `EngineLike`. A request that is sent again keeps its place: it is exempt from the queue's bounds."""
         if self._draining and not admitted:
             self._metrics.rejected_requests.labels("draining").inc()
@@ -116,7 +116,7 @@ class RemoteEngine:
             try:
                 async with aclosing(self._attempt(request, started, admitted or losses > 0)) as events:
                     async for event in events:
-                        begun = begun or event is not None
+                        begun = begun or isinstance(event, TokenEvent)
                         yield event
                 break
             except ReplicaLost:
@@ -132,7 +132,7 @@ class RemoteEngine:
         if request.session is not None:
             self._replicas.forget(request.affinity, wire.encode(wire.Call(request, 0.0, True)))
 
-    async def _attempt(self, request: Request, arrived: float, admitted: bool) -> AsyncGenerator[TokenEvent | None, None]:
+    async def _attempt(self, request: Request, arrived: float, admitted: bool) -> AsyncGenerator[Event | None, None]:
         """The events from one replica. Raises EngineError and ReplicaLost."""
         call = wire.encode(wire.Call(request, time.monotonic() - arrived, admitted))
         waiting = True

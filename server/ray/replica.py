@@ -14,14 +14,14 @@ from typing import Any
 
 from outrider.server.engine.engine import MAX_UNREAD_EVENTS, Engine, EngineError
 from outrider.server.engine.interface import EngineLike
-from outrider.server.engine.messages import TokenEvent
+from outrider.server.engine.messages import Event, TokenEvent
 from outrider.server.engine.worker_process import decode_settings
 from outrider.server.ray import wire
 from outrider.server.settings import Settings
 from outrider.server.telemetry.logs import configure
 from outrider.server.telemetry.metrics import Metrics
 
-Item = TokenEvent | EngineError
+Item = Event | EngineError
 
 
 class ModelReplica:
@@ -89,8 +89,8 @@ class ModelReplica:
         except EngineError as error:
             await events.put(error)
 
-    def _record(self, event: TokenEvent) -> None:
-        if event.step is not None:
+    def _record(self, event: Event) -> None:
+        if isinstance(event, TokenEvent) and event.step is not None:
             self.metrics.record_step(event.step, len(event.tokens))
 
 

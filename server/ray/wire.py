@@ -18,7 +18,7 @@ from outrider.server.engine.engine import (
     ShuttingDown,
     WorkerLost,
 )
-from outrider.server.engine.messages import Ready, Request, TokenEvent
+from outrider.server.engine.messages import Accepted, Event, Ready, Request, TokenEvent
 
 Kind = Literal["error", "invalid", "overloaded", "lost", "deadline", "draining"]
 KINDS: dict[type[EngineError], Kind] = {
@@ -47,7 +47,7 @@ class Error(msgspec.Struct, frozen=True, tag=True):
     seconds: float = 0.0  # time after which an overload may be over
 
 
-Batch = list[TokenEvent | Error]
+Batch = list[Accepted | TokenEvent | Error]
 
 encode = msgspec.msgpack.Encoder().encode
 decode_call = msgspec.msgpack.Decoder(Call).decode
@@ -55,12 +55,12 @@ decode_ready = msgspec.msgpack.Decoder(Ready).decode
 _decode_batch = msgspec.msgpack.Decoder(Batch).decode
 
 
-def encode_batch(items: Sequence[TokenEvent | EngineError]) -> bytes:
+def encode_batch(items: Sequence[Event | EngineError]) -> bytes:
     """One item of a stream."""
     return encode([_plain(item) if isinstance(item, EngineError) else item for item in items])
 
 
-def decode_batch(data: bytes) -> list[TokenEvent | EngineError]:
+def decode_batch(data: bytes) -> list[Event | EngineError]:
     """The events, and the error after them."""
     return [_exception(item) if isinstance(item, Error) else item for item in _decode_batch(data)]
 

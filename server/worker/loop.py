@@ -17,6 +17,7 @@ import numpy as np
 from outrider.server.engine import messages
 from outrider.server.engine.messages import (
     SAVE_SECONDS,
+    Accepted,
     Cancel,
     Failed,
     Forget,
@@ -44,7 +45,7 @@ from outrider.verify.errors import lost_device, out_of_memory
 from outrider.verify.model.cache.paging import OutOfPages
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.round import Round
-from outrider.verify.stream import PromptError, Step
+from outrider.verify.stream import PromptError, Step, check_prompt
 
 log = logging.getLogger("outrider.worker")
 E = TypeVar("E", bound=Request | Job)
@@ -114,7 +115,7 @@ class Worker:
                 case Shutdown():
                     return False
                 case Request():
-                    self._waiting.append(message)
+                    self._accept(message)
                 case Cancel(id):
                     self._cancel(id)
                 case Pause(id):
@@ -125,6 +126,18 @@ class Worker:
                 case Forget(principal, session, adapter):
                     self._sessions.forget(SessionKey(self._runtime.owner_of(principal, adapter), session))
         return True
+
+    def _accept(self, request: Request) -> None:
+        """Checks what the client can fix, before its stream begins."""
+        try:
+            check_prompt(request.prompt, self._runtime.runner.context_tokens)
+            if request.grammar is not None:
+                self._runtime.grammars.compile(request.grammar)
+        except CLIENT_ERRORS as error:
+            self._send(failure(request, error))
+        else:
+            self._waiting.append(request)
+            self._send(Accepted(request.id))
 
     def _admit(self) -> None:
         """Starts waiting requests in order, while fewer than `max_active` answer, or are about to.

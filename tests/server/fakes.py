@@ -16,7 +16,7 @@ from outrider.drafters.sequence import Finish
 from outrider.server.app import create_app
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.engine import Engine, EngineError
-from outrider.server.engine.messages import Ready, Request, StepReport, StepTrace, TokenEvent, TokenLogprobs
+from outrider.server.engine.messages import Accepted, Event, Ready, Request, StepReport, StepTrace, TokenEvent, TokenLogprobs
 from outrider.server.settings import load_settings
 from outrider.verify.tokenizer import load_tokenizer
 
@@ -40,7 +40,7 @@ class FakeEngine:
 
     def __init__(
         self,
-        *pieces: str | None,
+        *pieces: str | Accepted | None,
         finish: Finish = "stop",
         error: EngineError | None = None,
         stop_string: str | None = None,
@@ -71,13 +71,13 @@ class FakeEngine:
 
     async def generate(
         self, request: Request, arrived: float | None = None, admitted: bool = False
-    ) -> AsyncGenerator[TokenEvent | None, None]:
+    ) -> AsyncGenerator[Event | None, None]:
         choice = sum(earlier.prompt is request.prompt for earlier in self.requests)
         self.requests.append(request)
         self.admitted.append(admitted)
         for number, piece in enumerate(self.pieces):
             await asyncio.sleep(0)
-            yield None if piece is None else self._event(request, choice, number, piece)
+            yield self._event(request, choice, number, piece) if isinstance(piece, str) else piece
         if self.error is not None:
             raise self.error
         yield self._event(request, choice, len(self.pieces), "!" * choice, self.finish)

@@ -14,7 +14,7 @@ import pytest
 from outrider import models
 from outrider.server.app import create_app
 from outrider.server.engine.engine import Engine
-from outrider.server.engine.messages import Ready, Request, TokenEvent
+from outrider.server.engine.messages import Event, Ready, Request
 from outrider.server.settings import load_settings
 from tests.server.fakes import TOKENIZER, FakeEngine, app_with, fetch
 
@@ -171,7 +171,7 @@ def test_a_request_of_many_prompts_never_exceeds_its_keys_concurrency() -> None:
     class Counting(FakeEngine):
         async def generate(
             self, request: Request, arrived: float | None = None, admitted: bool = False
-        ) -> AsyncGenerator[TokenEvent | None, None]:
+        ) -> AsyncGenerator[Event | None, None]:
             running.append(running[-1] + 1)
             async for event in super().generate(request, arrived, admitted):
                 await asyncio.sleep(0.001)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from outrider.server.engine.engine import Engine
-from outrider.server.engine.messages import Request, TokenEvent, ToWorker
+from outrider.server.engine.messages import Event, Request, TokenEvent, ToWorker
 from outrider.server.settings import load_settings
 from outrider.server.telemetry.metrics import Metrics
 from outrider.verify.sampling_params import SamplingParams
@@ -43,8 +43,13 @@ class Rig:
         return found
 
     async def answer(self, id: str, **fields: Any) -> list[str]:
-        """The texts of a request's events; "-" for a keep-alive."""
-        return ["-" if each is None else each.text async for each in self.engine.generate(request(id, **fields))]
+        """A request's events, as `written`."""
+        return [written(each) async for each in self.engine.generate(request(id, **fields))]
+
+
+def written(event: Event | None) -> str:
+    """The text of an event; "-" for a keep-alive, "+" when the worker has the request."""
+    return event.text if isinstance(event, TokenEvent) else "-" if event is None else "+"
 
 
 def run(body: Callable[[Rig], Awaitable[None]], **settings: Any) -> None:

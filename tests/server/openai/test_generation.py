@@ -15,7 +15,7 @@ import pytest
 from fastapi import Request as HTTPRequest
 
 from outrider.server.engine.engine import EngineError, Overloaded
-from outrider.server.engine.messages import Request, TokenEvent, TokenLogprobs
+from outrider.server.engine.messages import Accepted, Request, TokenEvent, TokenLogprobs
 from outrider.server.http.errors import APIError
 from outrider.server.http.json_route import INLINE_BYTES, BodyPool
 from outrider.server.http.sse import COALESCED_PADDED_BYTES, PADDED_BYTES, ServerSentEvent
@@ -146,9 +146,42 @@ def test_an_error_before_the_first_byte_is_raised_and_a_later_one_is_an_event() 
     completed: list[bool] = []
     chunks = streamed(FakeEngine("a", error=full), task(on_complete=lambda: completed.append(True)))
     assert json.loads(chunks[-1][6:]) == {"status": 429, "message": "full"}
-    late = streamed(FakeEngine(None, error=EngineError("odd")), task())  # after a keep-alive, the status has been sent
-    assert late[1] == b": keep-alive\n\n" and json.loads(late[-1][6:])["status"] == 500
+    for accepted in (None, Accepted("r")):  # the status is sent after a keep-alive interval, or once the turn begins
+        late = streamed(FakeEngine(accepted, error=EngineError("odd")), task())
+        assert [json.loads(chunk[6:]) for chunk in late] == [{"start": True}, {"status": 500, "message": "odd"}]
     assert not completed
+
+
+def test_the_head_is_sent_when_the_turn_begins() -> None:
+    """With the formatter's events, or with a keep-alive if it has none; for the first of several choices only."""
+    for tick_seconds in (0.0, 0.01):
+        chunks = streamed(FakeEngine(Accepted("r"), "a"), task(choices=2), tick_seconds)
+        assert chunks[0] == b'data: {"start":true}\n\n' and sum(b"start" in chunk for chunk in chunks) == 1
+
+    class Plain(TextFormatter):
+        def start(self) -> list[ServerSentEvent]:
+            return []
+
+    assert streamed(FakeEngine(Accepted("r"), "a"), replace(task(), formatter=Plain()))[0] == b": keep-alive\n\n"
+
+
+def test_a_stream_that_holds_text_back_is_kept_alive() -> None:
+    """While events arrive and nothing is written, as during a tool call, after each interval; in each tick if coalesced."""
+
+    class Held(TextFormatter):
+        def deltas(self, output: ChoiceOutput) -> list[ServerSentEvent]:
+            return super().deltas(output) if output.text == "e" else []
+
+    def found(keep_alive_seconds: float, tick_seconds: float = 0.0, padded: bool = False) -> list[bytes]:
+        async def run() -> list[bytes]:
+            runner = GenerationRunner(FakeEngine(*"abcde"), Metrics(), tick_seconds, keep_alive_seconds)
+            return [chunk async for chunk in runner.stream(replace(task(padded=padded), formatter=Held()))]
+
+        return asyncio.run(run())
+
+    assert found(60.0).count(b": keep-alive\n\n") == 0
+    assert found(0.0).count(b": keep-alive\n\n") == 4  # the last event's text is empty, too, and ends the stream
+    assert {len(chunk) - len(b"data: \n\n") for chunk in found(60.0, 0.001, padded=True)[1:-1]} == {COALESCED_PADDED_BYTES}
 
 
 def test_padding_hides_the_sizes_of_content_and_of_heartbeats() -> None:
@@ -157,7 +190,7 @@ def test_padding_hides_the_sizes_of_content_and_of_heartbeats() -> None:
     padded = streamed(FakeEngine("a", None, "longer text"), task(padded=True))
     sizes = [len(chunk) - len(b"data: \n\n") for chunk in padded[1:-1]]
     assert sizes == [PADDED_BYTES] * 4
-    before_content = streamed(FakeEngine(None, "a"), task(padded=True))
+    before_content = streamed(FakeEngine(Accepted("r"), None, "a"), task(padded=True))
     assert before_content[1] == b": keep-alive\n\n"
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from outrider.server.engine.engine import DeadlineExceeded, InvalidRequest, Overloaded, ShuttingDown, WorkerLost
-from outrider.server.engine.messages import Request, TokenEvent
+from outrider.server.engine.messages import Accepted, Request, TokenEvent
 from outrider.server.ray import remote_engine, wire
 from outrider.server.ray.remote_engine import MAX_LOSSES, RemoteEngine, ReplicaLost, ReplicasFull
 from outrider.server.settings import load_settings
 from outrider.server.telemetry.metrics import Metrics
 from outrider.verify.sampling_params import SamplingParams
 from tests.server.engine.fakes import READY
+from tests.server.engine.rig import written
 
 Item = bytes | Exception | None  # None waits for ever
 
@@ -75,7 +76,7 @@ def run(replicas: FakeReplicas, body: Callable[[RemoteEngine], Awaitable[None]],
 
 
 async def texts(engine: RemoteEngine, admitted: bool = False) -> list[str]:
-    return ["-" if each is None else each.text async for each in engine.generate(request(), admitted=admitted)]
+    return [written(each) async for each in engine.generate(request(), admitted=admitted)]
 
 
 def test_a_request_goes_where_its_conversation_is() -> None:
@@ -95,10 +96,11 @@ def test_a_request_goes_where_its_conversation_is() -> None:
 
 
 def test_a_replica_that_is_lost_before_its_first_token_is_replaced() -> None:
-    replicas = FakeReplicas([ReplicaLost()], [ReplicaLost()], [event("a", last=True)])
+    accepted = wire.encode_batch([Accepted("a")])
+    replicas = FakeReplicas([ReplicaLost()], [accepted, ReplicaLost()], [accepted, event("a", last=True)])
 
     async def body(engine: RemoteEngine) -> None:
-        assert await texts(engine) == ["a"]
+        assert await texts(engine) == ["+", "+", "a"]
 
     run(replicas, body)
     assert [call.admitted for _, call in replicas.calls] == [False, True, True]  # it keeps its place
@@ -146,7 +148,7 @@ def test_an_idle_stream_is_kept_alive_and_its_end_cancels_the_call() -> None:
     async def body(engine: RemoteEngine) -> None:
         async with aclosing(engine.generate(request())) as events:
             found = [await anext(events) for _ in range(3)]
-        assert [each and each.text for each in found] == ["a", None, None]
+        assert [getattr(each, "text", None) for each in found] == ["a", None, None]
         assert replicas.closed == 1
 
     run(replicas, body, **{"server.keep_alive_seconds": 0.001})

@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.drafters.interface import Ints
 from outrider.drafters.none import NoDrafter
 from outrider.server.engine.messages import (
+    Accepted,
     Cancel,
     Failed,
     Forget,
@@ -29,6 +30,7 @@ from outrider.server.worker.loop import Worker
 from outrider.server.worker.session import Session
 from outrider.server.worker.storage import session_files
 from outrider.verify import controller
+from outrider.verify.constraints.grammar import GrammarError
 from outrider.verify.cost import CostCurve, parse
 from outrider.verify.measurement import NODES
 from outrider.verify.model.cache import paging
@@ -334,6 +336,23 @@ def test_an_invalid_request_fails_alone(rig: Rig) -> None:
     [failed] = [message for message in rig.sent if isinstance(message, Failed)]
     assert (failed.id, failed.client_error) == ("a", True)
     assert set(rig.order) == {"b"}
+
+
+def test_a_request_is_accepted_before_it_begins_unless_its_client_can_mend_it(rig: Rig) -> None:
+    """So a stream has its head while the request waits, and a refusal its status."""
+
+    class Grammars:
+        def compile(self, grammar: str) -> None:
+            raise GrammarError("unknown token")
+
+    rig.worker._runtime.grammars = Grammars()  # type: ignore[assignment]
+    rig.send(request("a"), request("b"), request("c"), request("d", grammar="x"), request("e", prompt=[1] * 128))
+    rig.step(0)
+    assert [message.id for message in rig.sent if isinstance(message, Accepted)] == ["a", "b", "c"]
+    failed = [message for message in rig.sent if isinstance(message, Failed)]
+    assert [message.id for message in failed] == ["d", "e"] and all(message.client_error for message in failed)
+    rig.step()
+    assert len(rig.tokens("c")) == 4
 
 
 def test_a_shutdown_ends_the_loop(rig: Rig) -> None:
