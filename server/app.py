@@ -47,6 +47,7 @@ from outrider.server.openai.requests import RequestBuilder, no_corpus
 from outrider.server.openai.responses.endpoint import ResponsesEndpoint
 from outrider.server.openai.responses.schema import ResponsesBody
 from outrider.server.openai.responses.store import CAPACITY, KEY_BYTES, ResponseStore
+from outrider.server.openai.responses.stored import new_router as new_responses_router
 from outrider.server.openai.sampling_defaults import load_sampling_defaults
 from outrider.server.openai.schema import ChatBody, CompletionBody
 from outrider.server.pictures.service import PictureService
@@ -71,6 +72,7 @@ class Endpoints:
     infill: InfillEndpoint
     prompts: PromptEncoder
     pictures: PictureService
+    store: ResponseStore
 
 
 def new_quotas(settings: Settings, metrics: Metrics, engine: EngineLike) -> QuotaKeeper:
@@ -118,6 +120,7 @@ def create_app(
     corpora = new_corpora(settings, tokenizer, engine, metrics)
     endpoints = create_endpoints(settings, tokenizer, engine, grammars, metrics, quotas, corpora)
     add_routes(app, endpoints, corpora)
+    app.include_router(new_responses_router(endpoints.store))
     app.include_router(new_encoder_refusals(settings.model.served_name))
     add_status_routes(app, engine)
     if settings.server.page:
@@ -175,8 +178,9 @@ def create_endpoints(
     metrics: Metrics,
     quotas: QuotaKeeper,
     corpora: Corpora | None = None,
+    store: ResponseStore | None = None,
 ) -> Endpoints:
-    """The endpoints, with everything that they share."""
+    """The endpoints, with everything that they share. `store`: of responses, if it is not theirs alone."""
     load = partial(load_tokenizer, settings.model.path, settings.model.trust_remote_code, settings.model.revision)
     prompts, vocabulary = PromptEncoder(tokenizer, load), Vocabulary(tokenizer)
     sampling_defaults = NO_DEFAULTS
@@ -188,8 +192,7 @@ def create_endpoints(
     pictures = PictureService(settings)
     chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner, pictures)
     names = ModelNames(settings.model)
-    budget_bytes = min(KEY_BYTES, settings.responses.total_bytes // max(1, len(settings.auth.keys)))
-    store = ResponseStore(CAPACITY, settings.responses.ttl_seconds, budget_bytes)
+    store = store or new_store(settings)
     return Endpoints(
         chat=chat,
         completions=CompletionsEndpoint(prompts, vocabulary, grammars, requests, runner),
@@ -199,7 +202,14 @@ def create_endpoints(
         infill=InfillEndpoint(prompts, vocabulary, grammars, requests, runner),
         prompts=prompts,
         pictures=pictures,
+        store=store,
     )
+
+
+def new_store(settings: Settings) -> ResponseStore:
+    """An empty store of responses."""
+    budget_bytes = min(KEY_BYTES, settings.responses.total_bytes // max(1, len(settings.auth.keys)))
+    return ResponseStore(CAPACITY, settings.responses.ttl_seconds, budget_bytes)
 
 
 def add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, quotas: QuotaKeeper) -> None:
@@ -248,18 +258,6 @@ def add_generation_routes(v1: APIRouter, endpoints: Endpoints) -> None:
     @v1.post("/responses")
     async def responses(http: Request, body: ResponsesBody) -> Response:
         return await cancel_on_disconnect(http, endpoints.responses.create(http, body))
-
-    @v1.get("/responses/{identity}")
-    async def response(http: Request, identity: str) -> dict[str, Any]:
-        return endpoints.responses.retrieve(http, identity)
-
-    @v1.delete("/responses/{identity}")
-    async def forget(http: Request, identity: str) -> dict[str, Any]:
-        return endpoints.responses.delete(http, identity)
-
-    @v1.post("/responses/{identity}/cancel")
-    async def cancel(http: Request, identity: str) -> dict[str, Any]:
-        return endpoints.responses.cancel(http, identity)
 
 
 def add_message_routes(v1: APIRouter, endpoint: MessagesEndpoint) -> None:

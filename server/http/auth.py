@@ -1,13 +1,14 @@
 """API keys. A key's name is the principal, which owns sessions, datastores and stored responses.
 
-Promises that a request without a valid key is refused before its body is read, and that keys are compared in constant time
-and appear in no message.
+Promises that a request without a valid key is refused before its body is read and names itself nowhere, and that keys are
+compared in constant time and appear in no message.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping
 
 from starlette.datastructures import Headers
@@ -22,23 +23,33 @@ ANYONE = "anyone"
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/"})
 # A browser sends no key with requests for the playground's files, and they contain nothing of the server.
 OPEN_PREFIX = "/page/"
+# Reading them needs no key; nothing else does.
+OPEN_METHODS = ("GET", "HEAD")
+# Ids of this form are safe to log and to send back.
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class Authenticator:
-    """ASGI middleware: sets `request.state.principal`, or answers with a 401. Lets requests for open paths pass."""
+    """ASGI middleware: sets `request.state.principal`, or answers with a 401. Lets requests for open paths pass.
+
+    A client with a valid key may name its request by `x-request-id`.
+    """
 
     def __init__(self, app: ASGIApp, keys: Mapping[str, ApiKey]) -> None:
         self._app = app
         self._digests = {name: digest(key.key.get_secret_value()) for name, key in keys.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not is_open(scope["path"]):
+        if scope["type"] == "http" and not is_open(scope["method"], scope["path"]):
             try:
                 headers = Headers(scope=scope)
                 principal = self.principal(headers.get("authorization"), headers.get("x-api-key"))
             except APIError as error:
                 return await error.response(scope)(scope, receive, send)
-            scope.setdefault("state", {})["principal"] = principal
+            state = scope.setdefault("state", {})
+            state["principal"] = principal
+            if REQUEST_ID.fullmatch(request_id := headers.get("x-request-id", "")):
+                state["request_id"] = request_id
         await self._app(scope, receive, send)
 
     def principal(self, header: str | None, api_key: str | None = None) -> str:
@@ -56,9 +67,9 @@ class Authenticator:
         return matches[0]
 
 
-def is_open(path: str) -> bool:
-    """Whether a path needs no key."""
-    return path in OPEN_PATHS or path.startswith(OPEN_PREFIX)
+def is_open(method: str, path: str) -> bool:
+    """Whether a request needs no key."""
+    return method in OPEN_METHODS and (path in OPEN_PATHS or path.startswith(OPEN_PREFIX))
 
 
 def key_digest(header: str | None, api_key: str | None = None) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 import uuid
 from typing import Any
@@ -17,8 +16,6 @@ from outrider.server.http.errors import ANTHROPIC_PATHS, APIError
 from outrider.server.settings import Logging
 from outrider.server.telemetry.metrics import Metrics
 
-# Ids of this form are safe to log and to send back.
-REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 # A body must arrive at least this fast.
 MIN_BYTES_PER_SECOND = 1 << 14
 # These paths are polled every few seconds, so they are logged at level debug only.
@@ -116,7 +113,7 @@ class BodyLimit:
 
 
 class ResponseHeaders:
-    """Adds `x-request-id` (the client's if it is safe, else a new one) and `openai-processing-ms` to every response.
+    """Adds `x-request-id` (a new one, unless `Authenticator` takes the client's) and `openai-processing-ms` to every response.
 
     On the paths of Anthropic's API, `request-id` has the same value.
     """
@@ -128,12 +125,12 @@ class ResponseHeaders:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         started = time.monotonic()
-        requested = dict(scope["headers"]).get(b"x-request-id", b"")
-        request_id = requested if REQUEST_ID.fullmatch(requested) else f"req_{uuid.uuid4().hex}".encode()
-        scope.setdefault("state", {})["request_id"] = request_id.decode()
+        state = scope.setdefault("state", {})
+        state["request_id"] = f"req_{uuid.uuid4().hex}"
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
+                request_id = state["request_id"].encode()
                 milliseconds = str(round(1e3 * (time.monotonic() - started))).encode()
                 added = [(b"x-request-id", request_id), (b"openai-processing-ms", milliseconds)]
                 if scope["path"] in ANTHROPIC_PATHS:

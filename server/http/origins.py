@@ -2,7 +2,8 @@
 
 Any page that is open in a browser on this machine can send requests to the server. The browser hides the responses, unless the
 page has rebound its own host name to the server's address (DNS rebinding); such a request names a foreign host. Requests from a
-foreign origin are refused as well, because browsers send simple ones without a preflight.
+foreign origin are refused as well, because browsers send simple ones without a preflight. The request for a picture or a script
+has no origin, but browsers mark it by `Sec-Fetch-Site`. From a foreign page, it may read what needs no key, as a link may.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from collections.abc import Collection
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from outrider.server.http.auth import is_open
 from outrider.server.http.errors import APIError
 from outrider.server.settings import Server
 
 ANY = "*"
+# Where a request comes from that no foreign page has sent: the server's own page, or the user.
+OWN_SITES = ("same-origin", "none")
 
 
 class OriginGuard:
@@ -34,19 +38,23 @@ class OriginGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            error = self.error(Headers(scope=scope))
+            error = self.error(Headers(scope=scope), is_open(scope["method"], scope["path"]))
             if error is not None:
                 return await error.response(scope)(scope, receive, send)
         await self._app(scope, receive, send)
 
-    def error(self, headers: Headers) -> APIError | None:
-        """The error response to a request with these headers; None if they are allowed."""
+    def error(self, headers: Headers, is_open: bool = False) -> APIError | None:
+        """The error response to a request with these headers; None if they are allowed. `is_open`: it needs no key."""
         hosts = headers.getlist("host")
         if not all(self._is_allowed(host) for host in hosts):
             message = "This host name is not allowed; use an IP address, or add the name to server.allowed_hosts."
             return APIError(421, message, code="host_not_allowed")
         own = [host for host in hosts if host]
-        if not all(self._is_known(origin) or origin.partition("://")[2] in own for origin in headers.getlist("origin")):
+        origins = headers.getlist("origin")
+        is_foreign = not origins and any(site not in OWN_SITES for site in headers.getlist("sec-fetch-site"))
+        if (is_foreign and not is_open and ANY not in self._origins) or not all(
+            self._is_known(origin) or origin.partition("://")[2] in own for origin in origins
+        ):
             message = "Requests from this web page's origin are not allowed; add the origin to server.cors_origins."
             return APIError(403, message, code="origin_not_allowed")
         return None

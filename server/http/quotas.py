@@ -1,4 +1,4 @@
-"""Quotas per API key: concurrent requests, and requests per minute. Each choice of each prompt counts as one request.
+"""Quotas per API key: concurrent requests, and requests per minute. Every method counts, and each choice of each prompt.
 
 Promises that a request beyond its key's quota is refused before its body is read.
 """
@@ -128,7 +128,7 @@ class HoldQuota:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal = scope.get("state", {}).get("principal")
-        if principal is None or scope["type"] != "http" or scope["method"] != "POST":
+        if principal is None or scope["type"] != "http":
             return await self._app(scope, receive, send)
         await self._quotas.admit(principal)
         held = True

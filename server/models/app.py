@@ -15,17 +15,19 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from outrider.server.app import add_middleware, new_fastapi
+from outrider.server.app import add_middleware, new_fastapi, new_store
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.http.exposition import MetricsPage, add_metrics_route
 from outrider.server.http.json_route import BodyPool
 from outrider.server.http.quotas import Quotas
 from outrider.server.models.catalog import Entry
 from outrider.server.models.dispatcher import Dispatcher
+from outrider.server.models.gate import Gate
 from outrider.server.models.loaded import Served, Shared, load
 from outrider.server.models.metrics import merged
 from outrider.server.models.pool import Model, Pool
 from outrider.server.openai.chat import MAX_MESSAGES
+from outrider.server.openai.responses.stored import new_router as new_responses_router
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import Metrics
 from outrider.verify.system_memory import free_bytes
@@ -37,7 +39,7 @@ def create_app(settings: Settings, entries: Iterable[Entry], on_start: Callable[
     grammars, bodies = GrammarChecker(settings.limits), BodyPool({"messages": MAX_MESSAGES})
     quotas = Quotas(settings.auth, metrics, lambda: seconds_per_request(pool))
     stack = contextlib.ExitStack()
-    shared = Shared(with_folder(settings, stack), grammars, bodies, quotas)
+    shared = Shared(with_folder(settings, stack), grammars, bodies, quotas, new_store(settings))
     pool = Pool(entries, partial(load, shared=shared), free_bytes, settings.models.idle_seconds)
 
     @asynccontextmanager
@@ -60,6 +62,7 @@ def create_app(settings: Settings, entries: Iterable[Entry], on_start: Callable[
     app.state.metrics_page = MetricsPage(settings, read_metrics)
     add_middleware(app, settings, metrics, quotas)
     add_model_routes(app, pool)
+    app.include_router(new_responses_router(shared.store))
     add_status_routes(app, pool)
     if settings.server.page:
         from outrider.server.page.routes import new_router  # a server without the page does not load it
@@ -67,7 +70,7 @@ def create_app(settings: Settings, entries: Iterable[Entry], on_start: Callable[
         app.include_router(new_router())
     if settings.metrics.port is None:
         add_metrics_route(app, app.state.metrics_page)
-    app.mount("", Dispatcher(pool, bodies))
+    app.mount("", Dispatcher(pool, bodies, Gate(settings, bodies)))
     return app
 
 

@@ -1,4 +1,4 @@
-"""Passes each request to the model that it names, which is loaded first. A stream has comments while it waits for that."""
+"""Passes each valid request to the model that it names, which is loaded first. Meanwhile, a stream has comments."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from outrider.server.http.errors import ANTHROPIC_PATHS, APIError, from_engine
 from outrider.server.http.json_body import InvalidJSON, decode
 from outrider.server.http.json_route import INLINE_BYTES, BodyPool, turn_of
 from outrider.server.http.sse import HEADERS
+from outrider.server.models.gate import Gate
 from outrider.server.models.loaded import Served
 from outrider.server.models.pool import DOES, Model, Pool
 
@@ -50,17 +51,22 @@ class Named(msgspec.Struct):
 class Dispatcher:
     """An ASGI application."""
 
-    def __init__(self, pool: Pool[Served], bodies: BodyPool) -> None:
-        self._pool, self._bodies = pool, bodies
+    def __init__(self, pool: Pool[Served], bodies: BodyPool, gate: Gate) -> None:
+        self._pool, self._bodies, self._gate = pool, bodies, gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = ENCODER_PATHS.get(scope["path"])
+        if not self._gate.has_route(scope, kind):
+            await self._gate.admits(scope, receive, send, kind)
+            return
         data = await read(receive)
         named = await self._named(scope, data)
         query = parse_qs(scope["query_string"].decode("latin-1")).get("model", [None])[0]
-        kind = ENCODER_PATHS.get(scope["path"])
         model = self._pool.find(named.model if isinstance(named.model, str) else query, kind)
         if model.is_known:
             check_kind(model, kind)
+        if model.loaded is None and not await self._gate.admits(scope, replay(data, receive), send, kind):
+            return
         replayed = replay(data, receive)
         if named.stream is True and model.loaded is None and kind is None:
             return await self._stream(model, scope, replayed, send)

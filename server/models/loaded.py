@@ -22,6 +22,7 @@ from outrider.server.http.json_route import BodyPool
 from outrider.server.http.quotas import QuotaKeeper
 from outrider.server.models.catalog import Entry
 from outrider.server.models.pool import Loaded
+from outrider.server.openai.responses.store import ResponseStore
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import EncoderMetrics, Metrics
 from outrider.verify.errors import ModelError
@@ -36,6 +37,7 @@ class Shared:
     grammars: GrammarChecker
     bodies: BodyPool
     quotas: QuotaKeeper
+    store: ResponseStore  # of responses, which any model may continue
 
 
 class Served(Loaded, Protocol):
@@ -171,7 +173,7 @@ async def load_model(entry: Entry, shared: Shared) -> LoadedModel:
     metrics = Metrics(coarse=settings.server.coalesce_ms > 0)
     engine, app = Engine(settings, metrics), new_fastapi(shared.bodies)
     corpora = new_corpora(settings, tokenizer, engine, metrics)
-    endpoints = create_endpoints(settings, tokenizer, engine, shared.grammars, metrics, shared.quotas, corpora)
+    endpoints = create_endpoints(settings, tokenizer, engine, shared.grammars, metrics, shared.quotas, corpora, shared.store)
     add_routes(app, endpoints, corpora)
     loaded = LoadedModel(app, engine, endpoints, metrics.registry, corpora)
     await engine.start(lambda _: None)  # `wait_started` raises what it would say

@@ -22,7 +22,8 @@ from outrider.server.chat.tools.lark_pattern import escape, lark_pattern, tokeni
 from outrider.server.chat.tools.python_calls import INSIDE, OUTSIDE
 from outrider.server.chat.tools.source import DIGITS, NAME, QUOTED, SCALAR, SPACE, STRUCTURE
 from outrider.server.http import ignored
-from outrider.server.http.middleware import REQUEST_ID
+from outrider.server.http.auth import REQUEST_ID
+from outrider.server.http.protocol import HOST
 from outrider.server.openai.tools.custom_input import CHARACTERS, ESCAPE, OPENING, SURROGATES
 from outrider.server.telemetry.logs import CONTROLS
 
@@ -84,7 +85,8 @@ USES: list[tuple[str, Use, str, str, str]] = [
         for part in ("\\u", "\\", "a")
     ),
     ("outrider.server.openai.tools.custom_input", SURROGATES.search, "", "a", ""),
-    ("outrider.server.http.middleware", lambda text: REQUEST_ID.fullmatch(text.encode()), "", "a", "!"),
+    ("outrider.server.http.auth", REQUEST_ID.fullmatch, "", "a", "!"),
+    ("outrider.server.http.protocol", lambda text: HOST.fullmatch(text.encode()), "", "a", "/"),
     ("outrider.server.telemetry.logs", lambda text: CONTROLS.sub("", text), "", "\n", ""),
 ]
 # Patterns that no client's text meets, or only as alternatives of literals.

@@ -24,7 +24,7 @@ KEY_BYTES = 64 << 20
 class StoredResponse:
     """A finished response, and the conversation up to and including it.
 
-    Kept as JSON, which takes a fraction of the objects' memory and has a known size.
+    Kept as JSON, which takes a fraction of the objects' memory, has a known size, and is what a client gets.
     """
 
     def __init__(self, principal: str, response: dict[str, Any], messages: Sequence[Message], session: str) -> None:
@@ -32,22 +32,14 @@ class StoredResponse:
         self.id: str = response["id"]
         self.principal = principal
         self.session = session
-        self._response = msgspec.json.encode(response)
+        self.content = msgspec.json.encode(response)
         self._messages = MESSAGES.dump_json(list(messages), exclude_none=True)
-        self.item_ids: tuple[str, ...] = tuple(item["id"] for item in response.get("output", ()))
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self._response) + len(self._messages)
-
-    @property
-    def response(self) -> dict[str, Any]:
-        """The response object."""
-        return msgspec.json.decode(self._response, type=dict[str, Any])
+        self.items: dict[str, bytes] = {item["id"]: msgspec.json.encode(item) for item in response.get("output", ())}
+        self.size_bytes = len(self.content) + len(self._messages) + sum(map(len, self.items.values()))
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation."""
+        """The conversation. Decoding it takes time by its size."""
         return MESSAGES.validate_json(self._messages)
 
 
@@ -61,12 +53,12 @@ class Shelf:
 
     def add(self, expires: float, stored: StoredResponse) -> None:
         self.entries[stored.id] = (expires, stored)
-        self.responses |= dict.fromkeys(stored.item_ids, stored.id)
+        self.responses |= dict.fromkeys(stored.items, stored.id)
         self.size_bytes += stored.size_bytes
 
     def remove(self, response_id: str) -> None:
         _, stored = self.entries.pop(response_id)
-        for item_id in stored.item_ids:
+        for item_id in stored.items:
             del self.responses[item_id]
         self.size_bytes -= stored.size_bytes
 
@@ -108,18 +100,16 @@ class ResponseStore:
             raise APIError(404, message, param, "response_not_found")
         return stored
 
-    def items(self, item_ids: Sequence[str], principal: str) -> dict[str, dict[str, Any]]:
-        """Output items of stored responses, by id. Raises APIError if one does not exist for `principal`."""
-        found: dict[str, dict[str, Any]] = {}
+    def items(self, item_ids: Sequence[str], principal: str) -> dict[str, bytes]:
+        """Output items of stored responses in JSON, by id. Raises APIError if one does not exist for `principal`."""
+        found: dict[str, bytes] = {}
         responses = self._shelves.get(principal, Shelf()).responses
         for item_id in item_ids:
             if item_id not in responses:
                 message = f"There is no item {item_id!r}; its response was not stored, or has expired or been evicted."
                 raise APIError(404, message, "input", "item_not_found")
-            if item_id not in found:
-                output = self.get(responses[item_id], principal, "input").response["output"]
-                found |= {item["id"]: item for item in output}
-        return {item_id: found[item_id] for item_id in item_ids}
+            found[item_id] = self.get(responses[item_id], principal, "input").items[item_id]
+        return found
 
     def delete(self, response_id: str, principal: str) -> None:
         """Deletes the response. Raises APIError if it does not exist for `principal`."""

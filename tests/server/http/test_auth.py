@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import cast
@@ -18,7 +19,7 @@ from outrider.server.datastore_builder import build_suffix
 from outrider.server.http.auth import ANYONE, OPEN_PATHS, Authenticator
 from outrider.server.http.errors import APIError
 from outrider.server.settings import SettingsError, load_settings
-from tests.server.fakes import FakeEngine, app_with
+from tests.server.fakes import FakeEngine, app_with, fetch
 from tests.servers import ALICE, BOB, PECULIAR, Served, wait_until
 
 
@@ -31,7 +32,7 @@ def authenticator(app: ASGIApp = principal_app, **keys: str) -> Authenticator:
     return Authenticator(app, load_settings(None, {"auth.keys": keys}).auth.keys)
 
 
-def send_head(app: ASGIApp, path: str, *headers: tuple[bytes, bytes]) -> list[Message]:
+def send_head(app: ASGIApp, path: str, *headers: tuple[bytes, bytes], method: str = "POST") -> list[Message]:
     """The response to a request whose body never arrives."""
     sent: list[Message] = []
 
@@ -41,7 +42,7 @@ def send_head(app: ASGIApp, path: str, *headers: tuple[bytes, bytes]) -> list[Me
     async def send(message: Message) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
+    scope = {"type": "http", "method": method, "path": path, "headers": list(headers)}
     asyncio.run(cast(Coroutine[None, None, None], app(scope, receive, send)))
     return sent
 
@@ -63,8 +64,35 @@ def test_the_principal_is_set_and_status_routes_need_no_key() -> None:
     guarded = authenticator(alice=ALICE, bob=BOB)
     assert send_head(guarded, "/v1/models", (b"authorization", f"Bearer {BOB}".encode()))[1]["body"] == b"bob"
     assert send_head(authenticator(), "/v1/models")[1]["body"] == ANYONE.encode()
-    for path in OPEN_PATHS:
-        assert send_head(guarded, path)[0]["status"] == 200
+    for path in (*OPEN_PATHS, "/page/x.js"):
+        for method in ("GET", "HEAD"):
+            assert send_head(guarded, path, method=method)[0]["status"] == 200
+        for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE"):
+            assert send_head(guarded, path, method=method)[0]["status"] == 401
+
+
+@pytest.mark.parametrize(
+    ("requested", "accepted"), [("my-id_7.x", True), ("a b", False), ("x" * 129, False), ("<script>", False), ("", False)]
+)
+@pytest.mark.parametrize(
+    ("path", "key", "known"),
+    [
+        ("/v1/models", f"Bearer {ALICE}", True),
+        ("/v1/models", "Bearer wrong", False),
+        ("/v1/models", "", False),
+        ("/health", "", False),
+        ("/health", f"Bearer {ALICE}", False),
+    ],
+)
+def test_only_a_known_client_names_its_request(
+    path: str, key: str, known: bool, requested: str, accepted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "outrider.requests")
+    app = app_with(FakeEngine("a"), auth__keys={"alice": ALICE})
+    found = fetch(app, "GET", path, headers={"x-request-id": requested, "Authorization": key}).headers["x-request-id"]
+    assert (found == requested) is (accepted and known) and (found == requested or found.startswith("req_"))
+    (logged,) = [record.__dict__["fields"] for record in caplog.records if record.name == "outrider.requests"]
+    assert logged["request_id"] == found
 
 
 def test_a_key_names_its_principal() -> None:

@@ -116,14 +116,9 @@ def test_a_client_that_waits_for_its_response_is_not_timed_out() -> None:
         runner.run(BodyLimit(app, limit_bytes=100, limit_seconds=30)({"type": "http", "headers": []}, receive, send))
 
 
-@pytest.mark.parametrize(
-    ("requested", "accepted"), [("my-id_7.x", True), ("a b", False), ("x" * 129, False), ("<script>", False), ("", False)]
-)
-def test_request_ids_are_kept_if_they_are_safe(requested: str, accepted: bool) -> None:
-    response = fetch(app_with(ResponseHeaders), headers={"x-request-id": requested})
-    found = response.headers["x-request-id"]
-    assert (found == requested) is accepted
-    assert accepted or found.startswith("req_")
+def test_a_response_has_an_id_and_its_time() -> None:
+    response = fetch(app_with(ResponseHeaders), headers={"x-request-id": "unknown-client"})
+    assert response.headers["x-request-id"].startswith("req_")
     assert int(response.headers["openai-processing-ms"]) >= 0
 
 

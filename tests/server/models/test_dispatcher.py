@@ -1,0 +1,132 @@
+"""What loads a model: valid requests only. The models are scripted; tests/integration/test_several_models.py has real ones."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from outrider import models
+from outrider.server.app import add_routes, create_endpoints, new_fastapi
+from outrider.server.engine.engine import Engine
+from outrider.server.models import app as module
+from outrider.server.models.catalog import Entry
+from outrider.server.models.loaded import LoadedModel, Shared, settings_of
+from outrider.server.settings import load_settings
+from outrider.server.telemetry.metrics import Metrics
+from tests.server.fakes import TOKENIZER, FakeEngine, fetch
+from tests.servers import ALICE, BOB
+
+KEYS = {"alice": ALICE, "bob": BOB}
+CHAT = {"model": "b", "messages": [{"role": "user", "content": "x"}]}
+
+
+class Several:
+    """A server of the models a and b, which counts how often one is loaded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self.loads: list[str] = []
+        monkeypatch.setattr(module, "load", self.load)
+        flags = {name.replace("__", "."): value for name, value in settings.items()}
+        entries = [
+            Entry(load_settings(None, {"model.path": str(models.TARGET), "model.name": name, **flags}), 1)
+            for name in ("a", "b")
+        ]
+        self.app: FastAPI = module.create_app(load_settings(None, flags), entries)
+
+    async def load(self, entry: Entry, shared: Shared) -> LoadedModel:
+        self.loads.append(entry.name)
+        metrics, engine, app = Metrics(), cast(Engine, FakeEngine("x")), new_fastapi(shared.bodies)
+        own = settings_of(entry, None)
+        endpoints = create_endpoints(own, TOKENIZER, engine, shared.grammars, metrics, shared.quotas, None, shared.store)
+        add_routes(app, endpoints, None)
+        return LoadedModel(app, engine, endpoints, metrics.registry, None)
+
+    def send(self, method: str, path: str, body: Any = None, key: str | None = None, **headers: str) -> httpx.Response:
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        if key is not None:
+            sent["Authorization"] = f"Bearer {key}"
+        return fetch(self.app, method, path, body, headers=sent)
+
+
+OPEN = ["/health", "/ready", "/version", "/metrics", "/", "/page/x", "/page/", "/page/../v1/chat/completions"]
+
+
+def test_nothing_without_a_key_loads_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Several(monkeypatch, auth__keys=KEYS, metrics__port=0)
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH", "HEAD", "GET"):
+        for path in OPEN:
+            answer = server.send(method, f"{path}?model=a", None if method in ("GET", "HEAD") else {"model": "b"})
+            expected = (200, 401, 404, 405) if method in ("GET", "HEAD") else (401,)
+            assert answer.status_code in expected, (method, path)
+    assert not server.loads
+
+
+INVALID: list[tuple[str, str, Any, int]] = [
+    ("GET", "/favicon.ico?model=a", None, 404),
+    ("POST", "/v1/nothing", CHAT, 404),
+    ("POST", "/v1/models", CHAT, 405),
+    ("POST", "/health", CHAT, 404),
+    ("GET", "/v1/chat/completions?model=b", None, 405),
+    ("DELETE", "/v1/chat/completions", CHAT, 405),
+    ("GET", "/v1/embeddings?model=b", None, 405),
+    ("GET", "/v1/responses/resp_x?model=b", None, 404),
+    ("DELETE", "/v1/responses/resp_x?model=b", None, 404),
+    ("POST", "/v1/responses/resp_x/cancel", CHAT, 404),
+    ("POST", "/v1/completions", {"model": "b", "prompt": 5}, 400),
+    ("POST", "/v1/completions", {"model": "b"}, 400),
+    ("POST", "/v1/chat/completions", CHAT | {"temperature": "hot"}, 400),
+    ("POST", "/v1/chat/completions", CHAT | {"stream": True, "messages": "x"}, 400),
+    ("POST", "/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": "x"}] * 9999}, 400),
+    ("POST", "/v1/messages", {"model": "b"}, 400),
+    ("POST", "/v1/chat/completions", CHAT | {"model": "c"}, 404),
+    ("POST", "/tokenize", [1], 400),
+]
+
+
+def test_requests_that_no_model_would_accept_load_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Several(monkeypatch)
+    for method, path, body, status in INVALID:
+        answer = server.send(method, path, body)
+        assert (answer.status_code, server.loads) == (status, []), (method, path, body, answer.text)
+        assert answer.json()["error"]["message"]
+
+
+def test_a_valid_request_loads_its_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Several(monkeypatch)
+    for _ in range(2):
+        answer = server.send("POST", "/v1/chat/completions", CHAT)
+        assert (answer.status_code, answer.json()["model"]) == (200, "b"), answer.text
+    assert server.send("POST", "/v1/chat/completions", CHAT | {"temperature": "hot"}).status_code == 400
+    large = CHAT | {"messages": [{"role": "user", "content": "x" * 100_000}], "model": "a"}
+    assert server.send("POST", "/v1/chat/completions", large).json()["error"]["code"] == "context_length_exceeded"
+    assert server.loads == ["b", "a"]
+
+
+def test_a_foreign_page_loads_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = "https://page.example"
+    server = Several(monkeypatch, server__cors_origins=[origin])
+    for site in ("cross-site", "same-site"):
+        for method, path in (("GET", "/v1/outrider/corpora?model=a"), ("POST", "/v1/chat/completions")):
+            answer = server.send(method, path, CHAT if method == "POST" else None, Sec_Fetch_Site=site)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_not_allowed")
+    assert not server.loads
+    assert server.send("GET", "/", Sec_Fetch_Site="cross-site").status_code == 200  # a link to the page
+    for headers in ({"Sec_Fetch_Site": "cross-site", "Origin": origin}, {"Sec_Fetch_Site": "same-origin"}):
+        assert server.send("POST", "/v1/chat/completions", CHAT, **headers).status_code == 200
+
+
+def test_stored_responses_are_found_whichever_model_wrote_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Several(monkeypatch, auth__keys=KEYS)
+    made = server.send("POST", "/v1/responses", {"model": "a", "input": "x"}, ALICE).json()
+    assert server.send("POST", "/v1/responses", {"model": "b", "input": "x"}, BOB).status_code == 200
+    path = f"/v1/responses/{made['id']}"
+    assert server.send("GET", path, None, ALICE).json() == made
+    assert server.send("GET", path, None, BOB).status_code == 404
+    further = {"model": "b", "input": "y", "previous_response_id": made["id"]}
+    assert server.send("POST", "/v1/responses", further, ALICE).status_code == 200
+    assert server.send("DELETE", path, None, BOB).status_code == 404
+    assert server.send("DELETE", path, None, ALICE).status_code == 200
+    assert server.send("GET", path, None, ALICE).status_code == 404
