@@ -126,9 +126,17 @@ class Relaxer:
                 self._drop(schema)
 
     def _drop(self, schema: dict[str, Any]) -> None:
-        """Drops keywords of a schema until it is accepted."""
-        types = types_of(schema, self._definitions)
+        """Drops keywords of a schema until it is accepted. Where the budget ends, the schema stays as it was."""
         given = dict(schema)
+        try:
+            self._keep_accepted(schema, given)
+        except Exhausted:
+            self._put(schema, given, given)
+            raise
+
+    def _keep_accepted(self, schema: dict[str, Any], given: dict[str, Any]) -> None:
+        """Replaces the content of a schema, which is `given`, by what of it is accepted."""
+        types = types_of(schema, self._definitions)
         kept: dict[str, Any] = {}
         for keyword in sorted(given, key=lambda each: ORDER.index(each) if each in ORDER else len(ORDER)):
             if any(other in given and other not in kept for other in NEEDS.get(keyword, ())):
