@@ -73,10 +73,12 @@ def start(*flags: str, program: str = "outrider.server.cli") -> tuple[subprocess
     command += ["--speculation.cost_folder", str(COST_FOLDER), "--scheduling.max_active", "4", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stderr is not None
-    line = process.stderr.readline()
-    found = re.search(r"http://\S+(?=/v1)", line)
-    assert found, line
-    return process, found[0]
+    written = list[str]()
+    for line in process.stderr:
+        if found := re.search(r"http://\S+(?=/v1)", line):
+            return process, found[0]
+        written.append(line)
+    raise AssertionError("".join(written))
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
