@@ -45,7 +45,7 @@ def test_an_answer() -> None:
 
 
 def test_a_stream_pings_while_it_waits() -> None:
-    response = post(FakeEngine(None, "Hel", None, "lo"), PATH, {**BODY, "stream": True})
+    response = post(FakeEngine(None, None, "Hel", None, "lo"), PATH, {**BODY, "stream": True})
     kinds = [each["type"] for each in events(response)]
     assert kinds == [
         *("message_start", "ping", "ping", "content_block_start", "content_block_delta", "ping", "content_block_delta"),
