@@ -26,7 +26,6 @@ class ModelNames:
     """The names under which the model and its adapters are served. Aliases may contain the wildcards `*`, `?` and `[...]`."""
 
     def __init__(self, model: Model) -> None:
-        self._is_named = model.is_named
         self._aliases, self._adapters, self.served_name = model.aliases, model.adapters, model.served_name
 
     @property
@@ -36,7 +35,7 @@ class ModelNames:
 
     def check(self, name: str) -> None:
         """Raises APIError if the model does not have this name."""
-        if self._is_named(name) or name in self._adapters:
+        if name == self.served_name or name in self._adapters:
             return
         if len(name) > MAX_NAME_CHARACTERS or not any(fnmatchcase(name, alias) for alias in self._aliases):
             message = f"The model {name!r} does not exist; this server serves {self.served_name!r}."

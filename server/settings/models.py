@@ -84,12 +84,7 @@ class Model(Section):
     @property
     def served_name(self) -> str:
         file = self.path.rstrip("/").rsplit("/", 1)[-1]
-        known = {str(models.TARGET): models.NAME}.get(self.path) or {smollm2.FILE: smollm2.NAME}.get(file)
-        return self.name or known or file.removesuffix(".gguf")
-
-    def is_named(self, name: str) -> bool:
-        """Whether the model is served under this name, or is a GGUF file of this name."""
-        return name in (self.served_name, self.path.rsplit("/", 1)[-1])
+        return self.name or {str(models.TARGET): models.NAME}.get(self.path) or {smollm2.FILE: smollm2.NAME}.get(file, file)
 
 
 class Models(Section):
