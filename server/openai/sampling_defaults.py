@@ -17,6 +17,7 @@ from transformers.utils import cached_file
 
 from outrider.server.openai.fields import NO_DEFAULTS, SamplingFields
 from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF
+from outrider.verify.hub import hub_errors
 
 FILE = "generation_config.json"
 log = logging.getLogger("outrider")
@@ -29,7 +30,7 @@ def load_sampling_defaults(path: str, revision: str = DEFAULT_REVISION) -> Sampl
     """
     try:
         given = read(path, revision)
-    except (OSError, ValueError, RecursionError) as error:
+    except hub_errors(RecursionError) as error:
         log.warning("%s is not used, because it cannot be read: %s", FILE, error)
         return NO_DEFAULTS
     try:
@@ -46,7 +47,7 @@ def load_sampling_defaults(path: str, revision: str = DEFAULT_REVISION) -> Sampl
 
 
 def read(path: str, revision: str) -> dict[str, Any]:
-    """The content of the model's file; empty if there is none. Raises OSError, ValueError and RecursionError."""
+    """The content of the model's file; empty if there is none. Raises RecursionError, and one of `hub_errors`."""
     if path.endswith(GGUF):
         return {}  # these files hold no defaults
     file = cached_file(path, FILE, revision=revision, _raise_exceptions_for_missing_entries=False)
