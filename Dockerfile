@@ -68,6 +68,6 @@ WORKDIR /var/lib/outrider
 USER 10001:10001
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
-    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen(f\"http://127.0.0.1:{os.environ.get('OUTRIDER_SERVER__PORT', 8000)}/health\", timeout=4)"]
+    CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/${OUTRIDER_SERVER__PORT:-8000} && printf 'GET /health HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\nConnection: close\\r\\n\\r\\n' >&3 && read -r -t 4 _ status _ <&3 && [ \"$status\" = 200 ]"]
 ENTRYPOINT ["outrider"]
 CMD ["serve", "--config", "/etc/outrider/embedded.yaml"]

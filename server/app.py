@@ -32,7 +32,7 @@ from outrider.server.http import errors
 from outrider.server.http.auth import Authenticator
 from outrider.server.http.exposition import MetricsPage, add_metrics_route
 from outrider.server.http.json_route import BodyPool, JSONRoute
-from outrider.server.http.middleware import BodyLimit, CountRequests, LogRequests, ResponseHeaders
+from outrider.server.http.middleware import BodyLimit, CountRequests, HeadRequests, LogRequests, ResponseHeaders
 from outrider.server.http.origins import OriginGuard
 from outrider.server.http.quotas import HoldQuota, QuotaKeeper, Quotas
 from outrider.server.http.sse import cancel_on_disconnect
@@ -214,6 +214,7 @@ def new_store(settings: Settings) -> ResponseStore:
 
 def add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, quotas: QuotaKeeper) -> None:
     """Adds the middleware; the last one added is the outermost. Call it after the error handlers are installed."""
+    app.add_middleware(HeadRequests)
     app.add_middleware(BodyLimit, limit_bytes=settings.limits.body_bytes, limit_seconds=settings.server.read_seconds)
     app.add_middleware(HoldQuota, quotas=quotas)
     app.add_middleware(Authenticator, keys=settings.auth.keys)
@@ -308,6 +309,7 @@ def add_status_routes(app: FastAPI, engine: EngineLike) -> None:
     """/health, /ready and /version, which need no key."""
 
     @app.get("/health")
+    @app.get("/v1/health", include_in_schema=False)  # llama-server's
     async def health() -> Response:
         if engine.failure is None:
             return JSONResponse({"status": "ok"})

@@ -33,6 +33,8 @@ def pull(name: Name, revision: Annotated[str, typer.Option(help="Branch, tag or 
     """Download a model, so that it starts without a network."""
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
+    from outrider.verify.hub import hub_errors, reason
+
     repository, file = split(name)
     try:
         if file:
@@ -42,9 +44,8 @@ def pull(name: Name, revision: Annotated[str, typer.Option(help="Branch, tag or 
             kept = next((kind for kind in WEIGHTS if any(each.endswith(kind) for each in files)), "")
             ignored = [*OTHER_FORMATS, *(f"*{kind}" for kind in WEIGHTS if kind != kept)]
             place = snapshot_download(repository, revision=revision, ignore_patterns=ignored)
-    except (OSError, ValueError) as error:  # the hub's own errors are of these kinds
-        reason = " ".join(str(error).split())
-        raise fail(f"{name} cannot be downloaded: {reason[:300]}") from None
+    except hub_errors() as error:
+        raise fail(f"{name} cannot be downloaded: {reason(error)}") from None
     print(f"{name} is in {place}; serve it with: outrider serve --model {name}")
 
 
@@ -95,8 +96,13 @@ def remove(name: Annotated[str, typer.Argument(help="Hugging Face id, as `outrid
     ]
     if not revisions:
         raise fail(f"The hub's cache has no model {name}; outrider list shows those that it has.")
-    deletion = found.delete_revisions(*revisions)
-    deletion.execute()
+    from outrider.verify.hub import hub_errors, reason
+
+    try:
+        deletion = found.delete_revisions(*revisions)
+        deletion.execute()
+    except hub_errors() as error:
+        raise fail(f"{name} cannot be removed: {reason(error)}") from None
     print(f"Removed {name}: {decimal(deletion.expected_freed_size)}.")
 
 
@@ -105,5 +111,10 @@ def cache() -> HFCacheInfo:
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # the scan wants a folder
-    return scan_cache_dir()
+    from outrider.verify.hub import hub_errors, reason
+
+    try:
+        Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # the scan wants a folder
+        return scan_cache_dir()
+    except hub_errors() as error:
+        raise fail(f"The hub's cache {HF_HUB_CACHE} cannot be read: {reason(error)}") from None

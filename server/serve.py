@@ -14,7 +14,10 @@ from outrider.server.imports import frozen_imports, hide_torch
 from outrider.server.models.catalog import find_models
 from outrider.server.settings import Settings, SettingsError, is_loopback
 from outrider.server.telemetry.logs import configure
+from outrider.verify.checkpoint import MTP, locate
 from outrider.verify.errors import ModelError
+from outrider.verify.gguf.metadata import read_metadata
+from outrider.verify.hub import check_reachable, model_file
 
 # The kernel would hold megabytes of a stream whose client has stopped reading, so that the server noticed it too late.
 UNSENT_BYTES = 1 << 16
@@ -68,7 +71,17 @@ def check_address(settings: Settings) -> None:
 
 
 def check_model(settings: Settings) -> None:
-    """Raises SettingsError if the model is known to be an encoder."""
+    """Looks at the models before anything heavy is imported. Raises SettingsError if the model is known to be an encoder.
+
+    Raises ModelError if a model is not there, is no complete GGUF file, or cannot be downloaded.
+    """
+    draft = settings.draft_model
+    for path, revision in ((settings.model.path, settings.model.revision), (draft.path, draft.revision)):
+        if path is not None and path != MTP:
+            location = locate(path, revision)
+            check_reachable(location.source, location.gguf, revision)
+            if location.gguf is not None:
+                read_metadata(str(model_file(location.source, location.gguf, revision)))
     if kind_of(settings.model.path, settings.model.revision, download=False) is not None:
         raise SettingsError(f"{settings.model.path} is an encoder and writes no text; serve it with --models.paths instead.")
 

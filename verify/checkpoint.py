@@ -13,6 +13,8 @@ from outrider.verify.gguf.metadata import read_metadata
 
 DEFAULT_REVISION = "main"
 GGUF = ".gguf"
+# As the path of a draft model, this names the multi-token prediction layer in the target's own checkpoint.
+MTP = "mtp"
 # Weights below this size are those of a small model.
 SMALL_MODEL_BYTES = 64_000_000
 # Maps each quantization_config.quant_method to the packages it needs: what pip installs, by the name that Python imports.

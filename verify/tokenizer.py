@@ -8,13 +8,13 @@ import json
 from typing import Any, cast
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils import cached_file
 
 from outrider.verify.checkpoint import DEFAULT_REVISION, locate
 from outrider.verify.errors import ModelError, first_sentence
 from outrider.verify.gguf import llama_package
 from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.gguf.tokenizer import UnknownTokenizer, Vocabulary, build_tokenizer
+from outrider.verify.hub import hub_errors, model_file
 from outrider.verify.turns import tokens_after_answer, tokens_within_answer
 
 
@@ -23,15 +23,16 @@ def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = D
     location = locate(path, revision)
     try:
         if location.gguf is not None:
-            file = cached_file(location.source, location.gguf, revision=revision)
-            return gguf_tokenizer(str(file), path)
+            return gguf_tokenizer(str(model_file(location.source, location.gguf, revision)), path)
         tokenizer = AutoTokenizer.from_pretrained(
             location.source,
             trust_remote_code=trust_remote_code,
             revision=revision,
             mistral_format=False,  # mistral-common's own class, if installed, has neither chat templates nor added tokens
         )
-    except (OSError, ValueError, ImportError) as error:
+    except ModelError:
+        raise
+    except hub_errors(ImportError) as error:
         raise ModelError(f"No tokenizer at {path!r}: {first_sentence(error)}") from None
     tokenizer.clean_up_tokenization_spaces = False  # some models' files ask for it, but it changes code, such as `a ? b`
     return cast(PreTrainedTokenizerBase, tokenizer)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from outrider.verify.hub import hub_errors
+
 Kind = Literal["embeddings", "rerank"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # The configuration of sentence-transformers, its list of modules, and that of transformers.
@@ -43,12 +45,12 @@ def read(path: str, revision: str, name: str, download: bool) -> Any:
     try:
         file = folder / name if folder.exists() else hub_file(path, revision, name, download)
         return None if file is None else json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):  # the hub's errors are OSError or ValueError
+    except hub_errors(RecursionError):
         return None
 
 
 def hub_file(path: str, revision: str, name: str, download: bool) -> Path | None:
-    """A file of a Hugging Face id. Raises OSError or ValueError."""
+    """A file of a Hugging Face id. Raises one of `hub_errors`."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache  # takes 0.2 s, which a local model need not wait for
 
     found = (hf_hub_download if download else try_to_load_from_cache)(path, name, revision=revision)

@@ -45,6 +45,15 @@ ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     529: "overloaded_error",
 }
+# Endpoints of llama-server and Ollama that clients try, and what they can use here.
+INSTEAD = {
+    "/completion": "/v1/completions",
+    "/props": "/v1/models, which has the context's length as meta.n_ctx",
+    "/slots": "/metrics",
+    "/api/tags": "/v1/models",
+    "/api/chat": "/v1/chat/completions",
+    "/api/generate": "/v1/completions",
+}
 # Responses with these statuses may leave the rest of the body unread, so the connection closes.
 BODY_UNREAD = (401, 403, 408, 413, 421, 431)
 
@@ -208,8 +217,9 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        instead = INSTEAD.get(request.url.path)
         messages = {
-            404: f"There is no endpoint {request.method} {request.url.path}.",
+            404: f"There is no endpoint {request.method} {request.url.path}{f'; use {instead}' if instead else ''}.",
             405: f"{request.url.path} does not support {request.method}.",
         }
         message = messages.get(error.status_code, str(error.detail))

@@ -112,6 +112,26 @@ class BodyLimit:
         return APIError(413, f"The body is larger than {self._limit_bytes} bytes; send less.", code="body_too_large")
 
 
+class HeadRequests:
+    """Answers HEAD where GET is: with the same status and headers, and without a body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            return await self._app(scope, receive, send)
+
+        async def without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        inner = {**scope, "method": "GET"}
+        try:
+            await self._app(inner, receive, without_body)
+        finally:
+            scope.update({name: inner[name] for name in ("route", "endpoint") if name in inner})  # for metrics and logs
+
+
 class ResponseHeaders:
     """Adds `x-request-id` (a new one, unless `Authenticator` takes the client's) and `openai-processing-ms` to every response.
 

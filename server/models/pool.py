@@ -120,7 +120,11 @@ class Pool(Generic[L]):
             return self.models[name]
         for model in self.models.values():
             own = model.entry.settings.model
-            if name in own.adapters or (len(name) <= NAME_CHARACTERS and any(fnmatchcase(name, each) for each in own.aliases)):
+            if (
+                own.is_named(name)
+                or name in own.adapters
+                or (len(name) <= NAME_CHARACTERS and any(fnmatchcase(name, each) for each in own.aliases))
+            ):
                 return model
         names = ", ".join(self.models)
         message = f"The model {shortened(name, NAME_CHARACTERS)!r} does not exist; this server has {names}."

@@ -26,7 +26,8 @@ class ModelNames:
     """The names under which the model and its adapters are served. Aliases may contain the wildcards `*`, `?` and `[...]`."""
 
     def __init__(self, model: Model) -> None:
-        self._aliases, self._adapters, self.served_name = model.aliases, model.adapters, model.served_name
+        self._model, self._aliases, self._adapters = model, model.aliases, model.adapters
+        self.served_name = model.served_name
 
     @property
     def listed(self) -> list[str]:
@@ -35,7 +36,7 @@ class ModelNames:
 
     def check(self, name: str) -> None:
         """Raises APIError if the model does not have this name."""
-        if name == self.served_name or name in self._adapters:
+        if self._model.is_named(name) or name in self._adapters:
             return
         if len(name) > MAX_NAME_CHARACTERS or not any(fnmatchcase(name, alias) for alias in self._aliases):
             message = f"The model {name!r} does not exist; this server serves {self.served_name!r}."
@@ -50,16 +51,20 @@ class ModelNames:
 
 
 class TokenizeBody(Body):
-    """POST /tokenize: text, or messages."""
+    """POST /tokenize: text, or messages. llama-server names the text `content`, and adds no special tokens unless asked to."""
 
     model: str | None = None
     prompt: str | None = None
+    content: str | None = None
+    add_special: bool | None = None
     messages: Messages | None = None
 
     @model_validator(mode="after")
-    def _prompt_or_messages(self) -> TokenizeBody:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either 'prompt' or 'messages'")
+    def _one_text(self) -> TokenizeBody:
+        if sum(each is not None for each in (self.prompt, self.content, self.messages)) != 1:
+            raise ValueError("give one of 'prompt', 'messages' and 'content'")
+        if self.add_special is not None and self.content is None:
+            raise ValueError("'add_special' belongs to 'content'")
         return self
 
 
@@ -135,8 +140,10 @@ class ModelEndpoint:
         if body.messages is not None:
             messages = with_model_ids([message.rendered() for message in body.messages])
             tokens = await self._prompts.chat(principal, messages, TemplateOptions(), context_tokens)
+        elif body.content is not None and not body.add_special:
+            tokens = await self._prompts.plain(principal, body.content, context_tokens, "content")
         else:
-            tokens = await self._prompts.text(principal, body.prompt or "", context_tokens)
+            tokens = await self._prompts.text(principal, body.content or body.prompt or "", context_tokens)
         return {"tokens": tokens, "count": len(tokens), "max_model_len": context_tokens}
 
     async def detokenize(self, http: Request, body: DetokenizeBody) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from transformers.utils import cached_file
 from outrider.server.openai.fields import LLAMA_SERVER_DEFAULTS, NO_DEFAULTS, SamplingFields, first_given
 from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF, locate
 from outrider.verify.gguf.metadata import read_entries
+from outrider.verify.hub import hub_errors
 
 FILE, GGUF_FILE = "generation_config.json", "the GGUF file"
 # A GGUF file's names of the parameters, and their prefix.
@@ -56,7 +57,7 @@ def read_valid(path: str, revision: str, name: str) -> SamplingFields:
     """The valid parameters that the model's file with this name in messages gives. Warns of the others."""
     try:
         given = read_gguf(path, revision) if path.endswith(GGUF) else read(path, revision)
-    except (OSError, ValueError, RecursionError) as error:
+    except hub_errors(RecursionError) as error:
         log.warning("%s is not used, because it cannot be read: %s", name, error)
         return NO_DEFAULTS
     try:
@@ -69,7 +70,7 @@ def read_valid(path: str, revision: str, name: str) -> SamplingFields:
 
 
 def read(path: str, revision: str) -> dict[str, Any]:
-    """The content of the model's file; empty if there is none. Raises OSError, ValueError and RecursionError."""
+    """The content of the model's file; empty if there is none. Raises RecursionError, and one of `hub_errors`."""
     file = cached_file(path, FILE, revision=revision, _raise_exceptions_for_missing_entries=False)
     given = {} if file is None else json.loads(Path(file).read_bytes())
     if not isinstance(given, dict):

@@ -16,7 +16,9 @@ class Server(Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free port.")
-    keep_alive_seconds: float = Field(15.0, gt=0, description="Interval of SSE keep-alive comments on a stream without other bytes.")
+    keep_alive_seconds: float = Field(
+        15.0, gt=0, description="Interval of SSE keep-alive comments on a stream without other bytes."
+    )
     coalesce_ms: int = Field(
         0,
         ge=0,

@@ -13,7 +13,7 @@ from outrider.server.settings.devices import Devices, KVDtype, Quantize
 from outrider.server.settings.model_path import ModelPath
 from outrider.server.settings.section import Section
 from outrider.server.settings.tool_formats import ToolFormat
-from outrider.verify.checkpoint import DEFAULT_REVISION
+from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF
 
 
 class Model(Section):
@@ -83,8 +83,18 @@ class Model(Section):
 
     @property
     def served_name(self) -> str:
-        file = self.path.rstrip("/").rsplit("/", 1)[-1]
-        return self.name or {str(models.TARGET): models.NAME}.get(self.path) or {smollm2.FILE: smollm2.NAME}.get(file, file)
+        """The model's name in the API."""
+        file = self.path.rstrip("/").rsplit("/", 1)[-1].removesuffix(GGUF)
+        return (
+            self.name
+            or {str(models.TARGET): models.NAME}.get(self.path)
+            or {smollm2.FILE.removesuffix(GGUF): smollm2.NAME}.get(file, file)
+        )
+
+    def is_named(self, name: str) -> bool:
+        """Whether this is the served name; the name of a GGUF file may have its ending."""
+        is_file = self.name is None and self.path.endswith(GGUF)
+        return name == self.served_name or (is_file and name == self.served_name + GGUF)
 
 
 class Models(Section):

@@ -60,5 +60,8 @@ def configure(settings: Logging) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if settings.format == "json" else HumanFormatter())
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
+    hub = logging.getLogger("huggingface_hub")  # would print its lines itself, too
+    hub.handlers.clear()
+    hub.addHandler = lambda hdlr: None  # type: ignore[method-assign]
     for noisy in ("httpx", "httpx2", "httpcore", "httpcore2", "urllib3", "filelock"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

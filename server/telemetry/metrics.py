@@ -19,6 +19,8 @@ LATENCY_BUCKETS = (
     *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03),
     *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
+# A long prompt on a CPU takes minutes.
+REQUEST_BUCKETS = (*LATENCY_BUCKETS, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0)
 PHASE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0003, *LATENCY_BUCKETS)
 TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64, 128)
 # The reasons for which a request is refused or ended early.
@@ -41,6 +43,9 @@ class _Factory:
     def latency(self, name: str, text: str) -> Histogram:
         return self.histogram(name, text, LATENCY_BUCKETS)
 
+    def waiting(self, name: str, text: str) -> Histogram:
+        return self.histogram(name, text, REQUEST_BUCKETS)
+
     def counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"outrider_{name}", text, labels, registry=self.registry)
 
@@ -60,10 +65,10 @@ class Metrics:
         self._snapshot, self._snapshot_time = b"", -math.inf
         new = _Factory(CollectorRegistry())
         self.registry = new.registry
-        self.time_to_first_token = new.latency("time_to_first_token_seconds", "From the request's arrival to its first token.")
+        self.time_to_first_token = new.waiting("time_to_first_token_seconds", "From the request's arrival to its first token.")
         self.inter_token_latency = new.latency("inter_token_latency_seconds", "Time between tokens of an answer, per token.")
-        self.request_duration = new.latency("request_duration_seconds", "From the request's arrival to its last token.")
-        self.queue = new.latency("queue_seconds", "From the request's arrival to its start in the worker.")
+        self.request_duration = new.waiting("request_duration_seconds", "From the request's arrival to its last token.")
+        self.queue = new.waiting("queue_seconds", "From the request's arrival to its start in the worker.")
         self.step = new.histogram("step_seconds", "One decoding step, by phase.", PHASE_BUCKETS, "phase")
         self._draft, self._verify, self._commit = (self.step.labels(phase) for phase in ("draft", "verify", "commit"))
         self.tokens_per_step = new.histogram("tokens_per_step", "Tokens emitted per target forward.", TOKEN_BUCKETS)

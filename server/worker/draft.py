@@ -5,9 +5,10 @@ from __future__ import annotations
 from transformers import PreTrainedTokenizerBase
 
 from outrider.server.settings import Settings
+from outrider.verify.checkpoint import MTP
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.heads.draft import HeadRunner
-from outrider.verify.heads.loading import MTP, load_head
+from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.model import HeadModel
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import load_weights

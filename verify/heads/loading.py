@@ -11,16 +11,15 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, PreTrainedConfig
 from transformers.utils import cached_file
 
-from outrider.verify.checkpoint import DEFAULT_REVISION, locate
+from outrider.verify.checkpoint import DEFAULT_REVISION, MTP, locate
 from outrider.verify.errors import ModelError, first_sentence
 from outrider.verify.heads.model import HeadModel
 from outrider.verify.heads.networks import Eagle3Head, EagleHead, Head, MtpHead
+from outrider.verify.hub import hub_errors
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 
-# As a path, this names the layer in the target's own checkpoint.
-MTP = "mtp"
 FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -170,7 +169,7 @@ def load_mtp(target: TorchRunner, revision: str) -> Head:
         snapshot = cached_file(path, "config.json", revision=revision)
         model.config.name_or_path = str(Path(str(snapshot)).parent)
         found = MtpModel.from_pretrained(model)
-    except (ImportError, OSError, TypeError, ValueError, RuntimeError, KeyError) as error:
+    except hub_errors(ImportError, TypeError, RuntimeError, KeyError) as error:
         raise ModelError(
             f"No multi-token prediction layer of {path!r} can be loaded ({first_sentence(error)});"
             " set draft_model.path to an EAGLE head or a draft model, or leave it unset."

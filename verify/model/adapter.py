@@ -20,6 +20,7 @@ from safetensors.torch import load
 from transformers.utils import cached_file
 
 from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.hub import hub_errors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NAME = re.compile(r"\blayers\.(\d+)\.(?:self_attn|mlp)\.(\w+)_proj\.lora_([AB])\.weight$")
@@ -72,7 +73,7 @@ def read_adapter(path: str) -> AdapterWeights:
     try:
         config_bytes, data = (Path(str(cached_file(path, name))).read_bytes() for name in (CONFIG, WEIGHTS))
         config, tensors = json.loads(config_bytes), load(data)
-    except (OSError, ValueError, SafetensorError) as error:
+    except hub_errors(SafetensorError) as error:
         raise ModelError(f"No adapter at {path!r}: {first_sentence(error)}") from None
     for name, plain in PLAIN.items():
         if config.get(name, plain[0]) not in plain:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
-from transformers.utils import cached_file
 
 from outrider.verify.checkpoint import locate
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.llama_package import is_installed
+from outrider.verify.hub import model_file
 from outrider.verify.model.invariant_range import Invariant
 from outrider.verify.model.llama import library
 from outrider.verify.model.llama.runner import LlamaRunner
@@ -72,7 +72,7 @@ def load_llama(options: LoadOptions) -> LlamaRunner:
         raise ModelError(
             "model.backend is llama.cpp, which serves a file's weights as they are; leave out model.quantize and model.dtype."
         )
-    file = Path(str(cached_file(location.source, location.gguf, revision=options.revision)))
+    file = model_file(location.source, location.gguf, options.revision)
     return LlamaRunner(file, options.context_tokens, options.kv_dtype, on_gpu=options.device != "cpu")
 
 

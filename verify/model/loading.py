@@ -19,10 +19,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.utils import cached_file
 
 from outrider.verify.checkpoint import SMALL_MODEL_BYTES, Location, checkpoint_bytes, gguf_bits, locate
 from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.hub import hub_errors, model_file
 from outrider.verify.model.adapter import Adapter, UnfitAdapter, read_adapter
 from outrider.verify.model.attention.architectures import prepare_architecture
 from outrider.verify.model.attention.interface import NAME
@@ -77,7 +77,7 @@ def load_weights(options: LoadOptions) -> TorchRunner:
     findings = options.findings
     runner = TorchRunner(model, options.context_tokens, *how, started=False, kv_dtype=options.kv_dtype, findings=findings)
     if location.gguf is not None:
-        bits = gguf_bits(str(cached_file(location.source, location.gguf, revision=options.revision)))
+        bits = gguf_bits(str(model_file(location.source, location.gguf, options.revision)))
         log.info("%s: %.1f bits per weight in the file, %.1f served", location.gguf, bits, runner.weight_bits)
     return runner
 
@@ -86,12 +86,12 @@ def read_model(options: LoadOptions, location: Location, device: torch.device) -
     """The model with its weights, those of a CPU quantised as the options say. Raises ModelError."""
     source: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
     if location.gguf is not None and device.type == "cpu" and options.reads_blocks:
-        model = native.read_gguf(Path(str(cached_file(location.source, location.gguf, revision=options.revision))))
+        model = native.read_gguf(model_file(location.source, location.gguf, options.revision))
         if model is not None:
             return model
     try:
         config = AutoConfig.from_pretrained(location.source, **source, **location.arguments)
-    except (OSError, ValueError) as error:
+    except hub_errors() as error:
         raise ModelError(f"No model at {options.path!r}: {first_sentence(error)}") from None
     prepare_architecture(config)
     arguments = loading_arguments(options.path, config, location, options.quantization, device)
@@ -106,7 +106,7 @@ def read_model(options: LoadOptions, location: Location, device: torch.device) -
             **source,
             **arguments,
         )
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
+    except hub_errors(ImportError, SafetensorError) as error:
         raise ModelError(f"The model at {options.path!r} does not load: {first_sentence(error)}") from None
     except KeyError as error:
         if str(error) != repr(NAME):

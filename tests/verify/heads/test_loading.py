@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from outrider import models
+from outrider.verify.checkpoint import MTP
 from outrider.verify.errors import ModelError
-from outrider.verify.heads.loading import MTP, load_head
+from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.networks import Eagle3Head, EagleHead, MtpHead
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import load_weights

@@ -1,0 +1,55 @@
+"""Files of the Hugging Face hub, and the errors of its client. Imports the client when a file is not on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from outrider.verify.errors import ModelError
+
+# The errors of the hub's client, and of the HTTP clients that its versions use.
+MODULES = ("huggingface_hub.errors", "httpx", "httpx2", "requests.exceptions")
+CONFIG = "config.json"
+
+
+def hub_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """What reading a file or downloading it raises, and `others`, for an `except` clause. Imports nothing."""
+    modules = [module for name in MODULES if (module := sys.modules.get(name)) is not None]
+    found = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
+    return (OSError, ValueError, *others, *(each for each in found if issubclass(each, Exception) and each is not Exception))
+
+
+def model_file(source: str, name: str, revision: str) -> Path:
+    """A file of a model in a folder, or of a hub id, which is downloaded unless it is cached. Raises ModelError."""
+    if (file := Path(source) / name).exists():
+        return file
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(source, name, revision=revision))
+    except hub_errors() as error:
+        raise ModelError(f"{source}/{name} cannot be downloaded: {reason(error)}") from None
+
+
+def check_reachable(source: str, name: str | None, revision: str) -> None:
+    """Downloads the configuration of a hub id, or the GGUF file `name`, unless it is cached. Raises ModelError.
+
+    Without it, each process that loads the model would try, and say so. That a model has no configuration is for them to say.
+    """
+    if Path(source).exists():
+        return
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        if not isinstance(try_to_load_from_cache(source, name or CONFIG, revision=revision), str):
+            hf_hub_download(source, name or CONFIG, revision=revision)
+    except hub_errors() as error:
+        is_offline = isinstance(error, OSError)  # EntryNotFoundError is one then, too
+        if name is not None or is_offline or not isinstance(error, EntryNotFoundError):
+            raise ModelError(f"{source} cannot be downloaded: {reason(error)}") from None
+
+
+def reason(error: Exception) -> str:
+    """The whole message in one line; the hub's first line is often a status only."""
+    return " ".join(str(error).split())[:300]
