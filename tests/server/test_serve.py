@@ -66,6 +66,21 @@ def test_no_worker_starts_at_a_public_address_without_keys(refused: Callable[...
     assert "there are no API keys; set auth.keys" in message
 
 
+@pytest.mark.parametrize("path", ["missing.gguf", "bad.gguf", "no/such/folder", "./missing", "empty"])
+@pytest.mark.parametrize("setting", ["model.path", "draft_model.path"])
+def test_a_bad_model_is_refused_before_anything_heavy_is_imported(tmp_path: Path, path: str, setting: str) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(20))
+    (tmp_path / "empty").mkdir()
+    program = (
+        "import sys; from outrider.server.serve import run; from outrider.server.settings import load_settings;"
+        f"code = run(load_settings(None, {{'server.port': 0, {setting!r}: {path!r}}}));"
+        "print(code, *{'torch', 'transformers', 'numba', 'fastapi'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.stdout == "2\n"
+    assert done.stderr.startswith("outrider: ") and done.stderr.count("\n") == 1 and "tokenizer at" not in done.stderr
+
+
 def test_a_missing_model_is_one_sentence_and_ends_the_worker() -> None:
     flags = ["--model.path", "/no/such/folder"]
     command = [sys.executable, "-m", "outrider.server.cli", "serve", "--server.port", "0", *flags]

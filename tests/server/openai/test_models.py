@@ -54,10 +54,41 @@ def test_messages_are_rendered() -> None:
     assert TOKENIZER.decode(tokens) == rendered
 
 
-@pytest.mark.parametrize("body", [{}, {"prompt": "x", "messages": [{"role": "user", "content": "y"}]}])
-def test_tokenize_needs_either_prompt_or_messages(body: dict[str, Any]) -> None:
+def test_the_text_of_llama_servers_clients_has_no_special_tokens_unless_they_ask() -> None:
+    def tokens(**fields: Any) -> Any:
+        return fetch(APP, "POST", "/tokenize", {"content": f"{TOKENIZER.eos_token}x", **fields}).json()["tokens"]
+
+    assert TOKENIZER.eos_token_id not in tokens() and tokens() == tokens(add_special=False)
+    assert tokens(add_special=True) == TOKENIZER.encode(f"{TOKENIZER.eos_token}x")
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"prompt": "x", "messages": [{"role": "user", "content": "y"}]}, {"prompt": "", "content": ""}]
+)
+def test_tokenize_needs_one_text(body: dict[str, Any]) -> None:
     response = fetch(APP, "POST", "/tokenize", body)
-    assert response.status_code == 400 and "either 'prompt' or 'messages'" in response.json()["error"]["message"]
+    assert response.status_code == 400 and "one of 'prompt', 'messages' and 'content'" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/ready", "/metrics", "/version", "/v1/models", "/v1/health", "/none"])
+def test_head_is_get_without_a_body(path: str) -> None:
+    got, head = fetch(APP, "GET", path), fetch(APP, "HEAD", path)
+    assert (head.status_code, head.content) == (got.status_code, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
+    assert fetch(APP, "HEAD", "/v1/completions").status_code == 405
+
+
+def test_the_name_of_a_gguf_file_has_no_ending_but_requests_may_use_it() -> None:
+    for names, known, unknown in (
+        (ModelNames(Model(path="models/a.Q4_K_M.gguf")), ["a.Q4_K_M", "a.Q4_K_M.gguf"], "b.gguf"),
+        (ModelNames(Model(path="models/a.gguf", name="b")), ["b"], "a.gguf"),
+        (ModelNames(Model(path="owner/a")), ["a"], "a.gguf"),
+    ):
+        assert names.listed == known[:1]
+        for name in known:
+            names.check(name)
+        with pytest.raises(APIError):
+            names.check(unknown)
 
 
 def test_aliases_are_accepted_and_echoed() -> None:

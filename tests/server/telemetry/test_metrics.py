@@ -55,3 +55,19 @@ def test_two_servers_do_not_share_counters() -> None:
     one, two = Metrics(), Metrics()
     one.prompt_tokens.inc(5)
     assert samples(two)["outrider_prompt_tokens_total", ()] == 0
+
+
+def test_requests_of_minutes_have_buckets() -> None:
+    """On a CPU, a long prompt takes minutes; the fine buckets are those of a fast model."""
+    metrics = Metrics()
+    for histogram in (metrics.time_to_first_token, metrics.request_duration, metrics.queue, metrics.inter_token_latency):
+        histogram.observe(300.0)
+    found = samples(metrics)
+    for name in ("time_to_first_token", "request_duration", "queue", "inter_token_latency"):
+        counts = {
+            dict(labels)["le"]: value for (each, labels), value in found.items() if each == f"outrider_{name}_seconds_bucket"
+        }
+        assert counts["0.0005"] == counts["10.0"] == 0
+        assert [counts.get(end) for end in ("160.0", "320.0", "2560.0")] == (
+            [0, 1, 1] if name != "inter_token_latency" else [None] * 3
+        )
