@@ -12,7 +12,7 @@ import pytest
 
 from tests.servers import Served
 
-PAIRS = 2500
+PAIRS = 1000
 STREAMS = 3
 POINT: dict[str, Any] = {
     "type": "object",
