@@ -239,7 +239,7 @@ def test_harmless_fields_are_accepted(served: Served) -> None:
 
 def test_headers(served: Served) -> None:
     for given, with_stop in (("my-id.1", True), ("bad id\u00e9", False), ("x" * 200, False)):
-        answer = served.http.get("/health", headers=[(b"x-request-id", given.encode("latin-1"))])
+        answer = served.http.get("/v1/models", headers=[(b"x-request-id", given.encode("latin-1"))])
         assert (answer.headers["x-request-id"] == given) == with_stop
         assert int(answer.headers["openai-processing-ms"]) >= 0
     assert served.client.chat.completions.create(model=served.model, messages=MESSAGES, max_tokens=1)._request_id
