@@ -37,14 +37,14 @@ def test_a_folder_holds_files_and_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     entries = found(tmp_path)
     sizes = {name: entry.size_bytes for name, entry in entries.items()}
-    assert sizes == {"a.gguf": 3, "b-00001-of-00002.gguf": 9, "small": 20}
+    assert sizes == {"a": 3, "b-00001-of-00002": 9, "small": 20}
     assert entries["small"].path == str(tmp_path / "small")
 
 
 def test_paths_of_every_kind_keep_their_order(tmp_path: Path) -> None:
     (tmp_path / "z.gguf").write_bytes(b"")
     entries = found(tmp_path / "z.gguf", "Qwen/Qwen3-8B", "owner/repository/file-Q8_0.gguf", checkpoint(tmp_path / "a"))
-    assert list(entries) == ["z.gguf", "Qwen3-8B", "file-Q8_0.gguf", "a"]
+    assert list(entries) == ["z", "Qwen3-8B", "file-Q8_0", "a"]
     assert (entries["Qwen3-8B"].path, entries["Qwen3-8B"].size_bytes) == ("Qwen/Qwen3-8B", None)
 
 
