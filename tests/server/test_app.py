@@ -83,13 +83,15 @@ def test_errors_of_any_layer_keep_their_headers_and_are_counted_and_logged(caplo
     assert fetch(app, "OPTIONS", "/v1/completions", headers=headers | preflight).status_code == 200
     for body, extra, status in (({"prompt": "x"}, {}, 500), ({"prompt": "x" * 2000}, {}, 413), ({}, {"Host": "evil"}, 421)):
         response = fetch(app, "POST", "/v1/completions", body, headers=headers | extra)
-        assert (response.status_code, response.headers["x-request-id"]) == (status, "mine")
+        assert response.status_code == status
+        assert (response.headers["x-request-id"] == "mine") == (status != 421)  # before the host is known, no client chooses it
         assert response.headers["access-control-allow-origin"] == page
         assert response.json()["error"]["message"]
         endpoint = "/v1/completions" if status == 500 else "other"
         assert f'outrider_requests_total{{endpoint="{endpoint}",status="{status}"}} 1.0' in app.state.metrics.render().decode()
     logged = [record.__dict__["fields"] for record in caplog.records if record.name == "outrider.requests"]
-    assert [(fields["status"], fields["request_id"]) for fields in logged] == [(s, "mine") for s in (200, 500, 413, 421)]
+    assert [fields["status"] for fields in logged] == [200, 500, 413, 421]
+    assert [fields["request_id"] for fields in logged[1:3]] == ["mine", "mine"]
 
 
 class BrokenEngine(FakeEngine):

@@ -91,6 +91,10 @@ USES: list[tuple[str, Use, str, str, str]] = [
 ]
 # Patterns that no client's text meets, or only as alternatives of literals.
 OTHERS = {
+    "outrider.server.chat.gbnf.parser": "a class of characters at a time",
+    "outrider.server.chat.schemas.keywords": "names of definitions",
+    "outrider.server.chat.schemas.notes": "names of properties",
+    "outrider.server.chat.tools.gemma_grammar": "names of arguments",
     "outrider.server.chat.plain_text": "alternatives of the model's tokens",
     "outrider.server.chat.response_template": "the model's template",
     "outrider.server.chat.vocabulary": "the model's tokens",

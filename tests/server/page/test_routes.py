@@ -61,7 +61,7 @@ def test_the_page_needs_no_key_and_the_api_does() -> None:
         401,
         401,
     ]
-    assert fetch(app, "POST", "/").status_code == 405
+    assert fetch(app, "POST", "/").status_code == 401
 
 
 def test_a_foreign_host_gets_no_page(app: FastAPI) -> None:

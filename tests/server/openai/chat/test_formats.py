@@ -44,11 +44,12 @@ def test_markers_of_reasoning_that_are_special_tokens() -> None:
     assert engine.requests[-1].shown_tokens == [4096, 4097]
 
 
-def test_an_unknown_format_is_warned_of_and_its_text_is_content(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_format_is_warned_of_and_calls_are_read_as_hermes(caplog: pytest.LogCaptureFixture) -> None:
     template = "{% for tool in tools %}{{ tool }}{% endfor %}{{ messages[0].content }}"
-    answer = '<call>f(x=1)</call> <tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    answer = f"<call>f(x=1)</call> {call}"
     message = message_of(FakeEngine(*answer), template, {"tools": TOOLS})
-    assert message["content"] == answer and "tool_calls" not in message
+    assert message["content"] == "<call>f(x=1)</call>" and [each["function"]["name"] for each in message["tool_calls"]] == ["f"]
     assert [record.levelname for record in caplog.records if "model.tool_format" in record.message] == ["WARNING"]
     required = message_of(FakeEngine(POINT_CALL), template, {"tools": [POINT_TOOL], "tool_choice": "required"})
     assert required["tool_calls"][0]["function"]["name"] == "f"
