@@ -1,0 +1,89 @@
+"""Calls without their format's markers: in every format, an object that can only be a call is one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from outrider.server.chat.tools import FORMATS, Part, merge_parts, tool_parser
+from tests.server.chat.tools.samples import FUNCTIONS, Call
+from tests.server.chat.tools.test_parser import content_and_calls, each_format, parse
+
+OSLO = '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}'
+PARIS = '{"name": "get_weather", "arguments": {"city": "Paris", "days": 1}}'
+CALLED: list[Call] = [("get_weather", {"city": "Oslo", "days": 2})]
+
+
+def in_format(format: str, text: str) -> str:
+    """The text as the content of an answer."""
+    return f"<|channel|>final<|message|>{text}<|return|>" if format == "harmony" else text
+
+
+@each_format
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (OSLO, "", 1),
+        (f"  {OSLO}\n", "", 1),
+        (f"```json\n{OSLO}\n```", "", 1),
+        (f"```\n{OSLO}\n```\n", "", 1),
+        (f"```json\n{OSLO}", "", 1),
+        (json.dumps(json.loads(OSLO), indent=2), "", 1),
+        ('{"arguments": {"city": "Oslo", "days": 2}, "name": "get_weather"}', "", 1),
+        (f"{OSLO}\n{PARIS}", "", 2),
+        (f"```json\n{OSLO}\n```\n```json\n{PARIS}\n```", "", 2),
+        (f"```json\n{OSLO}\n{PARIS}\n```", "", 2),
+        (f"{OSLO}\n\nI will wait.", "I will wait.", 1),
+    ],
+)
+def test_an_object_at_the_beginning_is_a_call(format: str, text: str, content: str, calls: int) -> None:
+    text = in_format(format, text)
+    parts = parse(format, [text])
+    found_content, found = content_and_calls(parts)
+    assert found[:1] == CALLED
+    if not FORMATS[format].bare:  # these formats read a second call only after their separator
+        assert (found_content, len(found)) == (content, calls)
+    for at in range(len(text)):
+        assert parse(format, [text[:at], text[at:]]) == parts
+
+
+@each_format
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"answer": "Oslo"}',
+        '{"name": "get_weather"}',
+        '{"name": "no_tool", "arguments": {}}',
+        '{"name": "get_weather", "arguments": "Oslo"}',
+        '{"name": "get_weather", "arguments": {"city": Oslo}}',
+        '{"name": "get_weather", "arguments": {}, "id": 1}',
+        '{"name": "get_weather", "name": "get_weather"}',
+        '{"name": "get_weather", "arguments": {"city": "Os',
+        "```python\nprint(1)\n```",
+        "``` {",
+        f"Here it is: {OSLO}",
+        f"```json\n[{OSLO}]\n```",
+    ],
+)
+def test_any_other_object_is_content(format: str, text: str) -> None:
+    if FORMATS[format].bare and "{" in text[:1]:
+        return  # the format itself has calls without markers
+    parts = parse(format, list(in_format(format, text)))
+    assert content_and_calls(parts) == (text, [])
+
+
+@each_format
+def test_text_is_held_back_only_while_it_can_be_a_call(format: str) -> None:
+    if FORMATS[format].bare or format == "harmony":
+        return
+    for held, freed in [('{"', "answer"), ('{"na', '{"nam": 1'), ('{"name": "', "other"), ("```py\n", "x"), ("`", "x")]:
+        parser = tool_parser(format, FUNCTIONS)
+        assert parser.feed(held) == []
+        freed = freed.removeprefix(held)
+        assert merge_parts(parser.feed(freed)) == [Part("content", held + freed)]
+
+
+def test_without_tools_an_object_is_content() -> None:
+    parser = tool_parser("hermes", {})
+    assert merge_parts([*parser.feed(OSLO), *parser.finish()]) == [Part("content", OSLO)]
