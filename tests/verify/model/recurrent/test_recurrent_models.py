@@ -192,13 +192,16 @@ def test_states_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 @pytest.mark.parametrize("family", ALL)
-def test_a_quantised_model_passes_the_check_by_any_text(
+def test_a_quantised_model_passes_the_check_by_two_texts(
     family: str, quantize: Quantize, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The chunked form of a recurrence rounds differently than its steps, and quantised layers amplify that."""
+    """The chunked form of a recurrence rounds differently than its steps, and quantised layers amplify that.
+
+    Loading tries five texts. On some CPUs, one alone may differ by more than the limit.
+    """
     model = build(family, NAME)
     quantize_layers(model, Quantization(quantize), torch.device("cpu"))
-    monkeypatch.setattr(self_check, "ATTEMPTS", 1)
+    monkeypatch.setattr(self_check, "ATTEMPTS", 2)
     check_model(TorchRunner(model, pack=True), family)
 
 
