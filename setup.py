@@ -16,7 +16,7 @@ from setuptools.command.build_ext import build_ext
 
 FOLDERS = ("server", "drafters", "engines", "verify", "models")
 FOLDER = "verify/model/cpu/native"
-# Instructions by variant, as `outrider.verify.model.cpu.native.library.VARIANTS` chooses among them.
+# Instructions by variant, as `outrider.verify.model.cpu.native.variants.VARIANTS` chooses among them.
 X86 = {
     "amx": ["-march=x86-64-v4", "-mavx512vnni", "-mamx-tile", "-mamx-int8"],
     "avx512": ["-march=x86-64-v4", "-mavx512vnni"],
@@ -37,9 +37,9 @@ class BuildVariants(build_ext):
 
     def build_extensions(self) -> None:
         if self.editable_mode:
-            library = runpy.run_path(f"{FOLDER}/library.py")
-            flags = library["processor_flags"]()
-            runnable = {f"_{variant}" for variant, needed in library["VARIANTS"].items() if needed <= flags}
+            variants = runpy.run_path(f"{FOLDER}/variants.py")
+            flags = variants["processor_flags"]()
+            runnable = {f"_{variant}" for variant, needed in variants["VARIANTS"].items() if needed <= flags}
             self.extensions = [each for each in self.extensions if each.name.rpartition(".")[2] in runnable]
         super().build_extensions()
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from outrider.verify.model.cpu.native import library
+from outrider.verify.model.cpu.native import variants
 
 ROOT = Path(__file__).parents[1]
 COMPILER = """#!/bin/sh
@@ -29,11 +29,11 @@ def test_variants_that_are_compiled_at_once_share_no_files(tmp_path: Path) -> No
     )
     calls = [line.split() for line in log.read_text().splitlines()]
     objects = [words[words.index("-o") + 1] for words in calls if "-c" in words]
-    assert len(objects) == len(set(objects)) == 2 * len(library.VARIANTS)
+    assert len(objects) == len(set(objects)) == 2 * len(variants.VARIANTS)
     linked = {
         words[words.index("-o") + 1]: [word for word in words if word.endswith(".o")] for words in calls if "-c" not in words
     }
-    assert len(linked) == len(library.VARIANTS)
+    assert len(linked) == len(variants.VARIANTS)
     for library_file, parts in linked.items():
         variant = Path(library_file).name.partition(".")[0]
         assert len(parts) == 2 and all(f"/{variant}/" in part for part in parts)

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from outrider import models
-from outrider.verify.model.cpu.native import library
+from outrider.verify.model.cpu.native import variants
 
 ROOT = Path(__file__).parents[1]
 SOURCES = (
@@ -99,7 +99,7 @@ def test_the_wheel_serves_beside_packages_with_the_folders_names(tmp_path: Path)
     printed = subprocess.run([python, "-c", program], cwd=work, check=True, capture_output=True, text=True).stdout.strip()
     assert Path(printed).is_relative_to(packages)
     libraries = {file.name.partition(".")[0] for file in Path(printed).parent.glob("*.so")}
-    assert libraries == {f"_{variant}" for variant in library.VARIANTS}
+    assert libraries == {f"_{variant}" for variant in variants.VARIANTS}
     command: list[str | Path] = [
         environment / "bin" / "outrider",
         "serve",

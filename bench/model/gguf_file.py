@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.plan import BenchError
-from outrider.verify.model.cpu.native.gguf import LAYER
 from outrider.verify.tokenizer import load_tokenizer
 
 # The names of tensors, by their names in the folder.
@@ -25,7 +24,15 @@ NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
-    **LAYER,
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
 }
 NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
 # The names of these types do not begin with MOSTLY.

@@ -13,13 +13,12 @@ from outrider.verify.heads.model import HeadModel
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import load_weights
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.tokenizer import check_pair, load_tokenizer
 
 
 def load_draft(
     settings: Settings, options: LoadOptions, tokenizer: PreTrainedTokenizerBase, runner: ModelRunner
-) -> TorchRunner | HeadModel:
+) -> ModelRunner | HeadModel:
     """The draft model or draft head of the settings. Neither it nor the target's `runner` has started.
 
     Raises ModelError, also if a draft model does not share the target's tokenizer.

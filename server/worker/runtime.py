@@ -40,7 +40,6 @@ from outrider.verify.tokenizer import fingerprint, load_tokenizer, stop_ids
 if TYPE_CHECKING:
     from outrider.verify.heads.model import HeadModel
     from outrider.verify.model.adapter import Adapter
-    from outrider.verify.model.torch_runner import TorchRunner
 
 log = logging.getLogger("outrider.worker")
 # A token of a principal's earlier texts takes this much in the text itself, its index and their table.
@@ -126,7 +125,7 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
             wait([loading])  # both would write the same modules to transformers' cache
         runner = load_target(settings)
         tokenizer = loading.result()
-    draft: TorchRunner | HeadModel | None = None
+    draft: ModelRunner | HeadModel | None = None
     if settings.draft_model.path is not None:
         from outrider.server.worker.draft import load_draft, share_draft  # imports torch
 
@@ -190,7 +189,7 @@ def shared_options(settings: Settings, model: Model | DraftModel) -> LoadOptions
 
 def start_models(
     runner: ModelRunner,
-    draft: TorchRunner | HeadModel | None,
+    draft: ModelRunner | HeadModel | None,
     settings: Settings,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> int:

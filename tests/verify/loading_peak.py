@@ -11,13 +11,13 @@ import sys
 import threading
 from pathlib import Path
 
-import torch
-import transformers.models.llama.modeling_llama  # noqa: F401  # counts as idle memory
+import transformers.models.llama.configuration_llama  # noqa: F401  # counts as idle memory
 
-from outrider.verify.model.cpu.native import interface as native
+from outrider.verify.model.cpu.native.interface import NativeRunner
+from outrider.verify.model.cpu.native.library import Engine
+from outrider.verify.model.cpu.native.structures import PROJECTIONS
 from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
 from outrider.verify.model.loading import load_weights
-from outrider.verify.model.packed import PackedLayer, packed_layers
 
 INTERVAL_SECONDS = 0.002
 
@@ -48,16 +48,16 @@ class Peak(threading.Thread):
 
 
 def main(path: str, quantize: Quantize) -> None:
-    for bits in (8, 4):  # loads kernels and libraries
-        native.quantized(torch.nn.Linear(64, 64), bits)(torch.zeros(1, 1, 64))
+    Engine.shared()  # loads the library
     idle = anonymous_bytes()
     peak = Peak()
     peak.start()
     runner = load_weights(LoadOptions(path, device="cpu", quantization=Quantization(quantize)))
     used = peak.stop() - idle
-    layers = [module for module in runner.model.model.layers[0].modules() if isinstance(module, PackedLayer)]
-    layer = sum(each.in_features * each.out_features for each in layers) * runner.model.dtype.itemsize
-    quantized = sum(each.nbytes for each in packed_layers(runner.model))
+    assert isinstance(runner, NativeRunner)
+    shapes = [runner.decoder.shape_of(0, name) for name in PROJECTIONS]
+    layer = 2 * sum(outputs * inputs for outputs, inputs in shapes)
+    quantized = runner.decoder.size.nbytes + runner.decoder.table.nbytes
     figures = {"peak_bytes": used, "quantized_bytes": quantized, "layer_bytes": layer}
     print(json.dumps(figures | {"ratio": round(used / (quantized + layer), 3)}))
 

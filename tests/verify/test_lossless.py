@@ -22,8 +22,8 @@ from outrider.server.worker.detokenizer import AnswerText, Detokenizer
 from outrider.verify.decode import Decoded, decode, step
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.model.load_options import UNQUANTIZED, LoadOptions, Quantization
-from outrider.verify.model.loading import load_model, load_weights, start_model
-from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.model.loading import load_model
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.tokenizer import fingerprint, load_tokenizer, stop_ids
@@ -58,10 +58,8 @@ class Subject:
 
     def __init__(self, path: Path, texts: list[str], quantization: Quantization = UNQUANTIZED) -> None:
         self.tokenizer = tokenizer = load_tokenizer(str(path))
-        options = LoadOptions(str(path), dtype="float32", device="cpu", quantization=quantization)
-        self.runner: TorchRunner = load_weights(options)
-        # Rounded activations amplify the differences of attention that is not invariant, also in float32.
-        start_model(self.runner, str(path), self.runner.context_tokens, "on" if quantization else "off")
+        self.load_options = LoadOptions(str(path), dtype="float32", device="cpu", quantization=quantization)
+        self.runner: ModelRunner = load_model(self.load_options)
         self.prompts = [np.array(tokenizer.encode(text), np.int32) for text in texts]
         self.stop_ids = stop_ids(self.runner.stop_tokens, tokenizer)
         embedded = fingerprint(tokenizer) == fingerprint(load_tokenizer(str(models.TARGET)))
@@ -94,7 +92,7 @@ class Subject:
         return index(np.array([token for text in texts for token in text], np.int64), separator)
 
 
-def draft_of(target: TorchRunner) -> Callable[[], LanguageModel]:
+def draft_of(target: ModelRunner) -> Callable[[], LanguageModel]:
     """A factory of sessions of the embedded draft model."""
     runner = load_model(LoadOptions(str(models.DRAFT), dtype="float32", device="cpu"))
     return DraftRunner(runner, target.vocabulary).session
@@ -220,7 +218,7 @@ def test_stop_strings_cut_the_same_text(subject: Subject, temperature: float) ->
 @SUBJECTS
 @TEMPERATURES
 def test_up_to_the_end_of_the_context(subject: Subject, temperature: float) -> None:
-    runner = TorchRunner(subject.runner.model, 96)
+    runner = load_model(replace(subject.load_options, context_tokens=96))
     options = DecodeOptions(SamplingParams(temperature, seed=1), 10_000)
     prompt = subject.prompts[0]
     expected = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options)

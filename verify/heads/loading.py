@@ -13,10 +13,11 @@ from transformers.utils import cached_file
 
 from outrider.verify.checkpoint import DEFAULT_REVISION, MTP, locate
 from outrider.verify.errors import ModelError, first_sentence
-from outrider.verify.heads.model import HeadModel
+from outrider.verify.heads.model import HeadModel, Target
 from outrider.verify.heads.networks import Eagle3Head, EagleHead, Head, MtpHead
 from outrider.verify.hub import hub_errors
 from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 
@@ -30,6 +31,11 @@ def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, 
     """
     if path == MTP:
         known = with_hidden_states(target, path)
+        if isinstance(known, NativeRunner):
+            raise ModelError(
+                "The model has no multi-token prediction layer; set draft_model.path to an EAGLE head or a draft model,"
+                " or leave it unset."
+            )
         return HeadModel(load_mtp(known, revision), known, pack)
     location = locate(path, revision)
     if location.gguf is not None:
@@ -63,9 +69,9 @@ def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, 
         ) from None
 
 
-def with_hidden_states(target: ModelRunner, path: str) -> TorchRunner:
+def with_hidden_states(target: ModelRunner, path: str) -> Target:
     """The target, whose hidden states the head at `path` reads. Raises ModelError if it has none."""
-    if isinstance(target, TorchRunner):
+    if isinstance(target, Target):
         return target
     raise ModelError(
         f"The head {path!r} reads hidden states, which llama.cpp does not give; use a draft model, or leave out model.backend."
@@ -83,7 +89,7 @@ def read_weights(source: str, revision: str) -> dict[str, torch.Tensor]:
     return {}
 
 
-def build_eagle(config: dict[str, Any], weights: dict[str, torch.Tensor], target: TorchRunner, path: str) -> EagleHead:
+def build_eagle(config: dict[str, Any], weights: dict[str, torch.Tensor], target: Target, path: str) -> EagleHead:
     """An EAGLE head with its weights. Raises ModelError."""
     check_size(weights, 2, target, path)
     head = EagleHead(layer_config(config, weights), bias="fc.bias" in weights)
@@ -91,16 +97,16 @@ def build_eagle(config: dict[str, Any], weights: dict[str, torch.Tensor], target
     return head
 
 
-def build_eagle3(config: dict[str, Any], weights: dict[str, torch.Tensor], target: TorchRunner, path: str) -> Eagle3Head:
+def build_eagle3(config: dict[str, Any], weights: dict[str, torch.Tensor], target: Target, path: str) -> Eagle3Head:
     """An EAGLE-3 head with its weights. Raises ModelError."""
-    count = int(target.model.config.get_text_config().num_hidden_layers)
+    count = target.depth
+    if count is None:
+        raise ModelError("EAGLE-3 heads are not supported for this target's architecture; use a draft model.")
     named = config.get("eagle_aux_hidden_state_layer_ids") or (config.get("eagle_config") or {}).get(
         "eagle_aux_hidden_state_layer_ids"
     )
     layers = tuple(named or (2, count // 2, count - 3))
     check_size(weights, len(layers), target, path)
-    if not hasattr(target.model.get_decoder(), "layers"):
-        raise ModelError("EAGLE-3 heads are not supported for this target's architecture; use a draft model.")
     if not all(0 <= layer < count for layer in layers):
         raise ModelError(f"The head at {path!r} reads layers that the target does not have; use the head of this target.")
     weights = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in weights.items()}
@@ -109,7 +115,7 @@ def build_eagle3(config: dict[str, Any], weights: dict[str, torch.Tensor], targe
     head = Eagle3Head(
         layer_config(config | {"vocab_size": target.vocabulary}, weights),
         layers,
-        int(target.model.config.get_text_config().hidden_size),
+        target.hidden,
         vocabulary,
         bool(config.get("norm_before_residual")),
     )
@@ -142,12 +148,12 @@ def load_weights(head: torch.nn.Module, weights: dict[str, torch.Tensor], path: 
     head.load_state_dict(found)
 
 
-def check_size(weights: dict[str, torch.Tensor], parts: int, target: TorchRunner, path: str) -> None:
+def check_size(weights: dict[str, torch.Tensor], parts: int, target: Target, path: str) -> None:
     """Raises ModelError unless a head's first layer reads `parts` vectors as wide as the target's hidden states."""
     if "fc.weight" not in weights:
         raise ModelError(f"There are no weights of a head at {path!r}; it must have them in {' or '.join(FILES)}.")
     found = weights["fc.weight"].shape[1]
-    size = int(target.model.config.get_text_config().hidden_size)
+    size = target.hidden
     if found != parts * size:
         raise ModelError(
             f"The head at {path!r} reads {found} values per token, and this target gives {parts} times {size};"

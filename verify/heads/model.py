@@ -16,6 +16,7 @@ from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.choose import can_pack, pack_layers
+from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.cpu.trace import has_experts
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, unplanned_pages
@@ -29,6 +30,8 @@ from outrider.verify.model.transfer import to_device
 if TYPE_CHECKING:
     from outrider.verify.model.gpu.graphs import GraphedForward
 
+# What has hidden states.
+Target = NativeRunner | TorchRunner
 # The head's own states cover the rows that are being drafted and as many rows before them.
 OWN_POSITIONS = 2 * (MAX_NODES + 1)
 
@@ -41,21 +44,21 @@ class HeadModel:
 
     pages: int | None = None  # as in `ModelRunner`
 
-    def __init__(self, head: Head, target: TorchRunner, pack: bool = True) -> None:
+    def __init__(self, head: Head, target: Target, pack: bool = True) -> None:
         """Makes the target, which has not started, keep the hidden states that the head reads. `pack` as in LoadOptions."""
         module = cast(torch.nn.Module, head).to(target.device).eval().requires_grad_(False)
         for parameter in module.parameters():  # buffers are left out, because rotary embeddings stay in float32
-            parameter.data = parameter.data.to(target.model.dtype)
-        if pack and can_pack(target.model):
+            parameter.data = parameter.data.to(target.dtype)
+        if pack and can_pack(module):
             pack_layers(module, target.findings)
-        self.head, self._target = head, target.model
-        self.device, self.vocabulary = target.device, target.vocabulary
+        self.head, self._target = head, target
+        self.device, self.vocabulary, self._dtype = target.device, target.vocabulary, target.dtype
         self.context_tokens = target.context_tokens
         fix_rope(module, self.device, self.context_tokens)
         self.in_pages = target.in_pages
         self._products = target.products
-        self._embed = target.model.get_input_embeddings()
-        lm_head = cast(Any, target.model.get_output_embeddings())
+        self._embed = target.embed_tokens
+        lm_head = cast(Any, target.lm_head)
         self._lm_head = lm_head.apart() if hasattr(lm_head, "apart") else lm_head  # the head may run beside the target
         self._width = target.tap_hidden(head.layers_read)
         probe, token = ShapeProbe(), torch.zeros(1, dtype=torch.int64)
@@ -65,7 +68,7 @@ class HeadModel:
         self._pool: PagePool | None = None
         self._graphed: GraphedForward | None = None
         self.cache_shape = CacheShape(
-            probe.layers, target.model.dtype, self.device, hidden_width=head.size, hidden_positions=OWN_POSITIONS
+            probe.layers, target.dtype, self.device, hidden_width=head.size, hidden_positions=OWN_POSITIONS
         )
 
     def start(self, context_tokens: int) -> None:
@@ -81,8 +84,8 @@ class HeadModel:
         crossings, few = Crossings(head, self.device), InvariantRange(1, RANGE_ROWS, 1)
         (groups,) = self._group_sizes
         self._graphed = GraphedForward(self._captured, self._pool, self._positions, groups, few, self, crossings)
-        self._inputs = torch.zeros(self._graphed.max_rows, self.head.size, dtype=self._embed.weight.dtype, device=self.device)
-        if self.device.type == "cuda" and (not has_experts(head) or can_capture_experts(self._target)):
+        self._inputs = torch.zeros(self._graphed.max_rows, self.head.size, dtype=self._dtype, device=self.device)
+        if self.device.type == "cuda" and (not has_experts(head) or can_capture_experts(cast(TorchRunner, self._target).model)):
             self._graphed.capture()
 
     @property
@@ -129,7 +132,7 @@ class HeadModel:
         return self.head.logits(self.states[None], self._lm_head)[0]
 
     def _fused(self, states: torch.Tensor) -> torch.Tensor:
-        return self.head.fuse(to_device(states, self.device).to(self._embed.weight.dtype)[None])[0]
+        return self.head.fuse(to_device(states, self.device).to(self._dtype)[None])[0]
 
     def _advance(self, tokens: torch.Tensor, positions: torch.Tensor, states: torch.Tensor, attention: Any) -> torch.Tensor:
         """The own states of rows with these tokens, positions and states before them, [N, size]."""

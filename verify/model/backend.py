@@ -40,10 +40,11 @@ def start(
 ) -> None:
     """As `outrider.verify.model.loading.start_model`, for the runner of any backend."""
     if not isinstance(runner, LlamaRunner):
+        from outrider.verify.model.cpu.native.interface import NativeRunner
         from outrider.verify.model.loading import start_model
         from outrider.verify.model.torch_runner import TorchRunner
 
-        assert isinstance(runner, TorchRunner)
+        assert isinstance(runner, NativeRunner | TorchRunner)
         start_model(runner, path, context_tokens, invariant, finding, tokenizer)
     elif invariant == "on":
         raise ModelError("The bits of llama.cpp's logits depend on the rows beside them; set model.invariant to auto.")

@@ -27,6 +27,7 @@ from outrider.verify.model.adapter import Adapter, UnfitAdapter, read_adapter
 from outrider.verify.model.attention.architectures import prepare_architecture
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cpu.native import interface as native
+from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.download import download_progress
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.invariance import start
@@ -42,25 +43,30 @@ from outrider.verify.model.torch_runner import TorchRunner
 
 log = logging.getLogger("outrider.worker")
 
+CPU = torch.device("cpu")
 # transformers' names of kinds of layers; how they compute is found out by a forward.
 SUPPORTED_LAYERS = {"attention", "conv", "full_attention", "sliding_attention", "chunked_attention", "linear_attention"}
 SUPPORTED_LAYERS |= {"hybrid", "hybrid_sliding", "mamba", "mlp", "moe"}
 
 
-def load_model(options: LoadOptions) -> TorchRunner:
+def load_model(options: LoadOptions) -> NativeRunner | TorchRunner:
     """Loads the model at `options.path` and checks that it can be served. Raises ModelError with a one-sentence message."""
     runner = load_weights(options)
     start_model(runner, options.path, runner.context_tokens)
     return runner
 
 
-def load_weights(options: LoadOptions) -> TorchRunner:
+def load_weights(options: LoadOptions) -> NativeRunner | TorchRunner:
     """The model at `options.path` on its device, to be started by `start_model`. Raises ModelError."""
     if checkpoint_bytes(options.path) < SMALL_MODEL_BYTES:
         torch.set_num_threads(1)  # while other processes start, a second thread slows loading down
     location, devices = locate(options.path, options.revision), resolve_devices(options.device)
     check_quantization(options.quantization, devices[0])
     return_freed_memory()
+    is_native = devices == (CPU,) and options.pack and options.trace
+    found = native.load(options, location) if is_native else None
+    if found is not None:
+        return found
     model = read_model(options, location, devices[0])
     check_layers(model, options.path)
     placement = Placement(model, devices)
@@ -73,6 +79,9 @@ def load_weights(options: LoadOptions) -> TorchRunner:
             f"The weights of the model at {options.path!r} take {size:.1f} GB, more than the memory of {options.device}, of"
             f" which {free:.1f} GB are free; serve a smaller or quantised model, or name more GPUs in model.device."
         ) from None
+    found = native.of_model(model, options) if is_native and not options.quantization else None
+    if found is not None:
+        return found
     how = (options.pack, options.trace, options.compile)
     findings = options.findings
     runner = TorchRunner(model, options.context_tokens, *how, started=False, kv_dtype=options.kv_dtype, findings=findings)
@@ -85,10 +94,6 @@ def load_weights(options: LoadOptions) -> TorchRunner:
 def read_model(options: LoadOptions, location: Location, device: torch.device) -> PreTrainedModel:
     """The model with its weights, those of a CPU quantised as the options say. Raises ModelError."""
     source: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
-    if location.gguf is not None and device.type == "cpu" and options.reads_blocks:
-        model = native.read_gguf(model_file(location.source, location.gguf, options.revision))
-        if model is not None:
-            return model
     try:
         config = AutoConfig.from_pretrained(location.source, **source, **location.arguments)
     except hub_errors() as error:
@@ -132,7 +137,7 @@ def check_layers(model: PreTrainedModel, path: str) -> None:
 
 
 def start_model(
-    runner: TorchRunner,
+    runner: NativeRunner | TorchRunner,
     path: str,
     context_tokens: int,
     invariant: Invariant = "off",
@@ -141,39 +146,26 @@ def start_model(
 ) -> None:
     """Makes a loaded model ready for contexts of this length, and checks that it can be served. Raises ModelError.
 
-    Leaves torch one thread if the compiled library computes the model: the library has threads of its own, and those of OpenMP
-    would wait for work on the same cores after each small operation.
-
     `invariant` and `finding` as in `outrider.verify.model.invariance.start`. With `tokenizer`, the check reads real text.
     """
+    if isinstance(runner, NativeRunner):
+        return runner.start(context_tokens)
     sample = () if tokenizer is None else tokenizer.encode(SAMPLE)
     prepare(runner.model, context_tokens)
     start(runner, context_tokens, invariant, finding)
-    threads = torch.get_num_threads()
-    if runner.is_invariant:
-        torch.set_num_threads(1)
-    try:
-        check_model(runner, path, sample)
-    except ModelError as error:
-        if not runner.leave_library():
-            raise
-        log.warning("%s is computed by PyTorch, since the check of its compiled forward failed: %s", path, error)
-        torch.set_num_threads(threads)
-        start(runner, context_tokens, invariant, finding)
-        check_model(runner, path, sample)
+    check_model(runner, path, sample)
     torch.cuda.empty_cache()  # returns the check's slot to the device
 
 
 def load_adapter(runner: ModelRunner, path: str) -> Adapter:
     """A LoRA adapter of a started model, for the segments that name it. Raises ModelError."""
-    backend = runner.mode.backend if isinstance(runner, TorchRunner) else None
-    if not isinstance(backend, native.NativeForward):
+    if not isinstance(runner, NativeRunner):
         raise ModelError(
-            f"The adapter {path!r} is not supported: adapters need a model of Llama's kind on a CPU, and the compiled"
-            " library; merge it into the model's weights instead."
+            f"The adapter {path!r} is not supported: adapters need a model that the compiled library computes, on a CPU;"
+            " merge it into the model's weights instead."
         )
     try:
-        return backend.hold(read_adapter(path))
+        return runner.hold(read_adapter(path))
     except UnfitAdapter as error:
         raise ModelError(f"The adapter {path!r} {error}; name one that was trained for this model.") from None
 
@@ -230,13 +222,12 @@ def check_compiler() -> None:
 def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     """The torch dtype for `name`. `auto` is the checkpoint's dtype.
 
-    But float32 on a CPU for float16, and for bfloat16 where neither the CPU nor the native library multiplies it.
+    But float32 on a CPU for float16, and for bfloat16 where the CPU does not multiply it.
     """
     if name != "auto":
         return cast(torch.dtype, getattr(torch, name))
     stored = getattr(config, "dtype", None) or torch.float32
     if device.type != "cpu" or stored == torch.float32:
         return cast(torch.dtype, stored)
-    is_native = any(native.supports(each, config) for each in getattr(config, "architectures", None) or ())
-    can_multiply = torch.backends.cpu.get_cpu_capability().startswith("AVX512") or is_native
+    can_multiply = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     return torch.bfloat16 if stored == torch.bfloat16 and can_multiply else torch.float32

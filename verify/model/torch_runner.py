@@ -26,7 +26,6 @@ from outrider.verify.model.cache.shape import CacheShape, KVDtype
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.choose import can_pack, pack_layers
 from outrider.verify.model.cpu.latent import keep_latents
-from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention
 from outrider.verify.model.cpu.trace import has_experts, trace
 from outrider.verify.model.gpu.devices import Crossings
@@ -67,10 +66,7 @@ class TorchRunner(ModelRunner):
         self.model = model.eval()
         (keep_latents if model.device.type == "cpu" else use_kernels)(model)
         dtype = cache_dtype(model)
-        self._is_native = pack and native.can_pack(model)
-        if self._is_native:
-            native.pack(model)
-        elif pack and can_pack(model):
+        if pack and can_pack(model):
             pack_layers(model, findings)
         self.weight_bytes, weights = weight_size(model)  # read by each step
         self.weight_bits = round(8 * self.weight_bytes / max(1, weights), 2)  # mean, scales included
@@ -113,23 +109,44 @@ class TorchRunner(ModelRunner):
             return self._graphed(self._pool, self._compile)
         if not self._traced:
             return None
-        if self._is_native and native.can_cache(self.cache_shape):
-            return native.build(self.model, self.cache_shape, self.threads or torch.get_num_threads(), self._tap)
         if self.cache_shape.is_uniform:
             how = self._attention_probe, self._injector, self._untraced, self.products, self.mode.inputs, self._tap
             return trace(self.model, self.cache_shape, *how)
         return None
-
-    def leave_library(self) -> bool:
-        """Computes forwards without the native library from the next `start` on; returns whether they were computed by it."""
-        was_native, self._is_native = self._is_native, False
-        return was_native
 
     def tap_hidden(self, layers: Sequence[int]) -> int:
         """Keeps hidden states in the caches, as `HiddenTap` takes them; returns their width. Call it before `start`."""
         self._tap = HiddenTap(self.model, layers, self._crossings.bring)
         self.cache_shape = replace(self.cache_shape, hidden_width=self._tap.width)
         return self._tap.width
+
+    # What a draft head uses of its target.
+
+    @property
+    def hidden(self) -> int:
+        """The width of hidden states."""
+        return int(self.model.config.get_text_config().hidden_size)
+
+    @property
+    def depth(self) -> int | None:
+        """The number of layers; None if the model has no list of them."""
+        has_layers = hasattr(self.model.get_decoder(), "layers")
+        return int(self.model.config.get_text_config().num_hidden_layers) if has_layers else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The data type of a head's weights."""
+        return cast(torch.dtype, self.model.dtype)
+
+    @property
+    def embed_tokens(self) -> torch.nn.Module:
+        """The embedding table."""
+        return cast(torch.nn.Module, self.model.get_input_embeddings())
+
+    @property
+    def lm_head(self) -> torch.nn.Module:
+        """The layer that computes logits."""
+        return cast(torch.nn.Module, self.model.get_output_embeddings())
 
     def _start_in(self, bounds: InvariantRange | None) -> None:
         """Computes steps in this range, without a backend."""
@@ -166,8 +183,6 @@ class TorchRunner(ModelRunner):
         """Those that were chosen for this CPU; empty on a GPU."""
         if self.device.type != "cpu":
             return ""
-        if self._is_native:
-            return f"compiled library for {native.variant()}"
         layers = sorted({layer.kernel for layer in packed_layers(self.model)}) or ["PyTorch"]
         attention = "PyTorch" if self.products is dot_product.dot_product_attention else "products of bfloat16"
         return f"linear layers: {', '.join(layers)}; attention: {attention}"

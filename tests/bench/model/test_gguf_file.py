@@ -14,7 +14,7 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
 from outrider.verify.model.loading import load_weights
-from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -23,7 +23,7 @@ TARGET = Path(models.TARGET)
 
 def logits(path: Path, quantize: Quantize = "none") -> torch.Tensor:
     options = LoadOptions(str(path), dtype="float32", device="cpu", quantization=Quantization(quantize))
-    runner: TorchRunner = load_weights(options)
+    runner: ModelRunner = load_weights(options)
     runner.start(64)
     found: torch.Tensor = runner.forward(runner.new_cache(), ForwardBatch.chain(range(20, 60)))
     return found

@@ -32,7 +32,7 @@ from outrider.verify.constraints.grammar import (
 from outrider.verify.decode import decode, step
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import load_model
-from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.verifier import Verifier
@@ -166,13 +166,13 @@ def test_the_cache_is_bounded() -> None:
 
 
 @pytest.fixture(scope="module")
-def runner() -> TorchRunner:
+def runner() -> ModelRunner:
     return load_model(LoadOptions(str(models.TARGET), dtype="float32"))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("penalty", [0.0, 1.5])
-def test_drafting_is_lossless_under_a_grammar(runner: TorchRunner, temperature: float, penalty: float) -> None:
+def test_drafting_is_lossless_under_a_grammar(runner: ModelRunner, temperature: float, penalty: float) -> None:
     compiler = GrammarCompiler(TOKENIZER, runner.vocabulary, [STOP])
     prompt = np.array(ids("def person():\n    return "), np.int32)
     for seed in range(4):
@@ -189,7 +189,7 @@ def test_drafting_is_lossless_under_a_grammar(runner: TorchRunner, temperature: 
             assert found.finish == plain.finish == "stop"
 
 
-def test_lookahead_refines_under_a_grammar(runner: TorchRunner) -> None:
+def test_lookahead_refines_under_a_grammar(runner: ModelRunner) -> None:
     compiler = GrammarCompiler(TOKENIZER, runner.vocabulary, [STOP])
     grammar = LLMatcher.grammar_from_regex(r"[a-zA-Z_0-9 ():=.,\n]{60,90}")
     prompt = np.array(ids("class Reader:\n    def read(self):\n"), np.int32)
@@ -206,7 +206,7 @@ def test_lookahead_refines_under_a_grammar(runner: TorchRunner) -> None:
     assert levels > 1
 
 
-def test_a_grammar_overrides_rules_that_exclude_all_its_tokens(runner: TorchRunner) -> None:
+def test_a_grammar_overrides_rules_that_exclude_all_its_tokens(runner: ModelRunner) -> None:
     compiler = GrammarCompiler(TOKENIZER, runner.vocabulary, [STOP])
     letter = ids("a")[0]
     params = SamplingParams(temperature=0, logit_bias={letter: -math.inf}, min_tokens=5)

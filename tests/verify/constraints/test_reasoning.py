@@ -16,7 +16,7 @@ from outrider.verify.constraints.reasoning import ReasoningBudget
 from outrider.verify.decode import decode
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import load_model
-from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -94,12 +94,12 @@ def test_a_grammar_that_knows_no_reasoning_is_obeyed() -> None:
 
 
 @pytest.fixture(scope="module")
-def runner() -> TorchRunner:
+def runner() -> ModelRunner:
     return load_model(LoadOptions(str(models.TARGET), dtype="float32"))
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
-def test_drafting_is_lossless_under_a_budget(runner: TorchRunner, temperature: float) -> None:
+def test_drafting_is_lossless_under_a_budget(runner: ModelRunner, temperature: float) -> None:
     prompt = np.arange(40, 60, dtype=np.int32)
     for max_tokens in (0, 7):
         options = DecodeOptions(SamplingParams(temperature=temperature, seed=max_tokens), 60)

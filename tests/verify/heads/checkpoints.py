@@ -18,7 +18,7 @@ from outrider.verify.heads.networks import Eagle3Head, EagleHead
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import load_weights
-from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.model.runner import ModelRunner
 from tests.verify.model.families import FAMILIES, SIZES, random_model
 
 KINDS = ("eagle", "eagle3", "mtp")
@@ -107,7 +107,7 @@ def save_head(folder: Path, weights: dict[str, torch.Tensor], names: dict[str, A
 
 def load_pair(
     folder: Path, kind: str, family: str = "qwen3_5", traced: bool = False, device: str = "cpu"
-) -> tuple[TorchRunner, HeadModel]:
+) -> tuple[ModelRunner, HeadModel]:
     """A started target with a head of this kind; the family is that of a target with an MTP layer."""
     is_mtp = kind == "mtp"
     path = folder / (family if is_mtp else "target")

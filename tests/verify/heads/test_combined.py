@@ -18,7 +18,7 @@ from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
 from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.loading import load_weights
-from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.round import run_round
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
@@ -31,7 +31,7 @@ PROMPTS = ("class Stack:\n    def __init__(self):\n", "def read_items(items):\n"
 DRAFTERS: tuple[DrafterName, ...] = ("draft-tree", "pearl", "fusion")
 
 
-def load(quantize: Literal["none", "int8", "int4"]) -> tuple[TorchRunner, HeadRunner]:
+def load(quantize: Literal["none", "int8", "int4"]) -> tuple[ModelRunner, HeadRunner]:
     """The embedded target with its head."""
     options = LoadOptions(str(models.TARGET), dtype="float32", device="cpu", quantization=Quantization(quantize))
     target = load_weights(options)
@@ -42,7 +42,7 @@ def load(quantize: Literal["none", "int8", "int4"]) -> tuple[TorchRunner, HeadRu
 
 
 @pytest.fixture(scope="module", params=["none", "int8", "int4"])
-def pair(request: pytest.FixtureRequest) -> tuple[TorchRunner, HeadRunner]:
+def pair(request: pytest.FixtureRequest) -> tuple[ModelRunner, HeadRunner]:
     return load(request.param)
 
 
@@ -54,7 +54,7 @@ def options(number: int, temperature: float = 0.8) -> DecodeOptions:
     return DecodeOptions(SamplingParams(temperature=temperature, seed=number), 32, max_nodes=16)
 
 
-def plain(target: TorchRunner, prompt: np.ndarray, wanted: DecodeOptions) -> list[int]:
+def plain(target: ModelRunner, prompt: np.ndarray, wanted: DecodeOptions) -> list[int]:
     return decode(Verifier(target, target.new_cache()), NoDrafter(), prompt, wanted).tokens
 
 
@@ -62,7 +62,7 @@ def resources(model: Callable[[], LanguageModel]) -> Resources:
     return Resources(EAGER, model=model)
 
 
-def test_streams_get_the_answers_of_each_alone(pair: tuple[TorchRunner, HeadRunner]) -> None:
+def test_streams_get_the_answers_of_each_alone(pair: tuple[ModelRunner, HeadRunner]) -> None:
     target, shared = pair
     expected = [plain(target, encoded(number), options(number)) for number in range(len(PROMPTS))]
     active = {
@@ -86,7 +86,7 @@ def test_streams_get_the_answers_of_each_alone(pair: tuple[TorchRunner, HeadRunn
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_a_restored_session_goes_on(pair: tuple[TorchRunner, HeadRunner], name: DrafterName) -> None:
+def test_a_restored_session_goes_on(pair: tuple[ModelRunner, HeadRunner], name: DrafterName) -> None:
     """As after a restart: the drafter is new, and the text's rows come from host memory."""
     target, shared = pair
     verifier = Verifier(target, target.new_cache())

@@ -21,8 +21,10 @@ from outrider.verify.heads.cache import HeadCache
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.model import HeadModel
+from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import load_weights
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
@@ -32,7 +34,7 @@ from tests.verify.draft_model.test_draft_model import EAGER, PROMPT
 from tests.verify.heads.checkpoints import KINDS, load_pair
 
 GREEDY = SamplingParams(temperature=0)
-Pair = tuple[TorchRunner, HeadModel]
+Pair = tuple[ModelRunner, HeadModel]
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +52,11 @@ def eagle(pairs: dict[str, Pair]) -> Pair:
     return pairs["eagle"]
 
 
-def verifier_of(target: TorchRunner) -> Verifier:
+def verifier_of(target: ModelRunner) -> Verifier:
     return Verifier(target, target.new_cache())
 
 
-def answer(target: TorchRunner, prompt: Ints, params: SamplingParams = GREEDY, tokens: int = 16) -> list[int]:
+def answer(target: ModelRunner, prompt: Ints, params: SamplingParams = GREEDY, tokens: int = 16) -> list[int]:
     return decode(verifier_of(target), NoDrafter(), prompt, DecodeOptions(params, tokens)).tokens
 
 
@@ -72,15 +74,16 @@ def counted(monkeypatch: pytest.MonkeyPatch, head: HeadModel) -> list[int]:
 
 
 @torch.inference_mode()
-def reference(target: TorchRunner, head: HeadModel, text: list[int], drafted: int) -> torch.Tensor:
+def reference(target: ModelRunner, head: HeadModel, text: list[int], drafted: int) -> torch.Tensor:
     """The logits after a text by transformers' own attention, [V]. Its last `drafted` tokens read the head's own states."""
-    model, network = cast(Any, target.model), cast(Any, head.head)
+    assert isinstance(target, NativeRunner | TorchRunner)
+    network = cast(Any, head.head)
     verifier, known = verifier_of(target), len(text) - drafted
     verifier.begin(np.array(text[:known], np.int32), GREEDY, 1)
     verifier.prefill()
     assert verifier.cache.hidden is not None
     states = head._fused(verifier.cache.hidden.read(0, known - 1))[None]
-    embedded = model.get_input_embeddings()(torch.tensor([text]))
+    embedded = target.embed_tokens(torch.tensor([text]))
     positions = torch.arange(len(text))[None]
     configs = [module.config for module in network.modules() if hasattr(module, "config")]
     for config in configs:

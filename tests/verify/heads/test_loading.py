@@ -30,12 +30,12 @@ from tests.verify.heads.checkpoints import (
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TorchRunner:
+def target(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     path = save_target(tmp_path_factory.mktemp("target"))
     return load_weights(LoadOptions(str(path), dtype="float32", device="cpu"))
 
 
-def test_a_model_is_no_head(target: TorchRunner, tmp_path: Path) -> None:
+def test_a_model_is_no_head(target: ModelRunner, tmp_path: Path) -> None:
     assert load_head(str(models.DRAFT), target) is None
     single = save_eagle(tmp_path)
     weights = torch.load(single / "pytorch_model.bin")
@@ -43,7 +43,7 @@ def test_a_model_is_no_head(target: TorchRunner, tmp_path: Path) -> None:
     assert load_head(str(single), target) is None  # a model of one layer
 
 
-def test_eagle_in_both_file_formats(target: TorchRunner, tmp_path: Path) -> None:
+def test_eagle_in_both_file_formats(target: ModelRunner, tmp_path: Path) -> None:
     folder = save_eagle(tmp_path)
     found = load_head(str(folder), target, pack=False)
     assert found is not None and isinstance(found.head, EagleHead)
@@ -56,7 +56,7 @@ def test_eagle_in_both_file_formats(target: TorchRunner, tmp_path: Path) -> None
     assert torch.equal(again.head.fc.weight, found.head.fc.weight)
 
 
-def test_eagle_3_has_its_own_vocabulary_and_reads_three_layers(target: TorchRunner, tmp_path: Path) -> None:
+def test_eagle_3_has_its_own_vocabulary_and_reads_three_layers(target: ModelRunner, tmp_path: Path) -> None:
     found = load_head(str(save_eagle3(tmp_path)), target)
     assert found is not None and isinstance(found.head, Eagle3Head)
     assert found.head.layers_read == (2, 3, 3)
@@ -89,10 +89,10 @@ def test_an_mtp_layer_comes_from_the_targets_revision(tmp_path: Path, monkeypatc
     target = load_weights(LoadOptions(MODEL, "v2", dtype="float32", device="cpu"))
     head = load_head("mtp", target, "v2")
     assert head is not None and isinstance(head.head, MtpHead)
-    assert target.model.config.name_or_path == MODEL
+    assert isinstance(target, TorchRunner) and target.model.config.name_or_path == MODEL
 
 
-def test_what_cannot_be_loaded_is_named(target: TorchRunner, tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_is_named(target: ModelRunner, tmp_path: Path) -> None:
     def refuse(folder: Path, **config: object) -> str:
         path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | config))

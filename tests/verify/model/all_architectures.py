@@ -28,6 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from outrider.drafters.interface import DraftTree
 from outrider.verify.errors import ModelError, first_sentence
 from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import load_model
 from outrider.verify.model.torch_runner import TorchRunner
@@ -163,7 +164,7 @@ def attempt(model_type: str) -> Result:
             tolerated += ROUNDING_FACTOR * rounding_error(reference, random_text())
     except Exception as error:
         return Result(model_type, "crashed", f"{type(error).__name__}: {first_sentence(error)[:120]}")
-    traced = runner.mode.backend is not None
+    traced = isinstance(runner, NativeRunner) or runner.mode.backend is not None
     return Result(model_type, "served" if difference < tolerated else "wrong", "", kinds(runner), difference, traced)
 
 
@@ -189,7 +190,7 @@ def rounding_error(model: Any, text: torch.Tensor) -> float:
 
 
 @torch.inference_mode()
-def compare(runner: TorchRunner, model: Any) -> float:
+def compare(runner: NativeRunner | TorchRunner, model: Any) -> float:
     """The largest difference of logits from transformers' own, for a prompt in parts and for a tree."""
     text = random_text()
     expected, cache, worst = model(text[None], use_cache=False).logits[0], runner.new_cache(), 0.0
@@ -206,7 +207,7 @@ def compare(runner: TorchRunner, model: Any) -> float:
     return worst
 
 
-def kinds(runner: TorchRunner) -> str:
+def kinds(runner: NativeRunner | TorchRunner) -> str:
     """The kinds of the model's layers, in words."""
     shape, found = runner.cache_shape, []
     layers = getattr(shape, "layers", ())

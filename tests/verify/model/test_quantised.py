@@ -14,6 +14,7 @@ from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import load_model
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -30,6 +31,7 @@ def test_eight_bit_weights_of_torchao(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(models.TARGET, dtype=torch.float32, quantization_config=config)
     model.save_pretrained(tmp_path)
     runner = load_model(LoadOptions(str(tmp_path), dtype="float32"))
+    assert isinstance(runner, TorchRunner)
     assert any("Int8" in type(parameter).__name__ for parameter in runner.model.parameters())
     for temperature in (0.0, 1.0):
         options = DecodeOptions(SamplingParams(temperature=temperature, seed=2), max_tokens=40)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from outrider import models
 from outrider.drafters.registry import Resources, make
@@ -21,15 +21,15 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model import quantization
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import interface as native
-from outrider.verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
+from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.cpu.native.weights import Kind
 from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
 from outrider.verify.model.loading import load_model, load_weights
 from outrider.verify.model.quantization import quantize_layers
-from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
+from tests.verify.model.cpu.native.models import runner_of
 
 pytestmark = pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
 PROMPT = np.arange(5, 40, dtype=np.int32)
@@ -37,14 +37,10 @@ CPU = torch.device("cpu")
 KINDS = {"int8": Kind.INT8, "int4": Kind.INT4}
 
 
-def load(path: Path, quantize: Quantize, dtype: str = "auto") -> TorchRunner:
-    return load_weights(LoadOptions(str(path), dtype=dtype, device="cpu", quantization=Quantization(quantize)))
-
-
-def kind_of(module: torch.nn.Module) -> Kind:
-    """The kind of weights of a packed module."""
-    assert isinstance(module, NativeLinear | NativeEmbedding)
-    return module.weights.kind
+def load(path: Path, quantize: Quantize) -> NativeRunner:
+    found = load_weights(LoadOptions(str(path), device="cpu", quantization=Quantization(quantize)))
+    assert isinstance(found, NativeRunner)
+    return found
 
 
 @pytest.fixture(params=["tied", "untied", "biased"])
@@ -68,10 +64,8 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path, tiny_config: LlamaConf
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_loading_gives_the_bits_of_quantising_the_loaded_model(saved: Path, quantize: Quantize) -> None:
     loaded, whole = load(saved, quantize), load(saved, "none")
-    other = LlamaForCausalLM if "llama" in type(whole.model).__name__.lower() else Qwen2ForCausalLM
-    expected = other.from_pretrained(saved, attn_implementation=whole.model.config._attn_implementation)
-    quantize_layers(expected, Quantization(quantize), CPU)
-    reference = TorchRunner(expected, pack=True, traced=True)
+    expected = AutoModelForCausalLM.from_pretrained(saved)
+    reference = runner_of(expected, 128, quantization=Quantization(quantize))
     batch = ForwardBatch.chain(torch.arange(3, 20))
     loaded.start(128)
     given = loaded.forward(loaded.new_cache(), batch)
@@ -83,11 +77,10 @@ def test_loading_gives_the_bits_of_quantising_the_loaded_model(saved: Path, quan
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_the_head_has_eight_bits(saved: Path, quantize: Quantize) -> None:
-    model = load(saved, quantize).model
-    assert kind_of(model.lm_head) is Kind.INT8
-    assert kind_of(model.model.layers[1].mlp.down_proj) is KINDS[quantize]
-    assert kind_of(model.model.embed_tokens) is Kind.FLOAT32
-    assert not hasattr(model.config, "quantization_config")
+    decoder = load(saved, quantize).decoder
+    assert decoder.head.kind is Kind.INT8
+    assert decoder.layers[1].down.matrix.kind == KINDS[quantize]
+    assert decoder.table.kind is Kind.FLOAT32
 
 
 def test_one_layer_at_a_time_has_full_weights(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +93,7 @@ def test_one_layer_at_a_time_has_full_weights(saved: Path, monkeypatch: pytest.M
         replace(model, name, *arguments)
 
     monkeypatch.setattr(quantization, "_replace", watched)
-    load(saved, "int4")
+    load_weights(LoadOptions(str(saved), device="cpu", trace=False, quantization=Quantization("int4")))
     assert most == 1
 
 

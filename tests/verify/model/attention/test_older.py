@@ -96,5 +96,6 @@ def test_a_checkpoint_is_served_with_packed_layers(family: str, tmp_path: Path) 
     model = build(family, "eager")
     model.save_pretrained(tmp_path)
     runner = load_model(LoadOptions(str(tmp_path), device="cpu"))
+    assert isinstance(runner, TorchRunner)
     assert runner.model_tokens == 512 and runner.mode.backend is not None
     assert len(packed_layers(runner.model)) == 4 * 4 + 1  # in each layer four, and the head

@@ -25,7 +25,7 @@ from outrider.verify.model.gpu.text_work import TextWork
 from outrider.verify.model.gpu.triton_attention import KernelAttention
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import load_model
-from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -37,19 +37,19 @@ PROMPT = np.arange(5, 60, dtype=np.int32)
 
 
 @pytest.fixture(scope="module", params=["off", "on"])
-def runner(request: pytest.FixtureRequest) -> TorchRunner:
+def runner(request: pytest.FixtureRequest) -> ModelRunner:
     return load_model(LoadOptions(str(models.TARGET), dtype="float32", device="cuda", compile=request.param))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafted_answers_equal_plain_decoding(runner: TorchRunner, temperature: float) -> None:
+def test_drafted_answers_equal_plain_decoding(runner: ModelRunner, temperature: float) -> None:
     options = DecodeOptions(SamplingParams(temperature=temperature, seed=3), max_tokens=80)
     plain = decode(Verifier(runner, runner.new_cache()), NoDrafter(), PROMPT, options).tokens
     drafter = Oracle(plain)
     assert decode(Verifier(runner, runner.new_cache()), drafter, PROMPT, options).tokens == plain
 
 
-def test_greedy_text_equals_transformers(runner: TorchRunner) -> None:
+def test_greedy_text_equals_transformers(runner: ModelRunner) -> None:
     reference = LlamaForCausalLM.from_pretrained(models.TARGET, dtype=torch.float32).to("cuda")
     options = DecodeOptions(SamplingParams(temperature=0), max_tokens=40)
     ours = decode(Verifier(runner, runner.new_cache()), NoDrafter(), PROMPT, options).tokens
@@ -60,7 +60,7 @@ def test_greedy_text_equals_transformers(runner: TorchRunner) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_step_waits_for_one_event_alone(runner: TorchRunner, temperature: float) -> None:
+def test_a_step_waits_for_one_event_alone(runner: ModelRunner, temperature: float) -> None:
     chain = np.arange(5, dtype=np.int32)
     tree = DraftTree(chain, chain - 1, chain + 1, np.ones(5, np.float32), np.zeros(5, np.uint8))
     verifier = Verifier(runner, runner.new_cache())
@@ -77,7 +77,7 @@ def test_a_step_waits_for_one_event_alone(runner: TorchRunner, temperature: floa
     assert not [warning for warning in caught if "called a synchronizing" in str(warning.message)]
 
 
-def test_steps_allocate_no_memory(runner: TorchRunner) -> None:
+def test_steps_allocate_no_memory(runner: ModelRunner) -> None:
     options = DecodeOptions(SamplingParams(temperature=1.0, seed=1), max_tokens=100)
     segments = []
     for _ in range(4):

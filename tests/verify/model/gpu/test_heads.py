@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from outrider.verify.heads.cache import HeadCache
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.model import HeadModel
 from outrider.verify.model.gpu.paged_cache import PagedCache
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.verifier import Verifier
@@ -25,15 +27,16 @@ GREEDY = SamplingParams(temperature=0)
 KEPT_STATES = 24
 # Earlier versions look for the layer under other names than the tests' checkpoint has.
 LOADS_MTP = pytest.mark.skipif(Version(transformers.__version__) < Version("5.23"), reason="needs transformers 5.23")
-Pair = tuple[TorchRunner, HeadModel]
+Pair = tuple[ModelRunner, HeadModel]
 
 
 def drafts(pair: Pair, tokens: int) -> tuple[list[list[list[int]]], HeadCache]:
     """Candidates after a text of `tokens`, and below some of them, before and after the target emits one; and the cache."""
     target, head = pair
     target.cache_shape = replace(target.cache_shape, hidden_positions=KEPT_STATES)
-    if target._pool is not None:
-        target._pool.shape = target.cache_shape
+    pool = cast(TorchRunner, target)._pool
+    if pool is not None:
+        pool.shape = target.cache_shape
     shared = HeadRunner(head)
     verifier, session = Verifier(target, target.new_cache()), shared.session()
     verifier.begin((np.arange(tokens) % 90).astype(np.int32), GREEDY, 8)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import pad
 
 from outrider.verify.model.adapter import Adapter, AdapterWeights, LowRank, UnfitAdapter
-from outrider.verify.model.cpu.native import library
-from outrider.verify.model.cpu.native.decoder import Decoder
+from outrider.verify.model.cpu.native import structures
+from outrider.verify.model.cpu.native.decoder import Decoder, ordered
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.weights import Kind, Weights
 
@@ -19,14 +19,14 @@ from outrider.verify.model.cpu.native.weights import Kind, Weights
 class NativeAdapter(Adapter):
     """An adapter as the library takes it, and what this refers to."""
 
-    description: library.Adapter
+    description: structures.Adapter
     kept: list[object]
 
 
 def packed_adapter(adapter: AdapterWeights, decoder: Decoder, engine: Engine) -> NativeAdapter:
     """The adapter of a model. Raises UnfitAdapter if its shapes are those of another one."""
     count = decoder.description.layers
-    layers, kept = (library.AdapterLayer * count)(), list[object]()
+    layers, kept = (structures.AdapterLayer * count)(), list[object]()
     for (layer, name), part in adapter.parts.items():
         shape = (len(part.up), part.down.shape[1])
         expected = decoder.shape_of(layer, name) if layer < count else None
@@ -36,11 +36,11 @@ def packed_adapter(adapter: AdapterWeights, decoder: Decoder, engine: Engine) ->
                 f"is for another model: it changes {name} of layer {layer} by {shape[0]} x {shape[1]},"
                 f" and the model has {model}"
             )
-        weights = packed_pair(part, engine)
+        weights = packed_pair(replace(part, up=ordered(decoder.architecture, layer, name, part.up)), engine)
         kept.extend(weights)
-        setattr(layers[layer], name, library.LowRank(*(each.matrix for each in weights)))
+        setattr(layers[layer], name, structures.LowRank(*(each.matrix for each in weights)))
     rank = max(each.down.shape[0] for each in adapter.parts.values())
-    description = library.Adapter(ctypes.cast(layers, ctypes.POINTER(library.AdapterLayer)), rank + rank % 2)
+    description = structures.Adapter(ctypes.cast(layers, ctypes.POINTER(structures.AdapterLayer)), rank + rank % 2)
     return NativeAdapter(adapter.digest, description, [layers, *kept])
 
 
@@ -48,5 +48,5 @@ def packed_pair(part: LowRank, engine: Engine) -> tuple[Weights, Weights]:
     """Both factors. An odd rank is padded with zeros, because inputs are even."""
     odd = len(part.down) % 2
     pair: tuple[torch.Tensor, torch.Tensor] = pad(part.down, (0, 0, 0, odd)), pad(part.up, (0, odd))
-    down, up = (Weights.of(engine, Kind.FLOAT32, each) for each in pair)
+    down, up = (Weights.of(engine, Kind.FLOAT32, each.numpy()) for each in pair)
     return down, up

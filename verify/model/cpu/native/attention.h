@@ -5,7 +5,7 @@
 // the order of the text. What a key's place in the cache is, and what lies between it and the next, changes nothing, so a row of
 // a draft tree has the bits of the same row decoded alone.
 #pragma once
-#include "vector.h"
+#include "pointwise.h"
 
 namespace outrider {
 
@@ -161,14 +161,15 @@ inline void multiply(const Product* products, int count, const Block& block, int
 }
 
 // Turns a query's scores of a block into weights. `hidden` leading positions are not attended to.
-inline void weigh(Query& query, int count, int hidden, int width, float scaling) {
+inline void weigh(Query& query, int count, int hidden, int width, float scaling, float cap) {
   float* scores = query.scores;
   for (int i = 0; i < hidden && i < count; i++) scores[i] = -INFINITY;
   const int padded = (count + SUMMED - 1) / SUMMED * SUMMED;
   for (int i = count; i < padded; i++) scores[i] = -INFINITY;
   Floats most = all(-INFINITY);
   for (int i = 0; i < padded; i += LANES) {
-    const Floats scaled = load(scores + i) * all(scaling);
+    Floats scaled = load(scores + i) * all(scaling);
+    if (cap) scaled = load(scores + i) > all(-INFINITY) ? capped(scaled, cap) : scaled;
     store(scores + i, scaled);
     most = larger(most, scaled);
   }
@@ -262,10 +263,26 @@ inline void visit(AttentionSpace& space, const Part* parts, int rows, int groups
   }
 }
 
+// A position without a value: its score takes a part of the weights.
+inline void add_sink(Query& query, int width, float sink) {
+  const float largest = std::fmax(query.largest, sink);
+  const Floats kept = exponential(all(query.largest - largest));
+  query.total = query.total * kept[0] + exponential(all(sink - largest))[0];
+  for (int i = 0; i < width; i += LANES) store(query.sums + i, load(query.sums + i) * kept);
+}
+
+// How scores become weights.
+struct Scoring {
+  float scaling, cap;   // cap: 0 = none
+  int window;           // 0 = none
+  const float* sinks;   // [groups]; null = none
+};
+
 // Attention of `rows` rows, each with `groups` query heads, over one head of keys and values. Queries and outputs of a row are
 // [groups, width], `stride` floats from one row to the next.
 inline void attend(AttentionSpace& space, const Plane& keys, const Plane& values, const Text* texts, int rows, int groups,
-                   const float* queries, float* out, int64_t stride, int width, float scaling, int window) {
+                   const float* queries, float* out, int64_t stride, int width, const Scoring& scoring) {
+  const int window = scoring.window;
   Query states[MOST_QUERIES];
   Product products[MOST_QUERIES];
   Part parts[MOST_QUERIES];
@@ -297,12 +314,13 @@ inline void attend(AttentionSpace& space, const Plane& keys, const Plane& values
     visit(space, parts, rows, groups, start, read_keys_to, score);
     for (int i = 0; i < rows * groups; i++) {
       const Part& part = parts[i / groups];
-      if (part.count()) weigh(states[i], part.shared + part.own, part.hidden, width, scaling);
+      if (part.count()) weigh(states[i], part.shared + part.own, part.hidden, width, scoring.scaling, scoring.cap);
     }
     ahead = Ahead::of(keys, start + POSITIONS);
     visit(space, parts, rows, groups, start, read_values_to, add_values);
   }
   for (int i = 0; i < rows * groups; i++) {
+    if (scoring.sinks) add_sink(states[i], width, scoring.sinks[i % groups]);
     const Floats total = all(states[i].total);
     for (int j = 0; j < width; j += LANES) store(states[i].sums + j, load(states[i].sums + j) / total);
   }

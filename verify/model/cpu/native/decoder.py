@@ -1,115 +1,253 @@
-"""Describes a model to the library: its sizes, and where its weights are.
-
-Models are recognised by class. What the description says is checked at load like any other forward: the logits must be those of
-transformers' own (`outrider.verify.model.self_check`).
-"""
+"""Packs a decoder's weights for the library, and describes it to the library."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any
 
-import torch
-from transformers import PreTrainedModel
+import numpy as np
+from numpy.typing import NDArray
 
-from outrider.verify.model.attention.interface import cache_layer
-from outrider.verify.model.cpu.native import library
-from outrider.verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
+from outrider.verify.errors import ModelError
+from outrider.verify.model.architecture.description import Architecture, Layer
+from outrider.verify.model.architecture.families import BY_FILE
+from outrider.verify.model.architecture.rotary import frequencies
+from outrider.verify.model.cpu.native import structures
+from outrider.verify.model.cpu.native.library import Engine
+from outrider.verify.model.cpu.native.weights import Kind, Weights
+from outrider.verify.model.tensors import Stored, Tensors
 
-# Classes whose layers are: norm, attention, norm, gated feed-forward; with or without biases, and norms of queries and keys.
-CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_tanh": 1}
 # Sizes are multiples of this (vector.h).
 SUMMED = 16
-# The largest width of a head.
+# The largest width of a head (attention.h).
 MOST_WIDTH = 256
 # The largest number of query heads for one key head.
 MOST_GROUPS = 64
+TABLE, HEAD, NORM = "token_embd", "output", "output_norm"
+FUSED_ATTENTION, GATE, UP, DOWN = "attn_qkv", "ffn_gate", "ffn_up", "ffn_down"
+# Names of a layer's tensors in files, by the library's names.
+LINEARS = {"query": "attn_q", "key": "attn_k", "value": "attn_v", "output": "attn_output", "gate": GATE, "up": UP, "down": DOWN}
+NORMS = {
+    "attention_norm": "attn_norm",
+    "attention_post_norm": "post_attention_norm",
+    "feed_forward_norm": "ffn_norm",
+    "feed_forward_post_norm": "post_ffw_norm",
+    "query_norm": "attn_q_norm",
+    "key_norm": "attn_k_norm",
+}
 
 
-def is_supported(name: str, config: Any) -> bool:
-    """Whether the library computes the forward of the class `name` with this configuration."""
-    if name not in CLASSES or config.hidden_act not in ACTIVATIONS:
-        return False
-    width = head_width(config)
-    sizes = (config.hidden_size, config.intermediate_size, width)
-    groups = config.num_attention_heads // config.num_key_value_heads
-    return all(size % SUMMED == 0 for size in sizes) and width <= MOST_WIDTH and groups <= MOST_GROUPS
+def supports(architecture: Architecture) -> bool:
+    """Whether the library computes a decoder of these sizes."""
+    widths = all(each.head_dim % SUMMED == 0 and each.head_dim <= MOST_WIDTH for each in architecture.layers)
+    groups = all(each.heads // each.kv_heads <= MOST_GROUPS for each in architecture.layers)
+    return architecture.hidden % SUMMED == 0 and widths and groups
 
 
-def head_width(config: Any) -> int:
-    """The width of an attention head."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+@dataclass(frozen=True)
+class Precision:
+    """To what a checkpoint's weights are rounded; None = as they are, in the form that the library has for them."""
+
+    layers: Kind | None = None
+    head: Kind | None = None
+    rest: Kind | None = None  # the embedding table, and layers that `layers` does not fit
 
 
+@dataclass
+class Size:
+    """Bytes and number of the weights that a step reads."""
+
+    nbytes: int = 0
+    weights: int = 0
+
+    def add(self, weights: Weights) -> None:
+        self.nbytes += weights.nbytes
+        self.weights += weights.outputs * weights.inputs
+
+
+@dataclass(eq=False)
 class Decoder:
-    """The library's description of a packed model, and the tensors that it refers to."""
+    """A packed model: the library's description, and what it refers to."""
 
-    def __init__(self, model: PreTrainedModel, windows: dict[int, int | None]) -> None:
-        """`windows` are the sliding windows by layer of the cache. Requires `is_supported`."""
-        self._kept: list[object] = []
-        config = model.config
-        body, head = cast(Any, model).model, model.get_output_embeddings()
-        table = body.embed_tokens
-        assert isinstance(table, NativeEmbedding) and isinstance(head, NativeLinear)
-        layers = [layer for layer in body.layers if hasattr(layer, "self_attn")]
-        frequencies = self._floats(body.rotary_emb.inv_freq)
-        rotary = 2 * len(body.rotary_emb.inv_freq)
-        described = [self._layer(layer, windows, rotary) for layer in layers]
-        self._layers = (library.Layer * len(layers))(*described)
-        self.vocabulary = head.out_features
-        self.description = library.Model(
-            layers=len(layers),
-            hidden=config.hidden_size,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=head_width(config),
-            intermediate=config.intermediate_size,
-            activation=ACTIVATIONS[config.hidden_act],
-            epsilon=config.rms_norm_eps,
-            scaling=layers[0].self_attn.scaling,
-            rotary_scaling=float(body.rotary_emb.attention_scaling),
-            embedding_scale=1.0,
-            residual_scale=1.0,
-            logit_scale=1.0,
-            layer=ctypes.cast(self._layers, ctypes.POINTER(library.Layer)),
-            embedding=table.weights.matrix,
-            head=self._linear(head),
-            norm=self._floats(body.norm.weight),
-            frequencies=frequencies,
-        )
+    architecture: Architecture
+    description: structures.Model
+    layers: ctypes.Array[structures.Layer]
+    table: Weights
+    head: Weights
+    size: Size
+    kept: list[object] = field(repr=False)
+
+    def fit(self, context_tokens: int) -> None:
+        """Chooses the rotary tables for texts of this length."""
+        tables = []
+        for each in self.architecture.rotaries:
+            found, scaling = frequencies(each, context_tokens)
+            self.kept.append(found)
+            temperature = each.scaling.get("llama_4_scaling_beta", 0.0)
+            span = each.scaling.get("original_max_position_embeddings", 1)
+            tables.append(structures.Rotary(found.ctypes.data, each.size, scaling, temperature, span))
+        array = (structures.Rotary * max(1, len(tables)))(*tables)
+        self.kept.append(array)
+        self.description.rotaries = len(tables)
+        self.description.rotary = ctypes.cast(array, ctypes.POINTER(structures.Rotary))
 
     def shape_of(self, layer: int, name: str) -> tuple[int, int]:
         """The outputs and inputs of a projection of a layer."""
-        matrix = getattr(self._layers[layer], name).matrix
+        matrix = getattr(self.layers[layer], name).matrix
         return matrix.outputs, matrix.inputs
 
-    def _layer(self, layer: Any, windows: dict[int, int | None], rotary: int) -> library.Layer:
-        attention, gated = layer.self_attn, layer.mlp
-        norms = {name: getattr(attention, name, None) for name in ("q_norm", "k_norm")}
-        return library.Layer(
-            attention_norm=self._floats(layer.input_layernorm.weight),
-            feed_forward_norm=self._floats(layer.post_attention_layernorm.weight),
-            query_norm=None if norms["q_norm"] is None else self._floats(norms["q_norm"].weight),
-            key_norm=None if norms["k_norm"] is None else self._floats(norms["k_norm"].weight),
-            query=self._linear(attention.q_proj),
-            key=self._linear(attention.k_proj),
-            value=self._linear(attention.v_proj),
-            output=self._linear(attention.o_proj),
-            gate=self._linear(gated.gate_proj),
-            up=self._linear(gated.up_proj),
-            down=self._linear(gated.down_proj),
-            cached=cache_layer(attention),
-            window=windows.get(cache_layer(attention)) or 0,
-            rotary=rotary,
+
+def pack(architecture: Architecture, tensors: Tensors, engine: Engine, precision: Precision) -> Decoder | None:
+    """The decoder; None if there are weights that it would not use. Requires `supports`. Raises ModelError."""
+    packing = Packing(architecture, tensors, engine, precision)
+    return packing.decoder() if packing.uses_all() else None
+
+
+class Packing:
+    """Packs one model."""
+
+    def __init__(self, architecture: Architecture, tensors: Tensors, engine: Engine, precision: Precision) -> None:
+        self.architecture, self.tensors, self.engine, self.precision = architecture, tensors, engine, precision
+        self.size, self.kept = Size(), list[object]()
+
+    def uses_all(self) -> bool:
+        """Whether every tensor is one that is packed: others would make the model another one."""
+        known = {TABLE, HEAD, NORM, "rope_freqs", "rope_factors_long", "rope_factors_short"}
+        parts = [*LINEARS.values(), *NORMS.values(), FUSED_ATTENTION]
+        known |= {f"blk.{layer}.{part}" for layer in range(len(self.architecture.layers)) for part in parts}
+        return all(name.rpartition(".")[0] in known for name in self.tensors)
+
+    def decoder(self) -> Decoder:
+        """Packs all weights. Raises ModelError."""
+        known = self.architecture
+        table = Weights.stored(self.engine, self.tensors[f"{TABLE}.weight"], self.precision.rest)
+        if table.inputs != known.hidden:
+            raise ModelError(f"The embedding table of {self.tensors.path!r} does not fit its configuration.")
+        tied = f"{HEAD}.weight" not in self.tensors
+        head = table if tied and self.precision.head is None else self._head(TABLE if tied else HEAD)
+        self.size.add(head)
+        layers = (structures.Layer * len(known.layers))(*map(self._layer, range(len(known.layers))))
+        description = structures.Model(
+            layers=len(known.layers),
+            hidden=known.hidden,
+            epsilon=known.epsilon,
+            embedding_scale=known.embedding_scale,
+            residual_scale=known.residual_scale,
+            logit_scale=known.logit_scale,
+            logit_cap=known.logit_cap or 0.0,
+            layer=ctypes.cast(layers, ctypes.POINTER(structures.Layer)),
+            embedding=table.matrix,
+            head=structures.Linear(head.matrix, self._vector(f"{HEAD}.bias")),
+            norm=self._norm(NORM),
+        )
+        return Decoder(known, description, layers, table, head, self.size, [self.kept, table, head])
+
+    def _head(self, name: str) -> Weights:
+        return Weights.stored(self.engine, self.tensors[f"{name}.weight"], self.precision.head or self.precision.rest)
+
+    def _layer(self, number: int) -> structures.Layer:
+        known, place = self.architecture, f"blk.{number}."
+        layer = known.layers[number]
+        parts = self._attention(place, layer) | self._feed_forward(place)
+        norms = {name: self._norm(place + stored) for name, stored in NORMS.items()}
+        for name, heads in (("query_norm", layer.heads), ("key_norm", layer.kv_heads)):
+            norms[name].size = min(norms[name].size, heads * layer.head_dim)
+        if not known.norms_after_attention:
+            norms |= {"attention_post_norm": structures.Norm(), "feed_forward_norm": norms["attention_post_norm"]}
+        if known.is_parallel and not norms["feed_forward_norm"].kind:
+            norms["feed_forward_norm"] = norms["attention_norm"]
+        return structures.Layer(
+            **norms,
+            **parts,
+            heads=layer.heads,
+            kv_heads=layer.kv_heads,
+            head_dim=layer.head_dim,
+            cached=number,
+            window=layer.window or 0,
+            rotary=-1 if layer.rotary is None else layer.rotary,
+            activation=known.activation.value,
+            parallel=known.is_parallel,
+            scaling=layer.scaling,
+            cap=layer.cap or 0.0,
         )
 
-    def _linear(self, layer: NativeLinear) -> library.Linear:
-        self._kept.append(layer.weights)
-        return library.Linear(layer.weights.matrix, None if layer.bias is None else self._floats(layer.bias))
+    def _attention(self, place: str, layer: Layer) -> dict[str, structures.Linear]:
+        query, key = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+        hidden = self.architecture.hidden
+        starts = {"query": (0, query), "key": (query, query + key), "value": (query + key, query + 2 * key)}
+        fused = f"{place}{FUSED_ATTENTION}.weight" in self.tensors
+        found = {}
+        for name, (start, end) in starts.items():
+            source = place + (FUSED_ATTENTION if fused else LINEARS[name])
+            rows = np.arange(start if fused else 0, end if fused else end - start)
+            if name != "value" and self.architecture.has_pairs and layer.rotary is not None:
+                size = self.architecture.rotaries[layer.rotary].size
+                rows = rows[halves(len(rows) // layer.head_dim, layer.head_dim, size)]
+            found[name] = self._linear(source, (end - start, hidden), rows if fused or self.architecture.has_pairs else None)
+        return found | {"output": self._linear(place + LINEARS["output"], (hidden, query))}
 
-    def _floats(self, tensor: torch.Tensor) -> int:
-        """The address of a float32 copy."""
-        found = tensor.detach().to(torch.float32, copy=True).contiguous()
-        self._kept.append(found)
-        return found.data_ptr()
+    def _feed_forward(self, place: str) -> dict[str, structures.Linear]:
+        hidden = self.architecture.hidden
+        inner = self.tensors[f"{place}{DOWN}.weight"].shape[1]
+        found = {"down": self._linear(place + DOWN, (hidden, inner))}
+        if f"{place}{GATE}.weight" in self.tensors:
+            return found | {name: self._linear(place + LINEARS[name], (inner, hidden)) for name in ("gate", "up")}
+        if self.tensors[f"{place}{UP}.weight"].shape[0] == inner:
+            return found | {"up": self._linear(place + UP, (inner, hidden))}
+        halves = {"gate": slice(0, inner), "up": slice(inner, 2 * inner)}  # fused
+        return found | {name: self._linear(place + UP, (inner, hidden), rows) for name, rows in halves.items()}
+
+    def _linear(self, name: str, shape: tuple[int, int], rows: NDArray[np.int64] | slice | None = None) -> structures.Linear:
+        """A linear layer, of these rows. Raises ModelError unless its shape is [outputs, inputs]."""
+        stored = self.tensors[f"{name}.weight"]
+        if rows is not None:
+            stored = self._taken(stored, rows, name)
+        if stored.shape != shape:
+            found, expected = (" x ".join(map(str, each)) for each in (stored.shape, shape))
+            raise ModelError(f"The tensor {name} of {self.tensors.path!r} is {found}, and its configuration says {expected}.")
+        fits = self.precision.layers is not None and self.precision.layers.fits(shape[1])
+        weights = Weights.stored(self.engine, stored, self.precision.layers if fits else self.precision.rest)
+        self.kept.append(weights)
+        self.size.add(weights)
+        return structures.Linear(weights.matrix, self._vector(f"{name}.bias", rows))
+
+    def _taken(self, stored: Stored, rows: NDArray[np.int64] | slice, name: str) -> Stored:
+        try:
+            return stored.take(rows)
+        except IndexError:
+            raise ModelError(f"The tensor {name} of {self.tensors.path!r} is smaller than its configuration says.") from None
+
+    def _norm(self, name: str) -> structures.Norm:
+        """A norm; of kind 0 if the model has none there."""
+        if f"{name}.weight" not in self.tensors:
+            return structures.Norm()
+        add = 1.0 if self.architecture.norms_less_one else 0.0
+        weight = self._vector(f"{name}.weight", add=add)
+        size = self.tensors[f"{name}.weight"].shape[-1]
+        return structures.Norm(weight, self._vector(f"{name}.bias"), self.architecture.norm.value, size)
+
+    def _vector(self, name: str, rows: NDArray[np.int64] | slice | None = None, add: float = 0.0) -> int | None:
+        """The address of a vector as float32; None if the model has none."""
+        if name not in self.tensors:
+            return None
+        stored = self.tensors[name]
+        values = np.array((stored if rows is None else self._taken(stored, rows, name)).floats(), np.float32) + np.float32(add)
+        self.kept.append(values)
+        return int(values.ctypes.data)
+
+
+def halves(heads: int, width: int, rotary: int) -> NDArray[np.int64]:
+    """The rows of heads whose first `rotary` values are pairs side by side, so that they are half of `rotary` apart."""
+    head = np.r_[0:rotary:2, 1:rotary:2, rotary:width]
+    found: NDArray[np.int64] = (np.arange(heads)[:, None] * width + head).reshape(-1)
+    return found
+
+
+def ordered(architecture: Architecture, layer: int, name: str, rows: Any) -> Any:
+    """Brings an adapter's rows of a projection into the order that is packed: adapters have that of checkpoints."""
+    known = architecture.layers[layer]
+    if name not in ("query", "key") or known.rotary is None or not BY_FILE[architecture.name].pairs_in_checkpoints:
+        return rows
+    heads = known.heads if name == "query" else known.kv_heads
+    return rows[halves(heads, known.head_dim, architecture.rotaries[known.rotary].size)]

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
-from outrider.verify.model.adapter import AdapterWeights
-from outrider.verify.model.cpu.native import library
-from outrider.verify.model.cpu.native.adapter import NativeAdapter, packed_adapter
+from outrider.verify.model.cache.tensor_cache import TensorCache
+from outrider.verify.model.cpu.native.adapter import NativeAdapter
 from outrider.verify.model.cpu.native.decoder import Decoder
 from outrider.verify.model.cpu.native.library import Engine
-from outrider.verify.model.hidden.tap import HiddenTap
+from outrider.verify.model.cpu.native.structures import CachedPart, Stream, Tap
 from outrider.verify.model.segment import Segment, keep_hidden
 
 # The library's numbers of the data types of keys and values.
@@ -25,36 +25,34 @@ STORED = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3, 
 
 
 class NativeForward:
-    """Runs a decoder. Implements `outrider.verify.model.segment.ForwardBackend`."""
+    """Runs a decoder."""
 
     max_streams = 64
     max_rows = 4096
-    reads_prompts = is_invariant = True
 
-    def __init__(self, decoder: Decoder, engine: Engine, tap: HiddenTap | None = None) -> None:
-        """With `tap`, hidden states are kept in the caches."""
-        self._decoder, self._engine, self._tap = decoder, engine, tap
-        self._tapped = np.array(() if tap is None else tap.layers, np.int32)
-        self._logits = torch.empty(0, decoder.vocabulary)
-
-    def hold(self, adapter: AdapterWeights) -> NativeAdapter:
-        """Packs an adapter, for segments. Raises UnfitAdapter if it does not fit the model."""
-        return packed_adapter(adapter, self._decoder, self._engine)
+    def __init__(self, decoder: Decoder, engine: Engine, tapped: Sequence[int] | None = None) -> None:
+        """With `tapped`, hidden states are kept in the caches: the inputs of these layers, or the normed output without any."""
+        self._decoder, self._engine = decoder, engine
+        self._tapped = None if tapped is None else np.array(tapped, np.int32)
+        self._logits = torch.empty(0, decoder.head.outputs)
+        self._parts: WeakKeyDictionary[TensorCache, ctypes.Array[CachedPart]] = WeakKeyDictionary()
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """The logits of the segments' rows, one segment after the other, [M, V]; valid until the next call."""
         kept = sum(segment.kept for segment in segments)
         if len(self._logits) < kept:
-            self._logits = torch.empty(kept, self._decoder.vocabulary)
-        states, tap = None, library.Tap(0, None, None)
-        if self._tap is not None:
-            states = torch.empty(sum(segment.rows for segment in segments), self._tap.width)
-            tap = library.Tap(len(self._tapped), self._tapped.ctypes.data, states.data_ptr())
-        described = [_Described(segment) for segment in segments]
+            self._logits = torch.empty(kept, self._decoder.head.outputs)
+        states, tap = None, Tap(0, None, None)
+        if self._tapped is not None:
+            width = max(1, len(self._tapped)) * self._decoder.architecture.hidden
+            states = torch.empty(sum(segment.rows for segment in segments), width)
+            tap = Tap(len(self._tapped), self._tapped.ctypes.data, states.data_ptr())
+        described = [_Described(segment, self._parts_of(segment.cache)) for segment in segments]
         self._engine.call(
             "outrider_forward",
             ctypes.byref(self._decoder.description),
-            (library.Stream * len(segments))(*(each.stream for each in described)),
+            (Stream * len(segments))(*(each.stream for each in described)),
             len(segments),
             ctypes.c_void_p(self._logits.data_ptr()),
             ctypes.byref(tap),
@@ -63,18 +61,27 @@ class NativeForward:
             keep_hidden(states, segments)
         return self._logits[:kept]
 
+    def _parts_of(self, cache: TensorCache) -> ctypes.Array[CachedPart]:
+        """Where the cache has the keys and values of each layer."""
+        found = self._parts.get(cache)
+        if found is None:
+            planes = [plane for layer in cache.layers for plane in layer]
+            size = cache.stored_dtype.itemsize
+            described = ((each.data_ptr(), each.stride(0) * size, each.stride(1) * size) for each in planes)
+            found = self._parts[cache] = (CachedPart * len(planes))(*(CachedPart(*each) for each in described))
+        return found
+
 
 class _Described:
     """A segment as the library takes it, and the arrays that this refers to."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, parts: ctypes.Array[CachedPart]) -> None:
         cache, batch = segment.cache, segment.batch
-        tensor, length, known = cache.tensor, cache.length, batch.known
-        size, token_bytes = tensor.element_size(), known * batch.tokens.itemsize
-        self.stream = library.Stream(
-            tensor.data_ptr(),
-            *(stride * size for stride in tensor.stride()[:4]),
-            STORED[tensor.dtype],
+        length, known = cache.length, batch.known
+        token_bytes = known * batch.tokens.itemsize
+        self.stream = Stream(
+            ctypes.cast(parts, ctypes.POINTER(CachedPart)),
+            STORED[cache.stored_dtype],
             segment.rows,
             length + known,
             length,

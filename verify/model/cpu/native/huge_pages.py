@@ -11,7 +11,8 @@ import sys
 import threading
 from functools import cache
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 # The size of a huge page on x86-64 and on most ARM systems, and the alignment of parts.
 PAGE_BYTES, ALIGNMENT = 2 << 20, 64
@@ -24,7 +25,7 @@ class HugePages:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # weights may be packed in several threads
-        self._left = torch.empty(0, dtype=torch.uint8)  # of the last mapping
+        self._left: NDArray[np.uint8] = np.empty(0, np.uint8)  # of the last mapping
 
     @staticmethod
     @cache
@@ -32,7 +33,7 @@ class HugePages:
         """The memory of all models of this process."""
         return HugePages()
 
-    def take(self, size: int) -> torch.Tensor:
+    def take(self, size: int) -> NDArray[np.uint8]:
         """Zeros, uint8 [size], at an address that is a multiple of ALIGNMENT."""
         padded = -(-size // ALIGNMENT) * ALIGNMENT
         if padded > SHARED_BYTES // 2:
@@ -44,12 +45,16 @@ class HugePages:
         return found
 
 
-def mapped(size: int) -> torch.Tensor:
+def mapped(size: int) -> NDArray[np.uint8]:
     """Zeros in a mapping of their own, uint8 [size], at the start of a huge page."""
     if sys.platform != "linux" or size == 0:
-        return torch.zeros(size, dtype=torch.uint8)  # PyTorch aligns tensors, too
+        return aligned(np.zeros(size + ALIGNMENT, np.uint8), ALIGNMENT)[:size]
     region = mmap.mmap(-1, size + PAGE_BYTES, flags=mmap.MAP_PRIVATE)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         region.madvise(mmap.MADV_HUGEPAGE)
-    bytes = torch.frombuffer(region, dtype=torch.uint8)
-    return bytes[-bytes.data_ptr() % PAGE_BYTES :][:size]
+    return aligned(np.frombuffer(region, np.uint8), PAGE_BYTES)[:size]
+
+
+def aligned(bytes: NDArray[np.uint8], alignment: int) -> NDArray[np.uint8]:
+    """The bytes from the first address that is a multiple of `alignment`."""
+    return bytes[-bytes.ctypes.data % alignment :]

@@ -1,16 +1,19 @@
-"""Packed weights of linear layers: float32, bfloat16, and the quantised types of GGUF files."""
+"""Packed weights of linear layers: float32, bfloat16, and the quantised types of GGUF files. Imports no torch."""
 
 from __future__ import annotations
 
 import ctypes
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
-import torch
+from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from outrider.verify.model.cpu.native.huge_pages import HugePages
-from outrider.verify.model.cpu.native.library import Engine, Linear, Matrix
+from outrider.verify.model.cpu.native.library import Engine
+from outrider.verify.model.cpu.native.structures import Linear, Matrix
+from outrider.verify.model.tensors import Stored
 
 # The inputs of a quantised block.
 BLOCK = 32
@@ -53,6 +56,13 @@ class Kind(IntEnum):
         return inputs % self.inputs == 0
 
 
+# Types that are packed as they are. Others are unpacked, and rounded to bfloat16.
+KINDS = {GGMLQuantizationType.Q8_0: Kind.INT8, GGMLQuantizationType.Q4_1: Kind.INT4} | {
+    GGMLQuantizationType[kind.name]: kind for kind in Kind if kind > Kind.INT4
+}
+FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16)
+
+
 class Weights:
     """The weights of a linear layer or an embedding table, [outputs, inputs], packed for an engine's library."""
 
@@ -64,19 +74,34 @@ class Weights:
         size = int(engine.library.outrider_matrix_bytes(ctypes.byref(shape)))
         self.data = HugePages.shared().take(size)
         self.nbytes = size
-        self.matrix = Matrix(kind, outputs, inputs, self.data.data_ptr())
+        self.matrix = Matrix(kind, outputs, inputs, self.data.ctypes.data)
 
     @classmethod
-    def of(cls, engine: Engine, kind: Kind, weights: torch.Tensor) -> Weights:
-        """The weights of a tensor, [outputs, inputs], rounded to `kind`: a float, INT8 or INT4."""
+    def of(cls, engine: Engine, kind: Kind, weights: NDArray[np.float32]) -> Weights:
+        """The weights of an array, [outputs, inputs], rounded to `kind`: a float, INT8 or INT4."""
         found = cls(engine, kind, *weights.shape)
         for first in range(0, found.outputs, CHUNK):
-            found.pack(first, weights[first : first + CHUNK].to(torch.float32).contiguous())
+            found.pack(first, np.ascontiguousarray(weights[first : first + CHUNK], np.float32))
         return found
 
-    def pack(self, first: int, rows: torch.Tensor) -> None:
+    @classmethod
+    def stored(cls, engine: Engine, tensor: Stored, kind: Kind | None = None) -> Weights:
+        """A file's weights, [outputs, inputs]: as they are if they can be packed so, or rounded to `kind`."""
+        outputs, inputs = tensor.shape
+        if kind is None or not kind.fits(inputs):
+            kind = KINDS.get(tensor.type, Kind.FLOAT32 if tensor.type in FLOATS else Kind.BFLOAT16)
+            kind = kind if kind.fits(inputs) else Kind.FLOAT32
+        found = cls(engine, kind, outputs, inputs)
+        if KINDS.get(tensor.type) == kind:
+            found.pack_blocks(tensor.rows)
+            return found
+        for first in range(0, outputs, CHUNK):
+            found.pack(first, np.ascontiguousarray(tensor.floats(first, first + CHUNK)))
+        return found
+
+    def pack(self, first: int, rows: NDArray[np.float32]) -> None:
         """Writes the outputs from `first` on: float32 [count, inputs]."""
-        arguments = (ctypes.byref(self.matrix), first, len(rows), ctypes.c_void_p(rows.data_ptr()))
+        arguments = (ctypes.byref(self.matrix), first, len(rows), ctypes.c_void_p(rows.ctypes.data))
         self.engine.call("outrider_matrix_pack", *arguments)
 
     def pack_blocks(self, blocks: NDArray[np.uint8]) -> None:
@@ -85,28 +110,19 @@ class Weights:
         arguments = (ctypes.byref(self.matrix), 0, len(blocks), ctypes.c_void_p(blocks.ctypes.data))
         self.engine.call("outrider_matrix_pack_stored", *arguments)
 
-    def unpack(self, outputs: torch.Tensor) -> torch.Tensor:
-        """The weights of some outputs, int64 [...], as float32 [..., inputs]."""
-        wanted = outputs.contiguous()
-        found = torch.empty(*outputs.shape, self.inputs)
-        places = (ctypes.c_void_p(wanted.data_ptr()), int(wanted.numel()), ctypes.c_void_p(found.data_ptr()))
+    def unpack(self, outputs: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The weights of some outputs, [...], as float32 [..., inputs]."""
+        wanted = np.ascontiguousarray(outputs)
+        found = np.empty((*outputs.shape, self.inputs), np.float32)
+        places = (ctypes.c_void_p(wanted.ctypes.data), wanted.size, ctypes.c_void_p(found.ctypes.data))
         self.engine.library.outrider_matrix_unpack(ctypes.byref(self.matrix), *places)
         return found
 
 
-def product(
-    engine: Engine,
-    kind: Kind,
-    outputs: int,
-    inputs: int,
-    packed: torch.Tensor,
-    rows: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """[..., inputs] to [..., outputs] of the same data type, by `Weights.data`; `bias`, float32 [outputs], is added."""
-    values = rows.to(torch.float32).contiguous()
-    out = torch.empty(*rows.shape[:-1], outputs)
-    layer = Linear(Matrix(kind, outputs, inputs, packed.data_ptr()), None if bias is None else bias.data_ptr())
-    places = (ctypes.c_void_p(values.data_ptr()), values.numel() // inputs, ctypes.c_void_p(out.data_ptr()))
+def multiply(engine: Engine, matrix: Matrix, rows: NDArray[np.float32], bias: Any = None) -> NDArray[np.float32]:
+    """[count, inputs] to [count, outputs]; `bias`, the address of float32 [outputs], is added. Rows are contiguous."""
+    out = np.empty((len(rows), matrix.outputs), np.float32)
+    layer = Linear(matrix, bias)
+    places = (ctypes.c_void_p(rows.ctypes.data), len(rows), ctypes.c_void_p(out.ctypes.data))
     engine.call("outrider_multiply", ctypes.byref(layer), *places)
-    return out.to(rows.dtype)
+    return out

@@ -95,8 +95,9 @@ uint64_t digest_of(int kind, Shape shape, Random& random) {
 
 struct Heads {
   int groups, width, window;
+  float cap, sink;  // 0 = none
 };
-constexpr Heads HEADS[] = {{1, 64, 0}, {3, 32, 0}, {4, 80, 50}};
+constexpr Heads HEADS[] = {{1, 64, 0, 0, 0}, {3, 32, 0, 2, 0}, {4, 80, 50, 0, 0.5f}};
 constexpr int CONTIGUOUS = 150, OWN = 20;  // positions
 
 // Attention of a tree of nodes after a text, in companies of up to MOST_COUNT rows. A row's text ends with itself and every third
@@ -122,10 +123,12 @@ uint64_t digest_of_attention(int stored, Heads heads, Random& random) {
   }
   std::vector<float> queries((size_t)MOST_COUNT * groups * width), out(queries.size());
   for (float& value : queries) value = 4 * random.value();
+  const std::vector<float> sinks(groups, heads.sink);
+  const Scoring scoring = {0.25f, heads.cap, heads.window, heads.sink ? sinks.data() : nullptr};
   uint64_t found = 0xcbf29ce484222325;
   for (int count : {1, 2, 5, MOST_COUNT / heads.groups}) {
     attend(space, {data[0].data(), stride, stored}, {data[1].data(), stride, stored}, texts.data(), count, groups, queries.data(),
-           out.data(), groups * width, width, 0.25f, heads.window);
+           out.data(), groups * width, width, scoring);
     found = digest(found, out.data(), (size_t)count * groups * width);
   }
   return found;
@@ -135,7 +138,7 @@ uint64_t digest_of_attention(int stored, Heads heads, Random& random) {
 
 int main(int count, char** arguments) {
 #ifdef __AMX_TILE__
-  if (syscall(SYS_arch_prctl, 0x1023, 18)) return 1;  // as in library.py: the system must permit tile registers
+  if (syscall(SYS_arch_prctl, 0x1023, 18)) return 1;  // as in variants.py: the system must permit tile registers
 #endif
   for (int i = 1; i < count; i++) {
     const uint64_t seed = 0x9e3779b97f4a7c15 * (std::strtoull(arguments[i], nullptr, 10) + 1);

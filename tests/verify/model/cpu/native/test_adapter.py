@@ -13,12 +13,13 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model.adapter import Adapter
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native.library import compiled_library
+from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.loading import load_adapter
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
-from outrider.verify.model.torch_runner import TorchRunner
 from tests.adapters import PROJECTIONS, save_adapter
+from tests.verify.model.cpu.native.models import build
 from tests.verify.model.cpu.native.test_forward import runner
-from tests.verify.model.test_architectures import make
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 TOKENS = torch.arange(3, 60)
@@ -40,30 +41,30 @@ def expected(folder: Path) -> dict[str | None, torch.Tensor]:
     """peft's logits by adapter."""
     found: dict[str | None, torch.Tensor] = {}
     with torch.inference_mode():
-        found[None] = make("qwen2", "eager", head_dim=16).eval()(TOKENS[None]).logits[0]
+        found[None] = build("qwen2")(TOKENS[None]).logits[0]
         for seed, (name, options) in enumerate(ADAPTERS.items()):
-            adapted = save_adapter(make("qwen2", "eager", head_dim=16), folder / name, seed=seed, **options)
+            adapted = save_adapter(build("qwen2"), folder / name, seed=seed, **options)
             found[name] = adapted(TOKENS[None]).logits[0]
     return found
 
 
 @pytest.fixture(scope="module", params=["float32", "int8"])
-def served(request: pytest.FixtureRequest) -> TorchRunner:
+def served(request: pytest.FixtureRequest) -> NativeRunner:
     return runner("qwen2", request.param)
 
 
 @pytest.fixture(scope="module")
-def held(served: TorchRunner, folder: Path, expected: object) -> dict[str | None, Adapter | None]:
+def held(served: NativeRunner, folder: Path, expected: object) -> dict[str | None, Adapter | None]:
     return {None: None, **{name: load_adapter(served, str(folder / name)) for name in ADAPTERS}}
 
 
-def logits(served: TorchRunner, *adapters: Adapter | None) -> list[torch.Tensor]:
+def logits(served: NativeRunner, *adapters: Adapter | None) -> list[torch.Tensor]:
     segments = [Segment(served.new_cache(), ForwardBatch.chain(TOKENS), adapter=adapter) for adapter in adapters]
     return [each.clone() for each in served.forward_all(segments)]
 
 
 def test_logits_are_those_of_peft(
-    served: TorchRunner, held: dict[str | None, Adapter | None], expected: dict[str | None, torch.Tensor]
+    served: NativeRunner, held: dict[str | None, Adapter | None], expected: dict[str | None, torch.Tensor]
 ) -> None:
     limit = 1e-5 if served.weight_bits == 32 else 0.2
     for name, adapter in held.items():
@@ -72,13 +73,13 @@ def test_logits_are_those_of_peft(
         assert name is None or (expected[name] - expected[None]).norm() > 0.3 * expected[None].norm()
 
 
-def test_a_row_has_the_same_bits_beside_other_adapters(served: TorchRunner, held: dict[str | None, Adapter | None]) -> None:
+def test_a_row_has_the_same_bits_beside_other_adapters(served: NativeRunner, held: dict[str | None, Adapter | None]) -> None:
     order = [None, "some", "all", "one", "all", None]
     for name, found in zip(order, logits(served, *(held[name] for name in order)), strict=True):
         assert torch.equal(found, logits(served, held[name])[0]), name
 
 
-def test_a_prompt_has_the_bits_of_single_steps(served: TorchRunner, held: dict[str | None, Adapter | None]) -> None:
+def test_a_prompt_has_the_bits_of_single_steps(served: NativeRunner, held: dict[str | None, Adapter | None]) -> None:
     [together] = logits(served, held["all"])
     cache = served.new_cache()
     for row, token in enumerate(TOKENS):
@@ -97,21 +98,21 @@ def test_a_prompt_has_the_bits_of_single_steps(served: TorchRunner, held: dict[s
     ],
 )
 def test_adapters_that_are_more_than_low_rank_products_are_refused(
-    served: TorchRunner, tmp_path: Path, options: dict[str, Any], message: str
+    served: NativeRunner, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    save_adapter(make("qwen2", "eager", head_dim=16), tmp_path, 4, **options)
+    save_adapter(build("qwen2"), tmp_path, 4, **options)
     with pytest.raises(ModelError, match=message):
         load_adapter(served, str(tmp_path))
 
 
-def test_files_that_are_no_adapter_of_the_model_are_refused(served: TorchRunner, tmp_path: Path) -> None:
+def test_files_that_are_no_adapter_of_the_model_are_refused(served: NativeRunner, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="There is no folder '/nowhere'; give an adapter's folder"):
         load_adapter(served, "/nowhere")
     with pytest.raises(ModelError, match=r"No adapter at '.*': .* does not appear to have a file named adapter_config\.json"):
         load_adapter(served, str(tmp_path))
-    save_adapter(make("qwen2", "eager", head_dim=16, hidden_size=96), tmp_path, 4, PROJECTIONS)
+    save_adapter(build("qwen2", hidden_size=128), tmp_path, 4, PROJECTIONS)
     with pytest.raises(
-        ModelError, match=r"another model: it changes down of layer 0 by 96 x 64, and the model has 32 x 64; name"
+        ModelError, match=r"another model: it changes down of layer 0 by 128 x 96, and the model has 64 x 96; name"
     ):
         load_adapter(served, str(tmp_path))
     (tmp_path / "adapter_model.safetensors").write_bytes(b"x" * 100)
@@ -119,6 +120,6 @@ def test_files_that_are_no_adapter_of_the_model_are_refused(served: TorchRunner,
         load_adapter(served, str(tmp_path))
 
 
-def test_a_model_that_the_library_does_not_compute_takes_no_adapter(tiny_runner: TorchRunner) -> None:
-    with pytest.raises(ModelError, match="adapters need a model of Llama's kind on a CPU"):
+def test_a_model_that_the_library_does_not_compute_takes_no_adapter(tiny_runner: ModelRunner) -> None:
+    with pytest.raises(ModelError, match="adapters need a model that the compiled library computes"):
         load_adapter(tiny_runner, "anything")

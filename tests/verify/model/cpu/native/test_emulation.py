@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.verify.model.cpu.native.library import AVX512, X86, processor_flags
+from outrider.verify.model.cpu.native.variants import AVX512, X86, processor_flags
 
 SOURCE = Path(__file__).with_name("digest.cpp")
 X86_COMPILER, ARM_COMPILER = "x86_64-linux-gnu-g++", "aarch64-linux-gnu-g++"

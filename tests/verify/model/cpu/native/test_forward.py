@@ -9,61 +9,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.drafters.interface import DraftTree
-from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import encode
 from outrider.verify.model.cache.shape import KVDtype
-from outrider.verify.model.cpu.native.forward import NativeForward
 from outrider.verify.model.cpu.native.library import compiled_library
+from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.load_options import Quantization
-from outrider.verify.model.loading import prepare
-from outrider.verify.model.quantization import quantize_layers
 from outrider.verify.model.segment import Segment
-from outrider.verify.model.torch_runner import TorchRunner
 from tests.trees import trees
-from tests.verify.model.test_architectures import WINDOW, make
+from tests.verify.model.cpu.native.models import FAMILIES, WINDOW, build, runner_of
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
-NAMES = ["llama", "mistral", "qwen2", "qwen3"]
-FORMATS = ["float32", "bfloat16", "int8", "int4", "int8 cache", "fp8 cache"]
+FORMATS = ["bfloat16", "int8", "int4", "int8 cache", "fp8 cache"]
 EIGHT_BITS: tuple[KVDtype, ...] = ("int8", "fp8")
 
 
-def runner(name: str, form: str = "float32") -> TorchRunner:
-    model = make(name, NAME, head_dim=16)
-    if form == "bfloat16":
-        model.to(torch.bfloat16)
-        model.config.dtype = torch.bfloat16
-    if form in ("int8", "int4"):
-        quantize_layers(model, Quantization("int8" if form == "int8" else "int4"), torch.device("cpu"))
-    prepare(model, None)
+def runner(family: str, form: str = "float32") -> NativeRunner:
+    model = build(family, torch.bfloat16 if form == "bfloat16" else torch.float32)
+    quantization = Quantization("int8" if form == "int8" else "int4" if form == "int4" else "none")
     kv_dtype: KVDtype = next((each for each in EIGHT_BITS if form == f"{each} cache"), "auto")
-    found = TorchRunner(model, pack=True, traced=True, kv_dtype=kv_dtype)
-    assert isinstance(found.mode.backend, NativeForward)
-    assert found.is_invariant
-    return found
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_logits_are_those_of_transformers(name: str) -> None:
-    tokens = torch.arange(3, 60)
-    plain, ours = make(name, "eager", head_dim=16).eval(), runner(name)
-    with torch.inference_mode():
-        expected = plain(tokens[None]).logits[0]
-    found = ours.forward(ours.new_cache(), ForwardBatch.chain(tokens))
-    assert (found - expected).norm() < 1e-5 * expected.norm()
+    return runner_of(model, quantization=quantization, kv_dtype=kv_dtype)
 
 
 @pytest.fixture(
-    scope="module", params=[(name, form) for name in NAMES for form in (FORMATS if name == "qwen3" else FORMATS[:1])]
+    scope="module", params=[*((family, "float32") for family in FAMILIES), *(("qwen3", form) for form in FORMATS)], ids=str
 )
-def served(request: pytest.FixtureRequest) -> TorchRunner:
+def served(request: pytest.FixtureRequest) -> NativeRunner:
     return runner(*request.param)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(tree=trees(nodes=20), length=st.integers(0, 130))
-def test_a_path_of_a_tree_has_the_bits_of_single_steps(served: TorchRunner, tree: DraftTree, length: int) -> None:
+def test_a_path_of_a_tree_has_the_bits_of_single_steps(served: NativeRunner, tree: DraftTree, length: int) -> None:
     cache, other = served.new_cache(), served.new_cache()
     cache.fill(length, torch.Generator().manual_seed(length))
     other.fill(3, torch.Generator().manual_seed(1))
@@ -78,7 +55,7 @@ def test_a_path_of_a_tree_has_the_bits_of_single_steps(served: TorchRunner, tree
 
 
 @pytest.mark.parametrize("cuts", [(1,), (64,), (30, 31, 100)])
-def test_a_prompt_in_pieces_has_the_bits_of_the_whole(served: TorchRunner, cuts: tuple[int, ...]) -> None:
+def test_a_prompt_in_pieces_has_the_bits_of_the_whole(served: NativeRunner, cuts: tuple[int, ...]) -> None:
     tokens = torch.arange(150) % 90
     cache = served.new_cache()
     whole = served.forward(cache, ForwardBatch.chain(tokens)).clone()
@@ -112,7 +89,7 @@ def test_layers_with_a_window_read_no_earlier_rows() -> None:
         assert torch.equal(each.forward(cache, ForwardBatch.chain(torch.arange(rows))), expected)
 
 
-def test_a_segment_without_logits_gives_the_last_rows(served: TorchRunner) -> None:
+def test_a_segment_without_logits_gives_the_last_rows(served: NativeRunner) -> None:
     batch = ForwardBatch.chain(torch.arange(9))
     whole = served.forward(served.new_cache(), batch).clone()
     last = served.forward(served.new_cache(), batch, logits=False)

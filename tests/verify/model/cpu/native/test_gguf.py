@@ -13,14 +13,14 @@ from transformers import LlamaConfig
 
 from bench.model.gguf_file import add_shape
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cpu.native.forward import NativeForward
-from outrider.verify.model.cpu.native.gguf import load_gguf
-from outrider.verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
-from outrider.verify.model.cpu.native.library import Engine, compiled_library
+from outrider.verify.model.cpu.native.library import compiled_library
+from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import Kind
-from outrider.verify.model.loading import prepare
-from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.loading import load_model
 from tests.verify.model.cpu.native.blocks import STORED, random_blocks
+from tests.verify.model.cpu.native.files import write_gguf
+from tests.verify.model.cpu.native.models import FAMILIES, build, runner_of
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 CONFIG = LlamaConfig(
@@ -50,6 +50,8 @@ SHAPES = {
         }.items()
     },
 }
+# Files have neither windows of these families nor dynamic scaling of positions.
+IN_CHECKPOINTS = ("mistral", "ministral", "qwen2")
 NORMS = ["output_norm", *(f"blk.{layer}.{name}_norm" for layer in range(2) for name in ("attn", "ffn"))]
 
 
@@ -72,12 +74,9 @@ def write(file: Path, kind: Kind, unpacked: bool) -> Path:
     return file
 
 
-def runner(file: Path) -> TorchRunner:
-    model = load_gguf(file, Engine.shared())
-    assert model is not None
-    prepare(model, None)
-    found = TorchRunner(model, pack=True, traced=True)
-    assert isinstance(found.mode.backend, NativeForward)
+def runner(file: Path, dtype: str = "auto") -> NativeRunner:
+    found = load_model(LoadOptions(str(file), device="cpu", context_tokens=128, dtype=dtype))
+    assert isinstance(found, NativeRunner)
     return found
 
 
@@ -86,11 +85,19 @@ def test_logits_are_those_of_the_unpacked_weights(kind: Kind, tmp_path: Path) ->
     tokens = ForwardBatch.chain(torch.arange(40))
     packed = runner(write(tmp_path / "packed.gguf", kind, False))
     plain = runner(write(tmp_path / "plain.gguf", kind, True))
-    modules = [each for each in packed.model.modules() if isinstance(each, NativeLinear | NativeEmbedding)]
-    assert {each.weights.kind for each in modules} == {kind}
+    assert {packed.decoder.table.kind, packed.decoder.layers[1].down.matrix.kind} == {kind}
     expected = plain.forward(plain.new_cache(), tokens)
     found = packed.forward(packed.new_cache(), tokens)
     assert (found - expected).norm() < 0.05 * expected.norm()  # rows are rounded to 9 bits in every layer
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in IN_CHECKPOINTS])
+def test_a_file_has_the_logits_of_the_checkpoint(family: str, tmp_path: Path) -> None:
+    fields = {"query_pre_attn_scalar": 16} if family in ("gemma2", "gemma3_text") else {}  # files do not say it
+    model, tokens = build(family, **fields), ForwardBatch.chain(torch.arange(64))
+    expected, ours = runner_of(model, context_tokens=128), runner(write_gguf(model, tmp_path / "model.gguf"), "float32")
+    found, wanted = (each.forward(each.new_cache(), tokens) for each in (ours, expected))
+    assert (found - wanted).norm() < 1e-5 * wanted.norm()
 
 
 @pytest.mark.parametrize("kind", STORED)

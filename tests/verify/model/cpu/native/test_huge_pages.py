@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 
 from outrider.verify.model.cpu.native.huge_pages import ALIGNMENT, SHARED_BYTES, HugePages
 
@@ -19,9 +18,9 @@ def test_parts_are_aligned_zero_and_apart() -> None:
     with ThreadPoolExecutor(4) as pool:
         parts = list(pool.map(memory.take, SIZES * 3))
     assert [len(part) for part in parts] == [*SIZES * 3]
-    assert all(part.data_ptr() % ALIGNMENT == 0 and not part.any() for part in parts)
+    assert all(part.ctypes.data % ALIGNMENT == 0 and not part.any() for part in parts)
     for number, part in enumerate(parts):
-        part.fill_(number % 256)
+        part.fill(number % 256)
     assert all((part == number % 256).all() for number, part in enumerate(parts))
 
 
@@ -32,7 +31,9 @@ def test_memory_is_returned() -> None:
 
     memory, size = HugePages(), 8 << 20
     before = resident()
-    parts: list[torch.Tensor] = [memory.take(size).fill_(1) for _ in range(32)]
+    parts = [memory.take(size) for _ in range(32)]
+    for part in parts:
+        part.fill(1)
     assert resident() - before > 31 * size
-    del parts, memory
+    del part, parts, memory
     assert resident() - before < 2 * size

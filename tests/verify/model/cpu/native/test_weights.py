@@ -9,8 +9,10 @@ from gguf import quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.verify.model.cpu.native.library import Engine, compiled_library, load, runnable
-from outrider.verify.model.cpu.native.weights import Kind, Weights, product
+from outrider.verify.model.cpu.native import weights as packed
+from outrider.verify.model.cpu.native.library import Engine, compiled_library, load
+from outrider.verify.model.cpu.native.variants import runnable
+from outrider.verify.model.cpu.native.weights import Kind, Weights
 from tests.verify.model.cpu.native.blocks import STORED, random_blocks
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
@@ -25,13 +27,22 @@ def engine() -> Engine:
 
 
 def multiply(weights: Weights, rows: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return product(weights.engine, weights.kind, weights.outputs, weights.inputs, weights.data, rows, bias)
+    address = None if bias is None else bias.data_ptr()
+    return torch.from_numpy(packed.multiply(weights.engine, weights.matrix, rows.contiguous().numpy(), address))
+
+
+def rounded_to(engine: Engine, kind: Kind, weights: torch.Tensor) -> Weights:
+    return Weights.of(engine, kind, weights.numpy())
+
+
+def unpacked(weights: Weights) -> torch.Tensor:
+    return torch.from_numpy(weights.unpack(np.arange(weights.outputs)))
 
 
 def weights_of(engine: Engine, kind: Kind, outputs: int, inputs: int) -> Weights:
     """Rounded or stored weights."""
     if kind in ROUNDED:
-        return Weights.of(engine, kind, matrix(outputs, inputs))
+        return rounded_to(engine, kind, matrix(outputs, inputs))
     found = Weights(engine, kind, outputs, inputs)
     found.pack_blocks(random_blocks(kind, outputs, inputs))
     return found
@@ -48,7 +59,7 @@ def matrix(outputs: int, inputs: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("outputs", [1, 31, 200])
 def test_weights_are_rounded_within_their_block(engine: Engine, kind: Kind, outputs: int) -> None:
     given = matrix(outputs, 96)
-    found = Weights.of(engine, kind, given).unpack(torch.arange(outputs))
+    found = unpacked(rounded_to(engine, kind, given))
     largest = given.unflatten(1, (-1, 32)).abs().amax(-1, keepdim=True)
     assert ((found - given).unflatten(1, (-1, 32)).abs() <= STEP[kind] * largest).all()
 
@@ -67,7 +78,7 @@ def test_products_are_those_of_the_rounded_weights(engine: Engine, kind: Kind) -
     rows, bias = matrix(40, 512, seed=1), torch.randn(100)
     values = rounded(rows) if kind.is_quantized else rows.double()
     assert (values - rows).norm() < 0.005 * rows.norm()
-    exact = values @ weights.unpack(torch.arange(100)).double().T + bias
+    exact = values @ unpacked(weights).double().T + bias
     assert (multiply(weights, rows, bias) - exact).norm() < 2e-6 * exact.norm()
 
 
@@ -100,7 +111,7 @@ def test_every_variant_computes_the_same_bits(kind: Kind) -> None:
 def test_zeros_stay_zeros(engine: Engine, kind: Kind) -> None:
     assert not multiply(weights_of(engine, kind, 20, 256), torch.zeros(3, 256)).any()
     if kind in ROUNDED:
-        assert not multiply(Weights.of(engine, kind, torch.zeros(20, 64)), torch.randn(3, 64)).any()
+        assert not multiply(rounded_to(engine, kind, torch.zeros(20, 64)), torch.randn(3, 64)).any()
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -118,7 +129,7 @@ def test_blocks_of_a_file_keep_their_values(engine: Engine, kind: Kind) -> None:
     weights = Weights(engine, kind, 50, 768)
     weights.pack_blocks(blocks)
     expected = torch.from_numpy(quants.dequantize(blocks, STORED[kind]).astype(np.float32))
-    assert torch.equal(weights.unpack(torch.arange(50)), expected)
+    assert torch.equal(unpacked(weights), expected)
 
 
 @pytest.mark.parametrize("kind", STORED)

@@ -1,0 +1,115 @@
+"""Writes a model of transformers as a GGUF file, as llama.cpp's converter does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGMLQuantizationType, quants
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from outrider.verify.model.architecture.families import FAMILIES
+
+SCALINGS = {name: gguf.RopeScalingType[name.upper()] for name in ("linear", "yarn", "longrope")}
+
+
+def write_gguf(model: PreTrainedModel, file: Path, kind: GGMLQuantizationType = GGMLQuantizationType.F32) -> Path:
+    """The model with matrices of this type."""
+    config: Any = model.config
+    family = FAMILIES[config.model_type]
+    (arch,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == family.name)
+    names = gguf.get_tensor_name_map(MODEL_ARCH(arch), config.num_hidden_layers)
+    writer = gguf.GGUFWriter(file, family.name)
+    write_sizes(writer, config)
+    write_positions(writer, config, family.local_base is not None or config.model_type == "olmo3")
+    writer.add_tokenizer_model("no_vocab")
+    turned = family.pairs_in_files and not family.pairs_in_checkpoints
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = tensor.float().numpy()
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        if heads and turned:
+            values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        if family.norms_less_one and "norm" in name and name.endswith("weight"):
+            values = values + 1
+        chosen = kind if values.ndim == 2 else GGMLQuantizationType.F32
+        known = names.get_name(name, (".weight", ".bias"))
+        assert known is not None
+        writer.add_tensor(known, quants.quantize(np.ascontiguousarray(values), chosen), raw_dtype=chosen)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
+    """All but what is about positions."""
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    if hasattr(config, "rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    else:
+        writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or config.norm_eps)
+    if config.model_type == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if getattr(config, "logit_scale", None):
+        writer.add_logit_scale(config.logit_scale)
+    if getattr(config, "final_logit_softcapping", None):
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if getattr(config, "attn_logit_softcapping", None):
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+
+
+def write_positions(writer: gguf.GGUFWriter, config: Any, has_local: bool) -> None:
+    """Windows, rotary tables and their scaling."""
+    if config.model_type in ("gemma2", "gemma3_text", "phi3", "olmo3", "cohere2", "exaone4"):
+        writer.add_sliding_window(config.sliding_window)
+    given = config.rope_parameters.get("full_attention", config.rope_parameters)
+    size = int(config.head_dim * given.get("partial_rotary_factor", 1.0))
+    writer.add_rope_dimension_count(size)
+    writer.add_rope_freq_base(given["rope_theta"])
+    if has_local:
+        writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    kind = given["rope_type"]
+    if kind == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_divisors(given, size))
+    if kind in SCALINGS:
+        writer.add_rope_scaling_type(SCALINGS[kind])
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_factor(given["factor"])
+    if kind in ("yarn", "longrope"):
+        writer.add_rope_scaling_orig_ctx_len(given["original_max_position_embeddings"])
+    if kind == "longrope":
+        factor, original = given["factor"], given["original_max_position_embeddings"]
+        writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + np.log(factor) / np.log(original))))
+        for name in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{name}.weight", np.array(given[f"{name}_factor"], np.float32))
+    if given.get("attention_factor"):
+        writer.add_rope_scaling_yarn_attn_factor(given["attention_factor"])
+    if given.get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(given["mscale_all_dim"])
+    if given.get("llama_4_scaling_beta"):
+        writer.add_attn_temperature_scale(given["llama_4_scaling_beta"])
+
+
+def llama3_divisors(given: Any, size: int) -> NDArray[np.float32]:
+    """What the frequencies of Llama 3.1 are divided by."""
+    waves = 2 * np.pi * given["rope_theta"] ** (np.arange(0, size, 2) / size)
+    low, high = given["low_freq_factor"], given["high_freq_factor"]
+    kept = np.clip((given["original_max_position_embeddings"] / waves - low) / (high - low), 0, 1)
+    found: NDArray[np.float32] = (1 / (kept + (1 - kept) / given["factor"])).astype(np.float32)
+    return found

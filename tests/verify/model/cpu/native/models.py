@@ -1,0 +1,100 @@
+"""Small random decoders of every family that the library computes, as transformers makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+from outrider.verify.model.cpu.native import interface as native
+from outrider.verify.model.cpu.native.interface import NativeRunner
+from outrider.verify.model.load_options import LoadOptions
+
+SIZES: Mapping[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,  # wide, so that a random model has no near-ties
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+WINDOW = 9
+WINDOWED: Mapping[str, Any] = {"sliding_window": WINDOW}
+PLAIN: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
+YARN: Mapping[str, Any] = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 16, "factor": 32.0}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LONG = {"long_factor": [1.5, 2.0, 3.0, 4.0, 5.0, 6.0], "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]}
+
+
+def by_kind(local: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
+    return {"rope_parameters": {"sliding_attention": dict(local), "full_attention": dict(whole)}}
+
+
+# By transformers' `model_type`: what differs from SIZES.
+FAMILIES: dict[str, Mapping[str, Any]] = {
+    "llama": {"rope_parameters": {**PLAIN, "rope_type": "llama3", "factor": 8.0, **LLAMA3}},
+    "mistral": WINDOWED,
+    "ministral": WINDOWED,
+    "ministral3": {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
+    "qwen2": {"rope_parameters": {**PLAIN, "rope_type": "dynamic", "factor": 2.0}},
+    "qwen3": {},
+    "gemma": {},
+    "gemma2": WINDOWED,
+    "gemma3_text": {**WINDOWED, **by_kind(PLAIN, {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6})},
+    "phi3": {
+        "sliding_window": 20,
+        "original_max_position_embeddings": 128,
+        "rope_parameters": {
+            **PLAIN,
+            "rope_type": "longrope",
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 128,
+            "factor": 4.0,
+            **LONG,
+        },
+    },
+    "olmo2": {},
+    "olmo3": {**WINDOWED, **by_kind(PLAIN, {**YARN, "attention_factor": 1.2})},
+    "smollm3": {},
+    "glm4": {},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.1,
+    },
+    "cohere2": {**WINDOWED, "logit_scale": 0.25},
+    "nemotron": {},
+    "seed_oss": {"attention_out_bias": True},
+    "exaone4": WINDOWED,
+    "ernie4_5": {},
+    "arcee": {},
+}
+
+
+def build(family: str, dtype: torch.dtype = torch.float32, **fields: Any) -> PreTrainedModel:
+    """A model with norms and biases that are not what models begin with."""
+    torch.manual_seed(1)
+    config = CONFIG_MAPPING[family](**{**SIZES, **FAMILIES[family], **fields})
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+    model.config.dtype = dtype
+    return model.to(dtype)
+
+
+def runner_of(model: PreTrainedModel, context_tokens: int = 512, **options: Any) -> NativeRunner:
+    """The model, packed and started."""
+    found = native.of_model(model, LoadOptions("a model", **options))
+    assert found is not None
+    found.start(context_tokens)
+    return found

@@ -1,0 +1,55 @@
+"""Every family that the library computes: transformers' logits, from a checkpoint, in chunks, and after a fork."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.verify.model.architecture.families import FAMILIES as KNOWN
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cpu.native.library import compiled_library
+from outrider.verify.model.cpu.native.runner import NativeRunner
+from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.loading import load_model
+from tests.verify.model.cpu.native.models import FAMILIES, build, runner_of
+
+pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
+TOKENS = np.arange(3, 67) % 97
+CUT = 41
+
+
+def test_every_family_is_tested() -> None:
+    assert FAMILIES.keys() == KNOWN.keys()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoint_has_the_logits_of_transformers(family: str, tmp_path: Path) -> None:
+    model = build(family)
+    model.save_pretrained(tmp_path)
+    # Of a longer context, the positions of Phi-3 are those of a long text.
+    ours = load_model(LoadOptions(str(tmp_path), device="cpu", context_tokens=128))
+    assert isinstance(ours, NativeRunner)
+    with torch.inference_mode():
+        expected = model(torch.from_numpy(TOKENS)[None]).logits[0]
+    cache = ours.new_cache()
+    whole = ours.forward(cache, ForwardBatch.chain(TOKENS)).clone()
+    assert (whole - expected).norm() < 1e-5 * expected.norm()
+    ours.forward(cache, ForwardBatch.chain(TOKENS[:CUT]), logits=False)
+    cache.length = CUT
+    other = ours.new_cache()
+    other.fork(cache, CUT)
+    for each in (cache, other):
+        assert torch.equal(ours.forward(each, ForwardBatch.chain(TOKENS[CUT:])), whole[CUT:])
+
+
+def test_weights_that_transformers_ignores_are_ignored(tmp_path: Path) -> None:
+    model = build("llama")
+    expected = runner_of(model, context_tokens=128)
+    model.model.layers[1].self_attn.q_norm = torch.nn.RMSNorm(16)
+    model.save_pretrained(tmp_path)
+    ours = load_model(LoadOptions(str(tmp_path), device="cpu", context_tokens=128))
+    found, wanted = (each.forward(each.new_cache(), ForwardBatch.chain(TOKENS)) for each in (ours, expected))
+    assert torch.equal(found, wanted)

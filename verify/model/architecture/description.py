@@ -1,0 +1,76 @@
+"""A decoder in plain values. What is computed with them, the kernels of a device decide.
+
+Weights are named as in GGUF files. Which layers have norms and biases, the weights say that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Norm(Enum):
+    """How a row is normed."""
+
+    RMS = 1
+    LAYER = 2
+
+
+class Activation(Enum):
+    """The function of a feed-forward part."""
+
+    SILU = 0
+    GELU_TANH = 1
+    GELU = 2
+    RELU = 3
+    SQUARED_RELU = 4
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """A table of rotary angles (Su et al., RoFormer, equation 34)."""
+
+    size: int  # dimensions of a head that are rotated, the first ones
+    base: float
+    # How frequencies are scaled for long texts, by the names of transformers; `divisors` of a file divide the frequencies.
+    scaling: Mapping[str, Any] = field(default_factory=dict)
+    context_tokens: int = 0  # the longest text that the model supports
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of attention and a feed-forward part."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scaling: float  # of scores
+    window: int | None = None  # positions that a row attends to, its own included; None = all
+    rotary: int | None = None  # index of the table; None = positions are not encoded
+    cap: float | None = None  # soft limit of scores
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder."""
+
+    name: str  # as GGUF files have it
+    hidden: int
+    vocabulary: int
+    layers: tuple[Layer, ...]
+    rotaries: tuple[Rotary, ...]
+    context_tokens: int  # the longest text that the model supports
+    epsilon: float
+    norm: Norm = Norm.RMS
+    activation: Activation = Activation.SILU
+    is_parallel: bool = False  # feed-forward parts read the residual before attention
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None  # soft limit
+    # How the weights are stored.
+    has_pairs: bool = False  # values of queries and keys that are rotated together lie side by side, not half a head apart
+    norms_less_one: bool = False
+    norms_after_attention: bool = True  # else the norm before the feed-forward part is named so

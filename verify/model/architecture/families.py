@@ -1,0 +1,87 @@
+"""The families of decoders that are known, and what neither their configurations nor their files say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.verify.model.architecture.description import Activation, Norm
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the models of a family have in common. Names and numbers that a model states itself are read by the readers."""
+
+    name: str  # in GGUF files
+    norm: Norm = Norm.RMS
+    activation: Activation = Activation.SILU  # a configuration's own counts more
+    is_parallel: bool = False
+    norms_after_attention: bool = True  # else files name the norm before the feed-forward part so
+    scales_embeddings: bool = False  # by the root of their width
+    norms_less_one: bool = False  # in checkpoints; files have the norms as they are used
+    pairs_in_checkpoints: bool = False
+    pairs_in_files: bool = False
+    # Of this many layers, the last attends to the whole text, where a file with a window does not say it. None = no layer does.
+    window_every: int | None = None
+    local_base: float | None = None  # of the rotary tables of layers with a window, where a file does not say it
+    scales_local: bool = False  # whether the scaling of positions also counts in layers with a window
+    rotates_all: bool = True  # else only layers with a window
+    plain_every: int | None = None  # of this many layers, the last does not encode positions
+    capped: tuple[float, float] | None = None  # soft limits of scores and logits, where a file does not say them
+    wide_scaling_at: int | None = None  # models of this many layers scale scores by the width of all heads together
+
+
+LLAMA = Family("llama", pairs_in_files=True)
+GEMMA2 = Family(
+    "gemma2",
+    activation=Activation.GELU_TANH,
+    scales_embeddings=True,
+    norms_less_one=True,
+    window_every=2,
+    scales_local=True,
+    capped=(50.0, 30.0),
+    wide_scaling_at=46,
+)
+# By `model_type` in config.json. Of those that share a name in GGUF files, the first one is taken for a file.
+FAMILIES: dict[str, Family] = {
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "ministral": LLAMA,
+    "ministral3": Family("mistral3", pairs_in_files=True),
+    "qwen2": Family("qwen2"),
+    "qwen3": Family("qwen3"),
+    "gemma": Family("gemma", activation=Activation.GELU_TANH, scales_embeddings=True, norms_less_one=True),
+    "gemma2": GEMMA2,
+    "gemma3_text": Family(
+        "gemma3",
+        activation=Activation.GELU_TANH,
+        scales_embeddings=True,
+        norms_less_one=True,
+        window_every=6,
+        local_base=10000.0,
+        wide_scaling_at=62,
+    ),
+    "phi3": Family("phi3"),
+    "olmo2": Family("olmo2", window_every=4),
+    "olmo3": Family("olmo2", window_every=4),
+    "smollm3": Family("smollm3", pairs_in_files=True, plain_every=4),
+    "glm4": Family("glm4", pairs_in_checkpoints=True, pairs_in_files=True),
+    "granite": Family("granite", pairs_in_files=True),
+    "cohere2": Family(
+        "cohere2",
+        norm=Norm.LAYER,
+        is_parallel=True,
+        pairs_in_checkpoints=True,
+        pairs_in_files=True,
+        window_every=4,
+        scales_local=True,
+        rotates_all=False,
+    ),
+    "nemotron": Family("nemotron", norm=Norm.LAYER, activation=Activation.SQUARED_RELU, norms_less_one=True),
+    "seed_oss": Family("seed_oss", norms_after_attention=False),
+    "exaone4": Family("exaone4", window_every=4, rotates_all=False),
+    "ernie4_5": Family("ernie4_5", pairs_in_checkpoints=True, pairs_in_files=True),
+    "arcee": Family("arcee", activation=Activation.SQUARED_RELU, pairs_in_files=True),
+}
+BY_FILE: dict[str, Family] = {}
+for each in FAMILIES.values():
+    BY_FILE.setdefault(each.name, each)

@@ -1,0 +1,143 @@
+"""Reads the metadata of a GGUF file. Names of keys are those of llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.verify.model.architecture.description import Architecture, Layer, Rotary
+from outrider.verify.model.architecture.families import BY_FILE, Family
+from outrider.verify.model.architecture.rotary import is_known
+
+# Tensors that scale positions, by the name of their scaling.
+DIVISORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+
+
+class Entries:
+    """The entries of a file about its architecture, by keys without its name."""
+
+    def __init__(self, entries: Mapping[str, Any]) -> None:
+        self._entries = entries
+        self.name = str(entries.get("general.architecture"))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._entries.get(f"{self.name}.{key}", default)
+
+    def by_layer(self, key: str, layers: int, default: Any = None) -> list[Any]:
+        """A value of each layer: files have one for all, or a list."""
+        found = self.get(key, default)
+        return list(found) if isinstance(found, list) else [found] * layers
+
+
+def read_entries(given: Mapping[str, Any], vocabulary: int, vectors: Mapping[str, Any]) -> Architecture | None:
+    """The decoder of a file; None if its family is not known. `vectors` are the tensors about positions, by name.
+
+    Raises KeyError and TypeError for a file that lacks what it needs.
+    """
+    entries = Entries(given)
+    family = BY_FILE.get(entries.name)
+    if family is None or entries.get("expert_count"):
+        return None
+    count, hidden = entries.get("block_count"), entries.get("embedding_length")
+    rotaries = read_rotaries(entries, family, vectors)
+    if not all(map(is_known, rotaries)):
+        return None
+    epsilon = entries.get("attention.layer_norm_rms_epsilon") or entries.get("attention.layer_norm_epsilon")
+    logit_scale = entries.get("logit_scale", 1.0)
+    return Architecture(
+        name=family.name,
+        hidden=hidden,
+        vocabulary=vocabulary,
+        layers=tuple(read_layers(entries, family, count, len(rotaries))),
+        rotaries=tuple(rotaries),
+        context_tokens=entries.get("context_length"),
+        epsilon=epsilon,
+        norm=family.norm,
+        activation=family.activation,
+        is_parallel=family.is_parallel,
+        norms_after_attention=family.norms_after_attention,
+        embedding_scale=float(hidden**0.5) if family.scales_embeddings else entries.get("embedding_scale", 1.0),
+        residual_scale=entries.get("residual_scale", 1.0),
+        # Granite's files have what logits are divided by, Cohere's what they are multiplied by.
+        logit_scale=1 / logit_scale if family.name == "granite" else logit_scale,
+        logit_cap=entries.get("final_logit_softcapping", family.capped and family.capped[1]) or None,
+        has_pairs=family.pairs_in_files,
+    )
+
+
+def head_width(entries: Entries) -> int:
+    heads = entries.by_layer("attention.head_count", 1)[0]
+    return int(entries.get("attention.key_length") or entries.get("embedding_length") // heads)
+
+
+def read_layers(entries: Entries, family: Family, count: int, tables: int) -> list[Layer]:
+    heads = entries.by_layer("attention.head_count", count)
+    kv_heads = entries.by_layer("attention.head_count_kv", count, heads)
+    window, windowed = entries.get("attention.sliding_window"), read_pattern(entries, family, count)
+    width = head_width(entries)
+    scale = entries.get("embedding_length") // heads[0] if count == family.wide_scaling_at else width
+    found = []
+    for number in range(count):
+        is_local = bool(window and windowed[number])
+        rotated = family.rotates_all or is_local or not window
+        if family.plain_every:
+            rotated = (number + 1) % family.plain_every != 0
+        if entries.get("rope.scaling.finetuned") is False:
+            rotated = False
+        found.append(
+            Layer(
+                heads=heads[number],
+                kv_heads=kv_heads[number],
+                head_dim=width,
+                scaling=entries.get("attention.scale") or scale**-0.5,
+                window=window if is_local else None,
+                rotary=(tables - 1 if is_local else 0) if rotated else None,
+                cap=entries.get("attn_logit_softcapping", family.capped and family.capped[0]) or None,
+            )
+        )
+    return found
+
+
+def read_pattern(entries: Entries, family: Family, count: int) -> list[bool]:
+    """Which layers have a window."""
+    given = entries.get("attention.sliding_window_pattern", family.window_every)
+    if isinstance(given, list):
+        return [bool(each) for each in given]
+    return [given is None or (number + 1) % given != 0 for number in range(count)]
+
+
+def read_rotaries(entries: Entries, family: Family, vectors: Mapping[str, Any]) -> list[Rotary]:
+    """The rotary table of layers that attend to the whole text, and that of the others if it differs."""
+    size, context = entries.get("rope.dimension_count", head_width(entries)), entries.get("context_length")
+    base = entries.get("rope.freq_base", 10000.0)
+    scaling = read_scaling(entries, vectors)
+    whole = Rotary(size, base, scaling, context)
+    local_base = entries.get("rope.freq_base_swa", family.local_base or base)
+    local = Rotary(size, local_base, scaling if family.scales_local else {}, context)
+    has_local = bool(entries.get("attention.sliding_window")) and family.window_every
+    return [whole, local] if has_local and local != whole else [whole]
+
+
+def read_scaling(entries: Entries, vectors: Mapping[str, Any]) -> dict[str, Any]:
+    """The scaling of positions, by transformers' names."""
+    kind, factor = entries.get("rope.scaling.type"), entries.get("rope.scaling.factor")
+    original = entries.get("rope.scaling.original_context_length")
+    attention, temperature = entries.get("rope.scaling.attn_factor"), entries.get("attention.temperature_scale")
+    found: dict[str, Any] = {"rope_type": "default" if kind in (None, "none") else kind}
+    if DIVISORS in vectors:
+        found["divisors"] = tuple(vectors[DIVISORS])
+    if LONG in vectors:
+        found |= {"rope_type": "longrope", "long_factor": tuple(vectors[LONG]), "short_factor": tuple(vectors[SHORT])}
+        found["attention_factor"] = attention or 1.0
+    elif kind == "yarn":
+        multiplier = entries.get("rope.scaling.yarn_log_multiplier")
+        found |= {"mscale": 1.0, "mscale_all_dim": multiplier} if multiplier else {}
+        names = {"beta_fast": "beta_fast", "beta_slow": "beta_slow", "attention_factor": "attn_factor"}
+        found |= {name: entries.get(f"rope.scaling.yarn_{key}") for name, key in names.items()}
+    if factor:
+        found["factor"] = factor
+    if original:
+        found["original_max_position_embeddings"] = original
+    if temperature:
+        found["llama_4_scaling_beta"] = temperature
+    return {name: value for name, value in found.items() if value is not None}

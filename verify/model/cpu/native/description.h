@@ -1,0 +1,99 @@
+// What the library is told of a model and of a step: plain C structures, which description.py repeats field by field. Loading
+// compares the sizes of all of them.
+#pragma once
+#include <cstdint>
+
+#include "matrix.h"
+
+namespace outrider {
+
+extern "C" {
+
+enum NormKind : int32_t { NO_NORM = 0, RMS_NORM = 1, LAYER_NORM = 2 };
+enum Activation : int32_t { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, SQUARED_RELU = 4 };
+
+struct Norm {
+  const float *weight, *bias;  // bias: null = none
+  int32_t kind, size;          // size: values that are normed together
+};
+
+struct Linear {
+  Matrix matrix;      // no outputs = there is no such layer
+  const float* bias;  // [outputs], or null
+};
+
+// A table of rotary angles. Queries are also multiplied by 1 + temperature * ln(1 + floor(position / span)) (Llama 4's scaling).
+struct Rotary {
+  const float* frequencies;  // [size / 2]
+  int32_t size;              // dimensions of a head that are rotated, the first ones; of each, halves are rotated together
+  float scaling;             // of cosines and sines
+  float temperature, span;   // temperature: 0 = none
+};
+
+struct Layer {
+  // Before and after attention and the feed-forward part. What is normed after is the output, before it is added to the residual.
+  Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
+  Norm query_norm, key_norm;  // of each head, or of all heads together
+  Linear query, key, value, output, gate, up, down;  // gate: may be absent
+  const float* sinks;                                // [heads], scores of a position without a value; null = none
+  int32_t heads, kv_heads, head_dim;
+  int32_t cached;  // layer of the cache
+  int32_t window;  // positions that a row attends to, its own included; 0 = all
+  int32_t rotary;  // index of the table; -1 = none
+  int32_t activation;
+  int32_t parallel;  // whether the feed-forward part reads the residual before attention
+  float scaling, cap;  // of scores; cap: 0 = none
+};
+
+struct Model {
+  int32_t layers, hidden, rotaries;
+  float epsilon, embedding_scale, residual_scale, logit_scale, logit_cap;  // logit_cap: 0 = none
+  const Layer* layer;
+  const Rotary* rotary;
+  Matrix embedding;
+  Linear head;
+  Norm norm;
+};
+
+// What an adapter adds to a product of a row: up (down row). No outputs = nothing. Both are float32, and `up` is scaled.
+struct LowRank {
+  Matrix down, up;  // [rank, inputs], [outputs, rank]
+};
+
+struct AdapterLayer {
+  LowRank query, key, value, output, gate, up, down;
+};
+
+struct Adapter {
+  const AdapterLayer* layer;
+  int32_t rank;  // the largest one
+};
+
+// Hidden states of all rows, [rows, max(count, 1) * hidden], for a draft head: the inputs of some layers, or the normed output.
+struct Tap {
+  int32_t count;
+  const int32_t* layers;
+  float* states;  // null = none are kept
+};
+
+// Keys or values of one layer of a cache: [heads, positions, width].
+struct CachedPart {
+  char* data;
+  int64_t head_stride, position_stride;  // bytes
+};
+
+// The rows of one stream. They are written to its cache from slot `start` on.
+struct Stream {
+  const CachedPart* parts;  // [layers, 2]: keys and values
+  int32_t stored;           // StoredAs
+  int32_t rows, start, length;  // length: committed tokens
+  int32_t kept, padding;  // rows whose logits are returned, the last ones before the padding
+  const int64_t* tokens;  // of the rows
+  const int64_t* depths;  // positions of the rows after the committed tokens
+  const int32_t* counts;  // of rows that each row attends to, itself included; null = all before it and itself
+  const int32_t* slots;   // of these rows, row after row
+  const Adapter* adapter; // null = none
+};
+}
+
+}  // namespace outrider

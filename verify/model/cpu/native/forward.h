@@ -1,0 +1,354 @@
+// The forward of a decoder: embedding, layers of attention and a feed-forward part, norm and head.
+//
+// One call computes a whole step. Threads, if several are faster, are woken once; between the phases of a layer they meet at a
+// barrier. Activations are float32. Everything is computed row by row in one order, so a row's logits have the same bits alone, in
+// a draft tree, in a prompt, and beside rows of other streams.
+#pragma once
+#include "adaptation.h"
+#include "attention.h"
+
+namespace outrider {
+
+// The most rows of a task of attention, which read keys and values together.
+constexpr int ROW_BLOCK = 16;
+// Reading the keys and values of a task takes as long as the products of this many rows (measured with AVX-512).
+constexpr float READING_ROWS = 1.6f;
+constexpr int FEW_ROWS = 32;   // from which on more threads always gain: arithmetic takes the time
+
+// Threads, and the memory of their steps.
+struct Engine {
+  explicit Engine(int threads) : team(threads), spaces(threads) {}
+  Team team;
+  std::vector<AttentionSpace> spaces;
+  Habit habits[6];  // of forwards of fewer than FEW_ROWS, by the bits of their number of rows
+  Buffer<float> residual, normed, queries, keys, values, attended, gated, added, angles;
+  Adaptation adaptation;
+  Buffer<RowBlock> blocks;
+  std::vector<Text> texts;
+};
+
+// The largest of a size over all layers.
+template <class Size>
+int widest(const Model& model, const Size& size) {
+  int most = 0;
+  for (int layer = 0; layer < model.layers; layer++) most = std::max(most, (int)size(model.layer[layer]));
+  return most;
+}
+
+// Computes a forward's phases in all threads.
+class Forward {
+ public:
+  Forward(Engine& engine, const Model& model, int rows, const int64_t* positions, std::span<const Stream> streams)
+      : engine_(engine), team_(engine.team), adaptation_(engine.adaptation), model_(model), rows_(rows), positions_(positions),
+        streams_(streams) {
+    const size_t count = rows;
+    const int attended = widest(model, [](const Layer& layer) { return layer.heads * layer.head_dim; });
+    const int cached = widest(model, [](const Layer& layer) { return layer.kv_heads * layer.head_dim; });
+    const int gated = widest(model, [](const Layer& layer) { return layer.down.matrix.inputs; });
+    for (int table = 0; table < model.rotaries; table++) angles_width_ += model.rotary[table].size;
+    residual_ = engine.residual.of(count * model.hidden);
+    normed_ = engine.normed.of(count * model.hidden);
+    queries_ = engine.queries.of(count * attended);
+    keys_ = engine.keys.of(count * cached);
+    values_ = engine.values.of(count * cached);
+    attended_ = engine.attended.of(count * attended);
+    gated_ = engine.gated.of(count * gated);
+    // What a post-norm reads, or what adapters add to `up`.
+    added_ = engine.added.of(count * std::max(gated, model.hidden));
+    angles_ = engine.angles.of(count * angles_width_);
+    find_texts();
+    adaptation_.find(streams, rows);
+    // Sized for the widest input, so that no phase allocates.
+    engine.blocks.of(count * (std::max({model.hidden, attended, gated}) / BLOCK));
+  }
+
+  void run(int thread, const int64_t* tokens, const int64_t* kept, int kept_count, float* logits, const Tap& tap) {
+    team_.share(rows_, [&](int row) { embed(row, tokens[row]); });
+    for (int index = 0; index < model_.layers; index++) {
+      const Layer& layer = model_.layer[index];
+      keep_inputs(tap, index);
+      const Rows normed = read_residual(layer.attention_norm, layer.query.matrix.quantized() || layer.key.matrix.quantized() ||
+                                                                  layer.value.matrix.quantized());
+      project(layer, normed, index);
+      if (layer.parallel) feed(layer, index);
+      team_.share(rows_, [&](int row) { place(layer, row); });
+      attend_all(thread, layer);
+      const Rows attended = prepare(attended_, rows_, layer.output.matrix.inputs, layer.output.matrix.quantized());
+      add<&AdapterLayer::output>(layer.output, attended, layer.attention_post_norm, index);
+      if (!layer.parallel) feed(layer, index);
+      const Rows gated = prepare(gated_, rows_, layer.down.matrix.inputs, layer.down.matrix.quantized());
+      add<&AdapterLayer::down>(layer.down, gated, layer.feed_forward_post_norm, index);
+    }
+    if (tap.states && !tap.count)
+      team_.share(rows_, [&](int row) { norm_row(model_.norm, row, tap.states + (size_t)row * model_.hidden); });
+    const Rows last = prepare(normed_, kept_count, model_.hidden, model_.head.matrix.quantized(), [&](int row) {
+      norm_row(model_.norm, (int)kept[row], normed_ + (size_t)row * model_.hidden);
+    });
+    compute_logits(last, logits);
+  }
+
+ private:
+  void find_texts() {
+    engine_.texts.resize(rows_);
+    int row = 0;
+    for (const Stream& stream : streams_) {
+      const int32_t* slots = stream.slots;
+      for (int i = 0; i < stream.rows; i++, row++) {
+        if (!stream.counts) {
+          engine_.texts[row] = {stream.start + i + 1, stream.start + i + 1, nullptr};
+          continue;
+        }
+        int common = 0;
+        while (common < stream.counts[i] && slots[common] == stream.length + common) common++;
+        engine_.texts[row] = {stream.length + common, stream.length + stream.counts[i], slots + common};
+        slots += stream.counts[i];
+      }
+    }
+  }
+
+  void embed(int row, int64_t token) {
+    float* to = residual_ + (size_t)row * model_.hidden;
+    take(model_.embedding, (int)token, to);
+    if (model_.embedding_scale != 1)
+      for (int i = 0; i < model_.hidden; i++) to[i] *= model_.embedding_scale;
+    float* angles = angles_ + (size_t)row * angles_width_;
+    for (int table = 0; table < model_.rotaries; table++) {
+      const Rotary& rotary = model_.rotary[table];
+      const int half = rotary.size / 2;
+      for (int i = 0; i < half; i++) {
+        const float angle = (float)positions_[row] * rotary.frequencies[i];
+        angles[i] = std::cos(angle) * rotary.scaling;
+        angles[half + i] = std::sin(angle) * rotary.scaling;
+      }
+      angles += rotary.size;
+    }
+  }
+
+  void keep_inputs(const Tap& tap, int layer) {
+    for (int number = 0; tap.states && number < tap.count; number++)
+      if (tap.layers[number] == layer)
+        team_.share(rows_, [&](int row) {
+          float* to = tap.states + ((size_t)row * tap.count + number) * model_.hidden;
+          std::memcpy(to, residual_ + (size_t)row * model_.hidden, 4 * (size_t)model_.hidden);
+        });
+  }
+
+  void norm_row(const Norm& norm, int row, float* to) {
+    const float* from = residual_ + (size_t)row * model_.hidden;
+    if (norm.kind == NO_NORM)
+      std::memcpy(to, from, 4 * (size_t)model_.hidden);
+    else
+      normalize(norm, from, model_.epsilon, to);
+  }
+
+  // Computes the rows of a product by `compute(row)`, and quantises them for quantised weights.
+  template <class Compute>
+  Rows prepare(float* floats, int count, int inputs, bool quantized, const Compute& compute) {
+    const Rows rows{inputs, count, floats, engine_.blocks.of((size_t)count * (inputs / BLOCK))};
+    team_.share(count, [&](int row) {
+      compute(row);
+      if (quantized) quantize(rows, row);
+    });
+    return rows;
+  }
+  // Of rows that are there.
+  Rows prepare(float* floats, int count, int inputs, bool quantized) {
+    if (quantized) return prepare(floats, count, inputs, true, [](int) {});
+    return {inputs, count, floats, nullptr};
+  }
+
+  // The normed residual.
+  Rows read_residual(const Norm& norm, bool quantized) {
+    return prepare(normed_, rows_, model_.hidden, quantized, [&](int row) { norm_row(norm, row, normed_ + (size_t)row * model_.hidden); });
+  }
+
+  void project(const Layer& layer, const Rows& rows, int index) {
+    adaptation_.lower<&AdapterLayer::query, &AdapterLayer::key, &AdapterLayer::value>(team_, rows, index);
+    static constexpr LowRank AdapterLayer::*adapters[] = {&AdapterLayer::query, &AdapterLayer::key, &AdapterLayer::value};
+    const Linear* parts[] = {&layer.query, &layer.key, &layer.value};
+    float* outs[] = {queries_, keys_, values_};
+    const int first = layer.query.matrix.panels(), second = first + layer.key.matrix.panels();
+    team_.share(second + layer.value.matrix.panels(), [&](int task) {
+      const int part = task < first ? 0 : task < second ? 1 : 2;
+      const int panel = task - (part == 0 ? 0 : part == 1 ? first : second), outputs = parts[part]->matrix.outputs;
+      write_panel(*parts[part], panel, rows, outs[part], outputs);
+      adaptation_.raise(adapters[part], part, index, panel, outs[part], outputs);
+    });
+  }
+
+  // One panel of a product, with the bias.
+  static void write_panel(const Linear& linear, int panel, const Rows& rows, float* out, int64_t stride) {
+    const int first = panel * PANEL, size = std::min(PANEL, linear.matrix.outputs - first);
+    multiply_panel(linear.matrix, panel, rows, [&](int row, const float* sums) {
+      float* to = out + row * stride + first;
+      for (int i = 0; i < size; i++) to[i] = linear.bias ? sums[i] + linear.bias[first + i] : sums[i];
+    });
+  }
+
+  void compute_logits(const Rows& rows, float* logits) {
+    const Linear& head = model_.head;
+    const float scale = model_.logit_scale, cap = model_.logit_cap;
+    team_.share(head.matrix.panels(), [&](int panel) {
+      const int first = panel * PANEL, size = std::min(PANEL, head.matrix.outputs - first);
+      multiply_panel(head.matrix, panel, rows, [&](int row, const float* sums) {
+        float* to = logits + (size_t)row * head.matrix.outputs + first;
+        for (int i = 0; i < size; i++) {
+          const float value = head.bias ? sums[i] + head.bias[first + i] : sums[i];
+          to[i] = scale == 1 ? value : value * scale;
+        }
+        if (!cap) return;
+        alignas(64) float found[PANEL] = {};
+        std::memcpy(found, to, 4 * size);
+        for (int i = 0; i < PANEL; i += LANES) store(found + i, capped(load(found + i), cap));
+        std::memcpy(to, found, 4 * size);
+      });
+    });
+  }
+
+  // Adds a product, normed if it has a norm, to the residual.
+  template <LowRank AdapterLayer::*PART>
+  void add(const Linear& linear, const Rows& rows, const Norm& norm, int index) {
+    adaptation_.lower<PART>(team_, rows, index);
+    const float scale = model_.residual_scale;
+    if (norm.kind == NO_NORM)
+      return team_.share(linear.matrix.panels(), [&](int panel) {
+        const int first = panel * PANEL, size = std::min(PANEL, linear.matrix.outputs - first);
+        multiply_panel(linear.matrix, panel, rows, [&](int row, const float* sums) {
+          float* to = residual_ + (size_t)row * model_.hidden + first;
+          for (int i = 0; i < size; i++) {
+            const float value = linear.bias ? sums[i] + linear.bias[first + i] : sums[i];
+            to[i] += scale == 1 ? value : value * scale;
+          }
+        });
+        adaptation_.raise(PART, 0, index, panel, residual_, model_.hidden, scale);
+      });
+    team_.share(linear.matrix.panels(), [&](int panel) {
+      write_panel(linear, panel, rows, added_, model_.hidden);
+      adaptation_.raise(PART, 0, index, panel, added_, model_.hidden);
+    });
+    team_.share(rows_, [&](int row) {
+      float *added = added_ + (size_t)row * model_.hidden, *to = residual_ + (size_t)row * model_.hidden;
+      normalize(norm, added, model_.epsilon, added);
+      for (int i = 0; i < model_.hidden; i += LANES) store(to + i, fma(all(scale), load(added + i), load(to + i)));
+    });
+  }
+
+  // The inner values of the feed-forward part: act(gate x) * (up x), or act(up x).
+  void feed(const Layer& layer, int index) {
+    const bool is_gated = layer.gate.matrix.outputs;
+    const Rows rows = read_residual(layer.feed_forward_norm, layer.up.matrix.quantized() || layer.gate.matrix.quantized());
+    adaptation_.lower<&AdapterLayer::gate, &AdapterLayer::up>(team_, rows, index);
+    const int width = layer.up.matrix.outputs;
+    team_.share(layer.up.matrix.panels(), [&](int panel) {
+      const int first = panel * PANEL, size = std::min(PANEL, width - first);
+      if (is_gated) {
+        write_panel(layer.gate, panel, rows, gated_, width);
+        adaptation_.raise(&AdapterLayer::gate, 0, index, panel, gated_, width);
+      }
+      if (adaptation_.any()) {
+        for (int row = 0; row < rows_; row++) std::fill_n(added_ + (size_t)row * width + first, size, 0.0f);
+        adaptation_.raise(&AdapterLayer::up, 1, index, panel, added_, width);
+      }
+      multiply_panel(layer.up.matrix, panel, rows, [&](int row, const float* sums) {
+        float* to = gated_ + (size_t)row * width + first;
+        alignas(64) float gates[PANEL] = {}, ups[PANEL];
+        if (is_gated) std::memcpy(gates, to, 4 * size);
+        for (int i = 0; i < PANEL; i++) ups[i] = layer.up.bias && i < size ? sums[i] + layer.up.bias[first + i] : sums[i];
+        const float* raised = added_ + (size_t)row * width + first;
+        for (int i = 0; adaptation_.any() && i < size; i++) ups[i] += raised[i];
+        for (int i = 0; i < PANEL; i += LANES)
+          store(gates + i, is_gated ? activate(load(gates + i), layer.activation) * load(ups + i) : activate(load(ups + i), layer.activation));
+        std::memcpy(to, gates, 4 * size);
+      });
+    });
+  }
+
+  // Norms and rotates the heads of a row's queries or keys.
+  void turn(const Layer& layer, const Norm& norm, int row, float* values, int heads, float scale) {
+    const int width = layer.head_dim;
+    const float* angles = angles_ + (size_t)row * angles_width_;
+    for (int table = 0; table < layer.rotary; table++) angles += model_.rotary[table].size;
+    for (int place = 0; norm.kind != NO_NORM && place < heads * width; place += norm.size)
+      normalize(norm, values + place, model_.epsilon, values + place);
+    for (int head = 0; layer.rotary >= 0 && head < heads; head++) {
+      const int size = model_.rotary[layer.rotary].size;
+      rotate(values + head * width, angles, angles + size / 2, size);
+    }
+    for (int i = 0; scale != 1 && i < heads * width; i++) values[i] *= scale;
+  }
+
+  float query_scale(const Layer& layer, int row) const {
+    if (layer.rotary < 0 || !model_.rotary[layer.rotary].temperature) return 1;
+    const Rotary& rotary = model_.rotary[layer.rotary];
+    return 1 + rotary.temperature * std::log(1 + std::floor((float)positions_[row] / rotary.span));
+  }
+
+  // Norms and rotates a row's queries and keys, and writes its keys and values to the cache.
+  void place(const Layer& layer, int row) {
+    const int width = layer.head_dim;
+    float *keys = keys_ + (size_t)row * layer.kv_heads * width, *values = values_ + (size_t)row * layer.kv_heads * width;
+    turn(layer, layer.query_norm, row, queries_ + (size_t)row * layer.heads * width, layer.heads, query_scale(layer, row));
+    turn(layer, layer.key_norm, row, keys, layer.kv_heads, 1);
+    int first = 0, s = 0;
+    while (row - first >= streams_[s].rows) first += streams_[s++].rows;
+    const int64_t slot = streams_[s].start + row - first;
+    for (int head = 0; head < layer.kv_heads; head++) {
+      write_position(plane(streams_[s], layer.cached, 0, head), slot, width, keys + head * width);
+      write_position(plane(streams_[s], layer.cached, 1, head), slot, width, values + head * width);
+    }
+  }
+
+  static Plane plane(const Stream& stream, int layer, int part, int head) {
+    const CachedPart& cached = stream.parts[2 * layer + part];
+    return {cached.data + head * cached.head_stride, cached.position_stride, stream.stored};
+  }
+
+  int count_attention_tasks(const Layer& layer, int block) const {
+    int tasks = 0;
+    for (const Stream& stream : streams_) tasks += (stream.rows + block - 1) / block * layer.kv_heads;
+    return tasks;
+  }
+
+  // The rows of a task of attention with which all threads end first: fewer divide the tasks more evenly, but read more.
+  int attention_block(const Layer& layer) const {
+    const int most = std::max(1, std::min(ROW_BLOCK, MOST_QUERIES / (layer.heads / layer.kv_heads))), threads = team_.working();
+    int best = most;
+    float least = INFINITY;
+    for (int block = most; block > 0; block--) {
+      const float rounds = (float)((count_attention_tasks(layer, block) + threads - 1) / threads);
+      const float time = rounds * (READING_ROWS + (float)std::min(block, rows_));
+      if (time < least) least = time, best = block;
+    }
+    return best;
+  }
+
+  void attend_all(int thread, const Layer& layer) {
+    const int width = layer.head_dim, groups = layer.heads / layer.kv_heads, block = attention_block(layer);
+    team_.share(count_attention_tasks(layer, block), [&](int task) {
+      int first = 0, s = 0;
+      for (int count; task >= (count = (streams_[s].rows + block - 1) / block * layer.kv_heads); s++) {
+        task -= count;
+        first += streams_[s].rows;
+      }
+      const int head = task % layer.kv_heads, start = task / layer.kv_heads * block;
+      const int rows = std::min(block, streams_[s].rows - start);
+      const size_t place = (size_t)(first + start) * layer.heads * width + head * groups * width;
+      const Scoring scoring = {layer.scaling, layer.cap, layer.window, layer.sinks ? layer.sinks + head * groups : nullptr};
+      attend(engine_.spaces[thread], plane(streams_[s], layer.cached, 0, head), plane(streams_[s], layer.cached, 1, head),
+             engine_.texts.data() + first + start, rows, groups, queries_ + place, attended_ + place,
+             (int64_t)layer.heads * width, width, scoring);
+    });
+  }
+
+  Engine& engine_;
+  Team& team_;
+  Adaptation& adaptation_;
+  const Model& model_;
+  const int rows_;
+  const int64_t* positions_;
+  const std::span<const Stream> streams_;
+  float *residual_, *normed_, *queries_, *keys_, *values_, *attended_, *gated_, *added_, *angles_;
+  int angles_width_ = 0;
+};
+
+}  // namespace outrider

@@ -1,0 +1,58 @@
+// What is computed for each row alone: norms, rotations and activations.
+#pragma once
+#include "description.h"
+
+namespace outrider {
+
+// Root mean square, or LayerNorm. `from` may be `to`.
+inline void normalize(const Norm& norm, const float* from, float epsilon, float* to) {
+  const int size = norm.size;
+  Floats mean{};
+  if (norm.kind == LAYER_NORM) {
+    Sums sums{};
+    for (int i = 0; i < size; i += SUMMED)
+      for (int part = 0; part < SUMMED / LANES; part++) sums.parts[part] += load(from + i + part * LANES);
+    mean = all(total(sums) / size);
+  }
+  Sums squares{};
+  for (int i = 0; i < size; i += SUMMED)
+    for (int part = 0; part < SUMMED / LANES; part++) {
+      const Floats values = load(from + i + part * LANES) - mean;
+      squares.parts[part] = fma(values, values, squares.parts[part]);
+    }
+  const Floats factor = all(1 / std::sqrt(total(squares) / size + epsilon));
+  for (int i = 0; i < size; i += LANES) {
+    const Floats normed = load(norm.weight + i) * ((load(from + i) - mean) * factor);
+    store(to + i, norm.bias ? normed + load(norm.bias + i) : normed);
+  }
+}
+
+inline void rotate(float* head, const float* cosines, const float* sines, int size) {
+  const int half = size / 2;
+  for (int i = 0; i < half; i++) {
+    const float first = head[i], second = head[i + half];
+    head[i] = first * cosines[i] - second * sines[i];
+    head[i + half] = second * cosines[i] + first * sines[i];
+  }
+}
+
+// tanh(x) = 1 - 2 / (e^2x + 1)
+inline Floats hyperbolic_tangent(Floats x) { return all(1) - all(2) / (exponential(x + x) + all(1)); }
+// Bounded to the open interval between -cap and cap.
+inline Floats capped(Floats x, float cap) { return all(cap) * hyperbolic_tangent(x / all(cap)); }
+
+inline Floats activate(Floats x, int activation) {
+  if (activation == SILU) return x / (all(1) + exponential(-x));
+  if (activation == GELU_TANH) {
+    const Floats y = all(0.7978845608f) * fma(all(0.044715f) * x * x, x, x);
+    return all(0.5f) * x * (all(2) - all(2) / (exponential(y + y) + all(1)));
+  }
+  if (activation == GELU) {
+    for (int lane = 0; lane < LANES; lane++) x[lane] = 0.5f * x[lane] * (1 + std::erf(x[lane] * 0.70710678f));
+    return x;
+  }
+  const Floats positive = larger(x, all(0));
+  return activation == RELU ? positive : positive * positive;
+}
+
+}  // namespace outrider

@@ -1,0 +1,175 @@
+"""The model runner whose forwards the compiled library computes, from packed weights alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from outrider.verify.errors import ModelError
+from outrider.verify.findings import processor
+from outrider.verify.model.adapter import AdapterWeights
+from outrider.verify.model.attention import dot_product
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.codec import STORED as CODED
+from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
+from outrider.verify.model.cache.shape import CacheShape, KVDtype, LayerShape
+from outrider.verify.model.cache.tensor_cache import TensorCache
+from outrider.verify.model.cpu.native.adapter import NativeAdapter, packed_adapter
+from outrider.verify.model.cpu.native.decoder import Decoder
+from outrider.verify.model.cpu.native.forward import NativeForward
+from outrider.verify.model.cpu.native.layers import NativeEmbedding, NativeHead
+from outrider.verify.model.cpu.native.library import Engine, variant
+from outrider.verify.model.invariant_range import InvariantRange
+from outrider.verify.model.memory import keep_freed_memory
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
+
+CPU = torch.device("cpu")
+# The tokens that are read at a start, to see that the weights compute numbers.
+CHECKED_TOKENS = 4
+
+
+class NativeRunner(ModelRunner):
+    """A packed decoder. A row's logits have the same bits beside any others, by construction."""
+
+    device = CPU
+    invariance = "on, by construction"
+    is_invariant = True
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        path: str,
+        dtype: torch.dtype,
+        stop_tokens: frozenset[int],
+        context_tokens: int | None = None,
+        kv_dtype: KVDtype = "auto",
+        findings: Path | None = None,
+    ) -> None:
+        """`dtype` is that of keys and values, unless `kv_dtype` names another. Call `start` before any other method."""
+        known = decoder.architecture
+        self.decoder, self._path = decoder, path
+        self.weight_bytes, self.findings = decoder.size.nbytes, findings
+        self.weight_bits = round(8 * self.weight_bytes / max(1, decoder.size.weights), 2)
+        self.vocabulary = decoder.head.outputs
+        self.description, self.library = repr(known), f"compiled library for {variant()}"
+        self.stop_tokens = stop_tokens
+        self.model_tokens = known.context_tokens
+        self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
+        layers = tuple(LayerShape(each.kv_heads, each.head_dim, each.head_dim, each.window) for each in known.layers)
+        self.cache_shape = CacheShape(layers, dtype, self.device, coded=CODED[kv_dtype])
+        self._tapped: tuple[int, ...] | None = None
+        self._forward: NativeForward | None = None
+
+    def start(self, context_tokens: int, bounds: InvariantRange | None = None) -> None:
+        """As in `ModelRunner`, without an invariant range."""
+        assert bounds is None
+        self.context_tokens = min(self.model_tokens, context_tokens)
+        self.decoder.fit(self.context_tokens)
+        self._engine = Engine(self.threads or os.cpu_count() or 1)
+        self._forward = NativeForward(self.decoder, self._engine, self._tapped)
+        # The library has threads of its own, and those of OpenMP would wait for work on the same cores after each operation.
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        logits = self.forward(self.new_cache(), ForwardBatch.chain(np.arange(min(CHECKED_TOKENS, self.vocabulary))))
+        if logits.isnan().any():
+            raise ModelError(f"The model at {self._path!r} computes NaN; check its weights.")
+
+    def tap_hidden(self, layers: Sequence[int]) -> int:
+        """Keeps hidden states in the caches: the inputs of these layers, or the normed output without any.
+
+        Returns their width. Call it before `start`.
+        """
+        self._tapped = tuple(layers)
+        width = self.decoder.architecture.hidden * max(1, len(layers))
+        self.cache_shape = replace(self.cache_shape, hidden_width=width)
+        return width
+
+    @property
+    def backends(self) -> str:
+        """As in `ModelRunner`."""
+        return f"{self.kernels}, {self.weight_bytes} bytes"
+
+    @property
+    def machine(self) -> tuple[str, ...]:
+        """As in `ModelRunner`."""
+        return processor(), str(self.threads or os.cpu_count())
+
+    @property
+    def kernels(self) -> str:
+        """As in `ModelRunner`."""
+        return f"compiled library for {variant()}"
+
+    @property
+    def max_rows(self) -> int:
+        """As in `ModelRunner`."""
+        return NativeForward.max_rows
+
+    def new_cache(self) -> TensorCache:
+        """As in `ModelRunner`."""
+        return TensorCache(self.cache_shape, self.context_tokens + MARGIN_POSITIONS)
+
+    def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """As `ModelRunner.forward_all`, as many at once as the library takes."""
+        assert self._forward is not None
+        for segment in segments:
+            segment.cache.release()
+        found: list[torch.Tensor] = []
+        for group in grouped(segments):
+            logits = self._forward(group).split([each.kept for each in group])
+            found += logits if len(group) == len(segments) else [each.clone() for each in logits]
+        return found
+
+    def hold(self, adapter: AdapterWeights) -> NativeAdapter:
+        """Packs an adapter, for segments. Raises UnfitAdapter if it does not fit the model."""
+        return packed_adapter(adapter, self.decoder, Engine.shared())
+
+    # What a draft head uses of its target.
+
+    @property
+    def hidden(self) -> int:
+        """The width of hidden states."""
+        return self.decoder.architecture.hidden
+
+    @property
+    def depth(self) -> int:
+        """The number of layers."""
+        return len(self.decoder.architecture.layers)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The data type of a head's weights."""
+        return torch.float32
+
+    @property
+    def products(self) -> dot_product.DotProducts:
+        """The products of a head's attention."""
+        return dot_product.chosen(self.device, self.dtype, self.findings)
+
+    @property
+    def embed_tokens(self) -> torch.nn.Module:
+        """The embedding table, without its scale."""
+        return NativeEmbedding(self.decoder.table)
+
+    @property
+    def lm_head(self) -> torch.nn.Module:
+        """The layer that computes logits."""
+        return NativeHead(self.decoder.head)
+
+
+def grouped(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """The segments that are computed at once."""
+    groups: list[list[Segment]] = []
+    rows = 0
+    for segment in segments:
+        rows += segment.rows
+        if not groups or len(groups[-1]) == NativeForward.max_streams or rows > NativeForward.max_rows:
+            groups.append([])
+            rows = segment.rows
+        groups[-1].append(segment)
+    return groups

@@ -1,0 +1,134 @@
+"""The structures that cross to the library, field by field as in description.h and matrix.h. Imports no torch."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+
+# The linear layers of a decoder's layer.
+PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")
+NORMS = ("attention_norm", "attention_post_norm", "feed_forward_norm", "feed_forward_post_norm", "query_norm", "key_norm")
+
+
+class Matrix(Structure):
+    """Packed weights."""
+
+    _fields_ = (("kind", c_int32), ("outputs", c_int32), ("inputs", c_int32), ("data", c_void_p))
+
+
+class Norm(Structure):
+    """A norm; of kind 0, none."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("kind", c_int32), ("size", c_int32))
+
+
+class Linear(Structure):
+    """A linear layer; without outputs, none."""
+
+    _fields_ = (("matrix", Matrix), ("bias", c_void_p))
+
+
+class Rotary(Structure):
+    """A table of rotary angles."""
+
+    _fields_ = (
+        ("frequencies", c_void_p),
+        ("size", c_int32),
+        ("scaling", c_float),
+        ("temperature", c_float),
+        ("span", c_float),
+    )
+
+
+class Layer(Structure):
+    """A layer of a decoder."""
+
+    _fields_ = (
+        *((name, Norm) for name in NORMS),
+        *((name, Linear) for name in PROJECTIONS),
+        ("sinks", c_void_p),
+        *(
+            (name, c_int32)
+            for name in ("heads", "kv_heads", "head_dim", "cached", "window", "rotary", "activation", "parallel")
+        ),
+        ("scaling", c_float),
+        ("cap", c_float),
+    )
+
+
+class Model(Structure):
+    """A decoder."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("layers", "hidden", "rotaries")),
+        *((name, c_float) for name in ("epsilon", "embedding_scale", "residual_scale", "logit_scale", "logit_cap")),
+        ("layer", POINTER(Layer)),
+        ("rotary", POINTER(Rotary)),
+        ("embedding", Matrix),
+        ("head", Linear),
+        ("norm", Norm),
+    )
+
+
+class LowRank(Structure):
+    """What an adapter adds to a linear layer."""
+
+    _fields_ = (("down", Matrix), ("up", Matrix))
+
+
+class AdapterLayer(Structure):
+    """What an adapter adds to a layer."""
+
+    _fields_ = tuple((name, LowRank) for name in PROJECTIONS)
+
+
+class Adapter(Structure):
+    """An adapter."""
+
+    _fields_ = (("layer", POINTER(AdapterLayer)), ("rank", c_int32))
+
+
+class Tap(Structure):
+    """The hidden states that are kept."""
+
+    _fields_ = (("count", c_int32), ("layers", c_void_p), ("states", c_void_p))
+
+
+class CachedPart(Structure):
+    """Keys or values of a layer in a cache."""
+
+    _fields_ = (("data", c_void_p), ("head_stride", c_int64), ("position_stride", c_int64))
+
+
+class Stream(Structure):
+    """The rows of a stream."""
+
+    _fields_ = (
+        ("parts", POINTER(CachedPart)),
+        *((name, c_int32) for name in ("stored", "rows", "start", "length", "kept", "padding")),
+        *((name, c_void_p) for name in ("tokens", "depths", "counts", "slots")),
+        ("adapter", POINTER(Adapter)),
+    )
+
+
+# In the order of `outrider_sizes`.
+ALL: tuple[type[Structure], ...] = (
+    Matrix,
+    Norm,
+    Linear,
+    Rotary,
+    Layer,
+    Model,
+    LowRank,
+    AdapterLayer,
+    Adapter,
+    Tap,
+    CachedPart,
+    Stream,
+)
+
+
+def fit(library: ctypes.CDLL) -> bool:
+    """Whether a library was compiled with structures of these sizes."""
+    found = (c_int64 * len(ALL))()
+    return library.outrider_sizes(found, len(ALL)) == len(ALL) and list(found) == [ctypes.sizeof(each) for each in ALL]
