@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,37 +16,17 @@ from numpy.typing import NDArray
 
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.metadata import Metadata
+from outrider.verify.model.architecture.description import Architecture
+from outrider.verify.model.experts import split_checkpoint, split_file
+from outrider.verify.model.stored import Stored
 
 # ggml's types by the names of safetensors.
 TYPES = {"F32": GGMLQuantizationType.F32, "F16": GGMLQuantizationType.F16, "BF16": GGMLQuantizationType.BF16}
+BYTES = {"U8": GGMLQuantizationType.I8}  # blocks of MXFP4
 HEADER = struct.Struct("<Q")
+LAYER = re.compile(r"(?:\.layers|^blk)\.(\d+)\.")
 # The ends of names of tensors that are computed from the configuration.
 COMPUTED = ("rotary_emb.inv_freq", "attn.masked_bias", "attention.masked_bias")
-
-
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """A tensor: rows of values, or of quantised blocks."""
-
-    rows: NDArray[np.uint8]  # [rows, bytes]
-    type: GGMLQuantizationType
-    shape: tuple[int, ...]
-
-    def take(self, places: NDArray[np.int64] | slice) -> Stored:
-        """Some of the rows. Of a vector, some of the values."""
-        if len(self.shape) == 1:
-            width = self.rows.shape[1] // self.shape[0]
-            values = self.rows.reshape(-1, width)[places]
-            return replace(self, rows=values.reshape(1, -1), shape=(len(values),))
-        found = self.rows[places]
-        return replace(self, rows=found, shape=(len(found), *self.shape[1:]))
-
-    def floats(self, start: int = 0, end: int | None = None) -> NDArray[np.float32]:
-        """The values of rows as float32, of the tensor's shape."""
-        rows = self.rows[start:end]
-        values = quants.dequantize(np.ascontiguousarray(rows), self.type).astype(np.float32, copy=False)
-        found: NDArray[np.float32] = values.reshape(self.shape if len(self.shape) == 1 else (len(rows), *self.shape[1:]))
-        return found
 
 
 class Tensors(dict[str, Stored]):
@@ -77,12 +57,13 @@ def read_gguf(path: Path, metadata: Metadata) -> Tensors:
             raise ModelError(f"{str(path)!r} ends within the tensor {name}; download the file again.")
         rows = content[tensor.start : end].reshape(prod(tensor.shape[:-1]), -1)
         found[name] = Stored(rows, kind, tensor.shape)
-    return Tensors(str(path), found)
+    return Tensors(str(path), split_file(found))
 
 
 def read_safetensors(path: str, files: Iterable[Path]) -> dict[str, Stored] | None:
     """The tensors of a checkpoint by their own names; None if one has a type that is not one of TYPES. Raises ModelError."""
     found: dict[str, Stored] = {}
+    known = TYPES | BYTES
     for file in files:
         content: NDArray[np.uint8] = np.memmap(file, np.uint8, "r")
         try:
@@ -92,10 +73,10 @@ def read_safetensors(path: str, files: Iterable[Path]) -> dict[str, Stored] | No
             for name, each in head.items():
                 if name == "__metadata__":
                     continue
-                if each["dtype"] not in TYPES:
+                if each["dtype"] not in known:
                     return None
                 shape, (first, end) = tuple(each["shape"]), each["data_offsets"]
-                kind = TYPES[each["dtype"]]
+                kind = known[each["dtype"]]
                 if end - first != prod(shape) * quants.GGML_QUANT_SIZES[kind][1] or start + end > len(content):
                     raise ValueError(f"it ends within {name}")
                 rows = content[start + first : start + end].reshape(prod(shape[:-1]), -1)
@@ -105,19 +86,30 @@ def read_safetensors(path: str, files: Iterable[Path]) -> dict[str, Stored] | No
     return found
 
 
-def as_gguf(path: str, tensors: Mapping[str, Stored], architecture: str, layers: int) -> Tensors | None:
-    """The tensors of a checkpoint by the names of GGUF files; None if one has none there."""
-    (arch,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
+def as_gguf(path: str, tensors: Mapping[str, Stored], architecture: Architecture) -> Tensors | None:
+    """The tensors of a checkpoint by the names of GGUF files; None if one has none there.
+
+    Further layers, which predict several tokens, are left out.
+    """
+    (arch,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == architecture.name)
+    layers = len(architecture.layers)
     names = get_tensor_name_map(MODEL_ARCH(arch), layers)
     found = {}
-    for name, stored in tensors.items():
-        if name.endswith(COMPUTED):
+    for name, stored in split_checkpoint(tensors, architecture.turns_experts).items():
+        number = LAYER.search(name)
+        if name.endswith(COMPUTED) or (number is not None and int(number[1]) >= layers):
             continue
-        known = names.get_name(name, (".weight", ".bias"))
+        known = name if name.startswith("blk.") else names.get_name(renamed(name), (".weight", ".bias"))
         if known is None:
             return None
-        found[known] = stored
+        found[known if known.endswith((".weight", ".bias")) else f"{known}.weight"] = stored
     return Tensors(path, found)
+
+
+def renamed(name: str) -> str:
+    """A name that GGUF's tables know."""
+    name = name.replace(".gate.moe_statics.", ".moe_statics.").replace("_moe.router.weight", "_moe.router.layer.weight")
+    return name.replace("e_score_correction_bias", "e_score_correction.bias")
 
 
 def stored_tensor(tensor: Any) -> Stored | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.verify.model.architecture.description import Activation, Architecture, Layer, Rotary
+from outrider.verify.model.architecture.description import Activation, Architecture, Layer, Mixture, Rotary
 from outrider.verify.model.architecture.families import FAMILIES, Family
 from outrider.verify.model.architecture.rotary import is_known
 
@@ -24,7 +24,7 @@ ACTIVATIONS = {
 def read_config(config: Any) -> Architecture | None:
     """The decoder of a configuration; None if its family is not known, or if it has what the family does not."""
     family = FAMILIES.get(config.model_type)
-    if family is None or getattr(config, "use_bidirectional_attention", False) or getattr(config, "use_qk_norm", False):
+    if family is None or getattr(config, "use_bidirectional_attention", False):
         return None
     name = getattr(config, "hidden_activation", None) or config.hidden_act
     hidden = config.hidden_size
@@ -40,7 +40,10 @@ def read_config(config: Any) -> Architecture | None:
         context_tokens=config.max_position_embeddings,
         epsilon=first(config, "rms_norm_eps", "layer_norm_eps", "norm_eps"),
         norm=family.norm,
-        activation=ACTIVATIONS[name],
+        activation=family.activation if family.activation is Activation.CLAMPED_SILU else ACTIVATIONS[name],
+        mixture=read_mixture(config, family),
+        clamp=(getattr(config, "swiglu_alpha", 1.702), getattr(config, "swiglu_limit", 7.0)),
+        turns_experts=family.turns_experts,
         is_parallel=family.is_parallel,
         norms_after_attention=family.norms_after_attention,
         embedding_scale=float(hidden**0.5) if family.scales_embeddings else getattr(config, "embedding_multiplier", 1.0),
@@ -51,6 +54,24 @@ def read_config(config: Any) -> Architecture | None:
         norms_less_one=family.norms_less_one,
     )
     return found
+
+
+def read_mixture(config: Any, family: Family) -> Mixture | None:
+    """The mixtures of experts; None if there are none."""
+    counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    count = next((each for name in counts if (each := getattr(config, name, None))), None)
+    if not count:
+        return None
+    normalizes = getattr(config, "norm_topk_prob", False) if family.normalizes is None else family.normalizes
+    return Mixture(
+        experts=count,
+        used=first(config, "num_experts_per_tok", "moe_k"),
+        scores=family.scores,
+        normalizes=normalizes,
+        scale=getattr(config, "routed_scaling_factor", 1.0),
+        groups=getattr(config, "n_group", None) or 1,
+        used_groups=getattr(config, "topk_group", None) or 1,
+    )
 
 
 def read_layer(config: Any, family: Family, number: int, numbers: Mapping[str | None, int]) -> Layer:

@@ -26,6 +26,15 @@ class Activation(Enum):
     GELU = 2
     RELU = 3
     SQUARED_RELU = 4
+    CLAMPED_SILU = 5
+
+
+class Scores(Enum):
+    """How the logits of a router become scores of experts: softmax of all, sigmoid, or softmax of those that are chosen."""
+
+    SOFTMAX = 0
+    SIGMOID = 1
+    CHOSEN_SOFTMAX = 2
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,19 @@ class Rotary:
     # How frequencies are scaled for long texts, by the names of transformers; `divisors` of a file divide the frequencies.
     scaling: Mapping[str, Any] = field(default_factory=dict)
     context_tokens: int = 0  # the longest text that the model supports
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Experts, of which each row uses some."""
+
+    experts: int
+    used: int
+    scores: Scores = Scores.SOFTMAX
+    normalizes: bool = False  # the weights of a row's experts to a sum of 1
+    scale: float = 1.0  # of weights
+    groups: int = 1  # experts are chosen in the groups with the largest sums of two scores
+    used_groups: int = 1
 
 
 @dataclass(frozen=True)
@@ -65,6 +87,8 @@ class Architecture:
     epsilon: float
     norm: Norm = Norm.RMS
     activation: Activation = Activation.SILU
+    mixture: Mixture | None = None  # of layers that have a router
+    clamp: tuple[float, float] = (1.702, 7.0)  # factor and limit of CLAMPED_SILU
     is_parallel: bool = False  # feed-forward parts read the residual before attention
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -73,4 +97,5 @@ class Architecture:
     # How the weights are stored.
     has_pairs: bool = False  # values of queries and keys that are rotated together lie side by side, not half a head apart
     norms_less_one: bool = False
+    turns_experts: bool = False  # a checkpoint's fused weights are [experts, inputs, outputs], and gate and up take turns
     norms_after_attention: bool = True  # else the norm before the feed-forward part is named so

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.verify.model.architecture.description import Activation, Norm
+from outrider.verify.model.architecture.description import Activation, Norm, Scores
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,10 @@ class Family:
     rotates_all: bool = True  # else only layers with a window
     plain_every: int | None = None  # of this many layers, the last does not encode positions
     capped: tuple[float, float] | None = None  # soft limits of scores and logits, where a file does not say them
+    scores: Scores = Scores.SOFTMAX  # of mixtures, where a file does not say it
+    normalizes: bool | None = None  # the weights of experts; None = as the configuration says
+    truncates_yarn: bool = True  # where a file does not say it
+    turns_experts: bool = False
     wide_scaling_at: int | None = None  # models of this many layers scale scores by the width of all heads together
 
 
@@ -81,6 +85,23 @@ FAMILIES: dict[str, Family] = {
     "exaone4": Family("exaone4", window_every=4, rotates_all=False),
     "ernie4_5": Family("ernie4_5", pairs_in_checkpoints=True, pairs_in_files=True),
     "arcee": Family("arcee", activation=Activation.SQUARED_RELU, pairs_in_files=True),
+    "mixtral": Family("llama", pairs_in_files=True, normalizes=True),
+    "qwen2_moe": Family("qwen2moe", normalizes=None),
+    "qwen3_moe": Family("qwen3moe"),
+    "olmoe": Family("olmoe"),
+    "granitemoe": Family("granitemoe", pairs_in_files=True, scores=Scores.CHOSEN_SOFTMAX),
+    "glm4_moe": Family("glm4moe", norms_after_attention=False, scores=Scores.SIGMOID),
+    "gpt_oss": Family(
+        "gpt-oss",
+        activation=Activation.CLAMPED_SILU,
+        norms_after_attention=False,
+        window_every=2,
+        scales_local=True,
+        scores=Scores.CHOSEN_SOFTMAX,
+        truncates_yarn=False,
+        turns_experts=True,
+    ),
+    "ernie4_5_moe": Family("ernie4_5-moe", pairs_in_checkpoints=True, pairs_in_files=True, normalizes=True),
 }
 BY_FILE: dict[str, Family] = {}
 for each in FAMILIES.values():

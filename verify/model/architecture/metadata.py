@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.verify.model.architecture.description import Architecture, Layer, Rotary
+from outrider.verify.model.architecture.description import Architecture, Layer, Mixture, Rotary, Scores
 from outrider.verify.model.architecture.families import BY_FILE, Family
 from outrider.verify.model.architecture.rotary import is_known
 
 # Tensors that scale positions, by the name of their scaling.
 DIVISORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+
+
+# llama.cpp's numbers of how scores are computed.
+SCORES = {1: Scores.SOFTMAX, 2: Scores.SIGMOID, 3: Scores.CHOSEN_SOFTMAX}
+# Whose files do not say that weights of experts are not normalised.
+UNNORMALIZED = ("qwen2moe", "olmoe")
 
 
 class Entries:
@@ -36,9 +42,9 @@ def read_entries(given: Mapping[str, Any], vocabulary: int, vectors: Mapping[str
     """
     entries = Entries(given)
     family = BY_FILE.get(entries.name)
-    if family is None or entries.get("expert_count"):
+    if family is None:
         return None
-    count, hidden = entries.get("block_count"), entries.get("embedding_length")
+    count, hidden = entries.get("block_count") - entries.get("nextn_predict_layers", 0), entries.get("embedding_length")
     rotaries = read_rotaries(entries, family, vectors)
     if not all(map(is_known, rotaries)):
         return None
@@ -54,14 +60,32 @@ def read_entries(given: Mapping[str, Any], vocabulary: int, vectors: Mapping[str
         epsilon=epsilon,
         norm=family.norm,
         activation=family.activation,
+        mixture=read_mixture(entries, family),
         is_parallel=family.is_parallel,
         norms_after_attention=family.norms_after_attention,
         embedding_scale=float(hidden**0.5) if family.scales_embeddings else entries.get("embedding_scale", 1.0),
         residual_scale=entries.get("residual_scale", 1.0),
         # Granite's files have what logits are divided by, Cohere's what they are multiplied by.
-        logit_scale=1 / logit_scale if family.name == "granite" else logit_scale,
+        logit_scale=1 / logit_scale if family.name.startswith("granite") else logit_scale,
         logit_cap=entries.get("final_logit_softcapping", family.capped and family.capped[1]) or None,
         has_pairs=family.pairs_in_files,
+    )
+
+
+def read_mixture(entries: Entries, family: Family) -> Mixture | None:
+    """The mixtures of experts; None if there are none."""
+    count = entries.get("expert_count")
+    if not count:
+        return None
+    normalizes = family.name not in UNNORMALIZED if family.normalizes is None else family.normalizes
+    return Mixture(
+        experts=count,
+        used=entries.get("expert_used_count"),
+        scores=SCORES.get(entries.get("expert_gating_func"), family.scores),
+        normalizes=entries.get("expert_weights_norm", normalizes),
+        scale=entries.get("expert_weights_scale") or 1.0,
+        groups=entries.get("expert_group_count") or 1,
+        used_groups=entries.get("expert_group_used_count") or 1,
     )
 
 
@@ -110,7 +134,7 @@ def read_rotaries(entries: Entries, family: Family, vectors: Mapping[str, Any]) 
     """The rotary table of layers that attend to the whole text, and that of the others if it differs."""
     size, context = entries.get("rope.dimension_count", head_width(entries)), entries.get("context_length")
     base = entries.get("rope.freq_base", 10000.0)
-    scaling = read_scaling(entries, vectors)
+    scaling = read_scaling(entries, family, vectors)
     whole = Rotary(size, base, scaling, context)
     local_base = entries.get("rope.freq_base_swa", family.local_base or base)
     local = Rotary(size, local_base, scaling if family.scales_local else {}, context)
@@ -118,7 +142,7 @@ def read_rotaries(entries: Entries, family: Family, vectors: Mapping[str, Any]) 
     return [whole, local] if has_local and local != whole else [whole]
 
 
-def read_scaling(entries: Entries, vectors: Mapping[str, Any]) -> dict[str, Any]:
+def read_scaling(entries: Entries, family: Family, vectors: Mapping[str, Any]) -> dict[str, Any]:
     """The scaling of positions, by transformers' names."""
     kind, factor = entries.get("rope.scaling.type"), entries.get("rope.scaling.factor")
     original = entries.get("rope.scaling.original_context_length")
@@ -132,6 +156,8 @@ def read_scaling(entries: Entries, vectors: Mapping[str, Any]) -> dict[str, Any]
     elif kind == "yarn":
         multiplier = entries.get("rope.scaling.yarn_log_multiplier")
         found |= {"mscale": 1.0, "mscale_all_dim": multiplier} if multiplier else {}
+        if not family.truncates_yarn:
+            found["truncate"] = False
         names = {"beta_fast": "beta_fast", "beta_slow": "beta_slow", "attention_factor": "attn_factor"}
         found |= {name: entries.get(f"rope.scaling.yarn_{key}") for name, key in names.items()}
     if factor:

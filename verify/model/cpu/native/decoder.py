@@ -10,13 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.verify.errors import ModelError
-from outrider.verify.model.architecture.description import Architecture, Layer
+from outrider.verify.model.architecture.description import Architecture, Layer, Mixture
 from outrider.verify.model.architecture.families import BY_FILE
 from outrider.verify.model.architecture.rotary import frequencies
 from outrider.verify.model.cpu.native import structures
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.weights import Kind, Weights
-from outrider.verify.model.tensors import Stored, Tensors
+from outrider.verify.model.experts import expert_name
+from outrider.verify.model.stored import Stored
+from outrider.verify.model.tensors import Tensors
 
 # Sizes are multiples of this (vector.h).
 SUMMED = 16
@@ -27,6 +29,8 @@ MOST_GROUPS = 64
 TABLE, HEAD, NORM = "token_embd", "output", "output_norm"
 FUSED_ATTENTION, GATE, UP, DOWN = "attn_qkv", "ffn_gate", "ffn_up", "ffn_down"
 # Names of a layer's tensors in files, by the library's names.
+ROUTER, ROUTER_BIAS, SHARED_GATE, SINKS = "ffn_gate_inp", "exp_probs_b.bias", "ffn_gate_inp_shexp", "attn_sinks.weight"
+SHARED = {"gate": "ffn_gate_shexp", "up": "ffn_up_shexp", "down": "ffn_down_shexp"}
 LINEARS = {"query": "attn_q", "key": "attn_k", "value": "attn_v", "output": "attn_output", "gate": GATE, "up": UP, "down": DOWN}
 NORMS = {
     "attention_norm": "attn_norm",
@@ -114,9 +118,14 @@ class Packing:
     def uses_all(self) -> bool:
         """Whether every tensor is one that is packed: others would make the model another one."""
         known = {TABLE, HEAD, NORM, "rope_freqs", "rope_factors_long", "rope_factors_short"}
-        parts = [*LINEARS.values(), *NORMS.values(), FUSED_ATTENTION]
-        known |= {f"blk.{layer}.{part}" for layer in range(len(self.architecture.layers)) for part in parts}
-        return all(name.rpartition(".")[0] in known for name in self.tensors)
+        parts = [*LINEARS.values(), *NORMS.values(), *SHARED.values(), FUSED_ATTENTION, ROUTER, SHARED_GATE]
+        parts += [name.rpartition(".")[0] for name in (ROUTER_BIAS, SINKS)]
+        mixture, layers = self.architecture.mixture, range(len(self.architecture.layers))
+        for expert in range(mixture.experts if mixture else 0):
+            parts += [f"ffn_{part}_exps.{expert}" for part in ("gate", "up", "down")]
+        known |= {f"blk.{layer}.{part}" for layer in layers for part in parts}
+        further = tuple(f"blk.{layer}." for layer in range(len(layers), len(layers) + 8))  # that predict several tokens
+        return all(name.rpartition(".")[0] in known or name.startswith(further) for name in self.tensors)
 
     def decoder(self) -> Decoder:
         """Packs all weights. Raises ModelError."""
@@ -149,7 +158,11 @@ class Packing:
     def _layer(self, number: int) -> structures.Layer:
         known, place = self.architecture, f"blk.{number}."
         layer = known.layers[number]
-        parts = self._attention(place, layer) | self._feed_forward(place)
+        parts: dict[str, Any] = dict(self._attention(place, layer))
+        if self.architecture.mixture is not None and f"{place}{ROUTER}.weight" in self.tensors:
+            parts |= self._mixture(number, self.architecture.mixture)
+        else:
+            parts |= self._feed_forward(place)
         norms = {name: self._norm(place + stored) for name, stored in NORMS.items()}
         for name, heads in (("query_norm", layer.heads), ("key_norm", layer.kv_heads)):
             norms[name].size = min(norms[name].size, heads * layer.head_dim)
@@ -160,6 +173,7 @@ class Packing:
         return structures.Layer(
             **norms,
             **parts,
+            sinks=self._vector(place + SINKS),
             heads=layer.heads,
             kv_heads=layer.kv_heads,
             head_dim=layer.head_dim,
@@ -170,6 +184,8 @@ class Packing:
             parallel=known.is_parallel,
             scaling=layer.scaling,
             cap=layer.cap or 0.0,
+            alpha=known.clamp[0],
+            limit=known.clamp[1],
         )
 
     def _attention(self, place: str, layer: Layer) -> dict[str, structures.Linear]:
@@ -197,6 +213,50 @@ class Packing:
             return found | {"up": self._linear(place + UP, (inner, hidden))}
         halves = {"gate": slice(0, inner), "up": slice(inner, 2 * inner)}  # fused
         return found | {name: self._linear(place + UP, (inner, hidden), rows) for name, rows in halves.items()}
+
+    def _mixture(self, number: int, known: Mixture) -> dict[str, Any]:
+        """The experts of a layer, and the shared one."""
+        hidden, place = self.architecture.hidden, f"blk.{number}."
+        counted, self.size = self.size, Size()  # a step reads those that it uses
+        experts = [each for expert in range(known.experts) for each in self._expert(number, expert)]
+        counted.nbytes += self.size.nbytes * known.used // known.experts
+        counted.weights += self.size.weights * known.used // known.experts
+        self.size = counted
+        array = (structures.Linear * len(experts))(*experts)
+        has_gate = f"{place}{SHARED_GATE}.weight" in self.tensors
+        mixture = structures.Mixture(
+            router=self._router(place + ROUTER, known.experts),
+            bias=self._vector(place + ROUTER_BIAS),
+            experts=ctypes.cast(array, ctypes.POINTER(structures.Linear)),
+            shared_gate=self._router(place + SHARED_GATE, 1) if has_gate else structures.Linear(),
+            count=known.experts,
+            used=known.used,
+            scores=known.scores.value,
+            normalized=known.normalizes,
+            groups=known.groups,
+            used_groups=known.used_groups,
+            scale=known.scale,
+        )
+        self.kept += [array, mixture]
+        found: dict[str, Any] = {"mixture": ctypes.pointer(mixture)}
+        if f"{place}{SHARED['down']}.weight" in self.tensors:
+            inner = self.tensors[f"{place}{SHARED['down']}.weight"].shape[1]
+            shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+            found |= {name: self._linear(place + SHARED[name], shape) for name, shape in shapes.items()}
+        return found
+
+    def _expert(self, layer: int, number: int) -> list[structures.Linear]:
+        """Gate, up and down."""
+        hidden = self.architecture.hidden
+        gate, up, down = (expert_name(layer, part, number).removesuffix(".weight") for part in ("gate", "up", "down"))
+        inner = self.tensors[f"{down}.weight"].shape[1]
+        return [*(self._linear(name, (inner, hidden)) for name in (gate, up)), self._linear(down, (hidden, inner))]
+
+    def _router(self, name: str, outputs: int) -> structures.Linear:
+        """A small layer, whose products decide: in float32, whatever the others are rounded to."""
+        weights = Weights.of(self.engine, Kind.FLOAT32, self.tensors[f"{name}.weight"].floats().reshape(outputs, -1))
+        self.kept.append(weights)
+        return structures.Linear(weights.matrix, self._vector(f"{name}.bias"))
 
     def _linear(self, name: str, shape: tuple[int, int], rows: NDArray[np.int64] | slice | None = None) -> structures.Linear:
         """A linear layer, of these rows. Raises ModelError unless its shape is [outputs, inputs]."""

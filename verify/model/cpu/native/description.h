@@ -10,7 +10,9 @@ namespace outrider {
 extern "C" {
 
 enum NormKind : int32_t { NO_NORM = 0, RMS_NORM = 1, LAYER_NORM = 2 };
-enum Activation : int32_t { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, SQUARED_RELU = 4 };
+enum Activation : int32_t { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, SQUARED_RELU = 4, CLAMPED_SILU = 5 };
+// Of the logits of a router: softmax of all, sigmoid, or softmax of those that are chosen.
+enum Scores : int32_t { SOFTMAX = 0, SIGMOID = 1, CHOSEN_SOFTMAX = 2 };
 
 struct Norm {
   const float *weight, *bias;  // bias: null = none
@@ -30,11 +32,24 @@ struct Rotary {
   float temperature, span;   // temperature: 0 = none
 };
 
+// Experts, of which each row uses some. A layer may have a shared expert beside them.
+struct Mixture {
+  Linear router;          // to one logit for each expert
+  const float* bias;      // [count], added to scores where experts are chosen; null = none
+  const Linear* experts;  // [count, 3]: gate, up and down
+  Linear shared_gate;     // to one logit, whose sigmoid the shared expert's output is multiplied by; may be absent
+  int32_t count, used, scores;
+  int32_t normalized;           // whether the weights of a row's experts are divided by their sum
+  int32_t groups, used_groups;  // experts are chosen in the groups with the largest sums of two scores; 1 = no groups
+  float scale;                  // of weights
+};
+
 struct Layer {
   // Before and after attention and the feed-forward part. What is normed after is the output, before it is added to the residual.
   Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
   Norm query_norm, key_norm;  // of each head, or of all heads together
-  Linear query, key, value, output, gate, up, down;  // gate: may be absent
+  Linear query, key, value, output, gate, up, down;  // gate: may be absent. With a mixture, the last three are the shared expert
+  const Mixture* mixture;                            // null = none
   const float* sinks;                                // [heads], scores of a position without a value; null = none
   int32_t heads, kv_heads, head_dim;
   int32_t cached;  // layer of the cache
@@ -43,6 +58,7 @@ struct Layer {
   int32_t activation;
   int32_t parallel;  // whether the feed-forward part reads the residual before attention
   float scaling, cap;  // of scores; cap: 0 = none
+  float alpha, limit;  // of CLAMPED_SILU
 };
 
 struct Model {

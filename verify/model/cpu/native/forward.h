@@ -6,6 +6,7 @@
 #pragma once
 #include "adaptation.h"
 #include "attention.h"
+#include "mixture.h"
 
 namespace outrider {
 
@@ -22,6 +23,8 @@ struct Engine {
   std::vector<AttentionSpace> spaces;
   Habit habits[6];  // of forwards of fewer than FEW_ROWS, by the bits of their number of rows
   Buffer<float> residual, normed, queries, keys, values, attended, gated, added, angles;
+  Buffer<float> scores, gathered, inner, outputs;  // of mixtures
+  Uses uses;
   Adaptation adaptation;
   Buffer<RowBlock> blocks;
   std::vector<Text> texts;
@@ -58,8 +61,14 @@ class Forward {
     angles_ = engine.angles.of(count * angles_width_);
     find_texts();
     adaptation_.find(streams, rows);
+    const size_t uses = count * widest(model, [](const Layer& layer) { return layer.mixture ? layer.mixture->used : 0; });
+    const int inner = widest(model, [](const Layer& layer) { return layer.mixture ? layer.mixture->experts[2].matrix.inputs : 0; });
+    scores_ = engine.scores.of(count * widest(model, [](const Layer& layer) { return layer.mixture ? layer.mixture->count : 0; }));
+    gathered_ = engine.gathered.of(uses * model.hidden);
+    inner_ = engine.inner.of(uses * inner);
+    outputs_ = engine.outputs.of(uses * model.hidden);
     // Sized for the widest input, so that no phase allocates.
-    engine.blocks.of(count * (std::max({model.hidden, attended, gated}) / BLOCK));
+    engine.blocks.of(std::max(count * (std::max({model.hidden, attended, gated}) / BLOCK), uses * (std::max(model.hidden, inner) / BLOCK)));
   }
 
   void run(int thread, const int64_t* tokens, const int64_t* kept, int kept_count, float* logits, const Tap& tap) {
@@ -76,6 +85,10 @@ class Forward {
       const Rows attended = prepare(attended_, rows_, layer.output.matrix.inputs, layer.output.matrix.quantized());
       add<&AdapterLayer::output>(layer.output, attended, layer.attention_post_norm, index);
       if (!layer.parallel) feed(layer, index);
+      if (layer.mixture) {
+        mix(layer, *layer.mixture, index);
+        continue;
+      }
       const Rows gated = prepare(gated_, rows_, layer.down.matrix.inputs, layer.down.matrix.quantized());
       add<&AdapterLayer::down>(layer.down, gated, layer.feed_forward_post_norm, index);
     }
@@ -226,11 +239,96 @@ class Forward {
       write_panel(linear, panel, rows, added_, model_.hidden);
       adaptation_.raise(PART, 0, index, panel, added_, model_.hidden);
     });
-    team_.share(rows_, [&](int row) {
-      float *added = added_ + (size_t)row * model_.hidden, *to = residual_ + (size_t)row * model_.hidden;
-      normalize(norm, added, model_.epsilon, added);
-      for (int i = 0; i < model_.hidden; i += LANES) store(to + i, fma(all(scale), load(added + i), load(to + i)));
+    team_.share(rows_, [&](int row) { add_row(norm, row); });
+  }
+
+  // Adds a row of what is to be added, normed, to the residual.
+  void add_row(const Norm& norm, int row) {
+    float *added = added_ + (size_t)row * model_.hidden, *to = residual_ + (size_t)row * model_.hidden;
+    if (norm.kind != NO_NORM) normalize(norm, added, model_.epsilon, added);
+    for (int i = 0; i < model_.hidden; i += LANES) store(to + i, fma(all(model_.residual_scale), load(added + i), load(to + i)));
+  }
+
+  // Adds the output of a mixture to the residual. `feed` has normed the rows, and computed the inner values of the shared expert.
+  void mix(const Layer& layer, const Mixture& mixture, int index) {
+    const int hidden = model_.hidden, used = mixture.used;
+    const bool is_shared = layer.down.matrix.outputs;
+    if (is_shared) {
+      const Rows gated = prepare(gated_, rows_, layer.down.matrix.inputs, layer.down.matrix.quantized());
+      adaptation_.lower<&AdapterLayer::down>(team_, gated, index);
+      team_.share(layer.down.matrix.panels(), [&](int panel) {
+        write_panel(layer.down, panel, gated, added_, hidden);
+        adaptation_.raise(&AdapterLayer::down, 0, index, panel, added_, hidden);
+      });
+    }
+    route(layer, mixture);
+    const Uses& uses = engine_.uses;
+    const Linear* experts = mixture.experts;
+    const bool quantized = experts[0].matrix.quantized() || experts[1].matrix.quantized();
+    gather(hidden, quantized, gathered_, [&](int use) {
+      std::memcpy(gathered_ + (size_t)use * hidden, normed_ + (size_t)uses.rows[use] * hidden, 4 * (size_t)hidden);
     });
+    const int width = experts[1].matrix.outputs, panels = experts[1].matrix.panels();
+    team_.share((int)uses.parts.size() * panels, [&](int task) {
+      const auto& part = uses.parts[task / panels];
+      const Linear *gate = experts + 3 * part.expert, *up = gate + 1;
+      const Rows rows = rows_of(part, hidden, gathered_);
+      float* to = inner_ + (size_t)part.first * width;
+      if (gate->matrix.outputs) write_panel(*gate, task % panels, rows, to, width);
+      write_inner(layer, *gate, *up, task % panels, rows, to, width);
+    });
+    gather(width, experts[2].matrix.quantized(), inner_, [](int) {});
+    const int last = experts[2].matrix.panels();
+    team_.share((int)uses.parts.size() * last, [&](int task) {
+      const auto& part = uses.parts[task / last];
+      write_panel(experts[3 * part.expert + 2], task % last, rows_of(part, width, inner_), outputs_ + (size_t)part.first * hidden, hidden);
+    });
+    team_.share(rows_, [&](int row) {
+      float* to = added_ + (size_t)row * hidden;
+      if (!is_shared) std::fill_n(to, hidden, 0.0f);
+      if (mixture.shared_gate.matrix.outputs) {
+        const float gate = 1 / (1 + std::exp(-scores_[(size_t)row * mixture.count]));
+        for (int i = 0; i < hidden; i++) to[i] *= gate;
+      }
+      for (int k = 0; k < used; k++) {
+        const size_t use = (size_t)row * used + k;
+        const float* from = outputs_ + (size_t)uses.places[use] * hidden;
+        for (int i = 0; i < hidden; i += LANES) store(to + i, fma(all(uses.weights[use]), load(from + i), load(to + i)));
+      }
+      add_row(layer.feed_forward_post_norm, row);
+    });
+  }
+
+  // Chooses the experts of all rows. Then, `scores_` has the logits of the shared expert's gate, if there is one.
+  void route(const Layer&, const Mixture& mixture) {
+    const Rows rows = {model_.hidden, rows_, normed_, nullptr};
+    Uses& uses = engine_.uses;
+    team_.share(1, [&](int) { uses.resize((size_t)rows_ * mixture.used); });
+    team_.share(mixture.router.matrix.panels(), [&](int panel) { write_panel(mixture.router, panel, rows, scores_, mixture.count); });
+    team_.share(rows_, [&](int row) {
+      const size_t first = (size_t)row * mixture.used;
+      Router(mixture).choose(scores_ + (size_t)row * mixture.count, &uses.experts[first], &uses.weights[first]);
+    });
+    team_.share(1, [&](int) {
+      uses.sort(mixture.count, mixture.used);
+      if (mixture.shared_gate.matrix.outputs) write_panel(mixture.shared_gate, 0, rows, scores_, mixture.count);
+    });
+  }
+
+  // Computes the rows of uses, and quantises them for quantised weights.
+  template <class Compute>
+  void gather(int inputs, bool quantized, float* floats, const Compute& compute) {
+    const Uses& uses = engine_.uses;
+    team_.share((int)uses.rows.size(), [&](int use) {
+      compute(use);
+      const auto& part = uses.parts[uses.part_of[use]];
+      if (quantized) quantize(rows_of(part, inputs, floats), use - part.first);
+    });
+  }
+
+  Rows rows_of(const Uses::Part& part, int inputs, float* floats) {
+    const size_t blocks = engine_.uses.rows.size() * (inputs / BLOCK);
+    return {inputs, part.count, floats + (size_t)part.first * inputs, engine_.blocks.of(blocks) + (size_t)part.first * (inputs / BLOCK)};
   }
 
   // The inner values of the feed-forward part: act(gate x) * (up x), or act(up x).
@@ -249,17 +347,24 @@ class Forward {
         for (int row = 0; row < rows_; row++) std::fill_n(added_ + (size_t)row * width + first, size, 0.0f);
         adaptation_.raise(&AdapterLayer::up, 1, index, panel, added_, width);
       }
-      multiply_panel(layer.up.matrix, panel, rows, [&](int row, const float* sums) {
-        float* to = gated_ + (size_t)row * width + first;
-        alignas(64) float gates[PANEL] = {}, ups[PANEL];
-        if (is_gated) std::memcpy(gates, to, 4 * size);
-        for (int i = 0; i < PANEL; i++) ups[i] = layer.up.bias && i < size ? sums[i] + layer.up.bias[first + i] : sums[i];
-        const float* raised = added_ + (size_t)row * width + first;
-        for (int i = 0; adaptation_.any() && i < size; i++) ups[i] += raised[i];
-        for (int i = 0; i < PANEL; i += LANES)
-          store(gates + i, is_gated ? activate(load(gates + i), layer.activation) * load(ups + i) : activate(load(ups + i), layer.activation));
-        std::memcpy(to, gates, 4 * size);
-      });
+      write_inner(layer, layer.gate, layer.up, panel, rows, gated_, width, adaptation_.any() ? added_ : nullptr);
+    });
+  }
+
+  // One panel of act(gate x) * (up x + raised): `out` holds gate x. Without a gate, of act(up x + raised).
+  static void write_inner(const Layer& layer, const Linear& gate, const Linear& up, int panel, const Rows& rows, float* out, int width,
+                          const float* raised = nullptr) {
+    const int first = panel * PANEL, size = std::min(PANEL, width - first);
+    const bool is_gated = gate.matrix.outputs;
+    multiply_panel(up.matrix, panel, rows, [&](int row, const float* sums) {
+      const size_t place = (size_t)row * width + first;
+      alignas(64) float gates[PANEL] = {}, ups[PANEL];
+      if (is_gated) std::memcpy(gates, out + place, 4 * size);
+      for (int i = 0; i < PANEL; i++) ups[i] = up.bias && i < size ? sums[i] + up.bias[first + i] : sums[i];
+      for (int i = 0; raised && i < size; i++) ups[i] += raised[place + i];
+      for (int i = 0; i < PANEL; i += LANES)
+        store(gates + i, is_gated ? combine(load(gates + i), load(ups + i), layer) : activate(load(ups + i), layer.activation));
+      std::memcpy(out + place, gates, 4 * size);
     });
   }
 
@@ -348,6 +453,7 @@ class Forward {
   const int64_t* positions_;
   const std::span<const Stream> streams_;
   float *residual_, *normed_, *queries_, *keys_, *values_, *attended_, *gated_, *added_, *angles_;
+  float *scores_, *gathered_, *inner_, *outputs_;
   int angles_width_ = 0;
 };
 

@@ -26,7 +26,8 @@ from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import Kind
 from outrider.verify.model.download import download_progress
 from outrider.verify.model.load_options import LoadOptions, Quantization
-from outrider.verify.model.tensors import Stored, Tensors, as_gguf, read_gguf, read_safetensors, stored_tensor
+from outrider.verify.model.stored import Stored
+from outrider.verify.model.tensors import Tensors, as_gguf, read_gguf, read_safetensors, stored_tensor
 
 log = logging.getLogger("outrider.worker")
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -81,7 +82,7 @@ def load_checkpoint(options: LoadOptions, location: Location) -> NativeRunner | 
     except hub_errors() as error:
         raise ModelError(f"No model at {options.path!r}: {first_sentence(error)}") from None
     has_code = options.trust_remote_code and getattr(config, "auto_map", None)
-    if not can_compute(config) or quantization_method(config) is not None or has_code:
+    if not can_compute(config) or quantization_method(config) not in (None, "mxfp4") or has_code:
         return None
     known = read_config(config)
     assert known is not None
@@ -115,7 +116,7 @@ def by_names(known: Architecture, tensors: Mapping[str, Stored], config: Any, pa
     """A checkpoint's tensors by the names of GGUF files, without a head that is the embedding table."""
     tied = {TIED_HEAD} if config.tie_word_embeddings else set()
     own = {name: each for name, each in tensors.items() if name not in tied}
-    return as_gguf(path, own, known.name, len(known.layers))
+    return as_gguf(path, own, known)
 
 
 def weight_files(options: LoadOptions, location: Location) -> list[Path]:

@@ -29,6 +29,7 @@ enum Kind : int32_t {
   Q6_K,
   IQ4_NL,
   IQ4_XS,
+  MXFP4,
 };
 
 // A quantised kind. A weight is (value - offset) * scale + minimum.
@@ -38,7 +39,7 @@ struct Format {
   int group;           // inputs that share a scale: BLOCK, or half of it
   bool has_minimums;   // float16 like the scales, one per block
   bool has_factors;    // scales and minimums are 8-bit integers; a superblock has float16 factors of both
-  bool is_table;       // values are indices of TABLE
+  int table;           // of TABLES, of which values are indices; 0 = none
   int stored;          // bytes of a block, or of a superblock if it has factors, of one output in a file
 
   constexpr int high() const { return bits == 8 ? 0 : bits - 4; }
@@ -53,20 +54,24 @@ struct Format {
 };
 
 constexpr Format FORMATS[] = {
-    {8, 0, 32, false, false, false, 34},   // INT8
-    {4, 0, 32, true, false, false, 20},    // INT4
-    {4, 8, 32, false, false, false, 18},   // Q4_0
-    {5, 16, 32, false, false, false, 22},  // Q5_0
-    {5, 0, 32, true, false, false, 24},    // Q5_1
-    {4, 0, 32, true, true, false, 144},    // Q4_K
-    {5, 0, 32, true, true, false, 176},    // Q5_K
-    {6, 32, 16, false, true, false, 210},  // Q6_K
-    {4, 0, 32, false, false, true, 18},    // IQ4_NL
-    {4, 0, 32, false, true, true, 136},    // IQ4_XS
+    {8, 0, 32, false, false, 0, 34},   // INT8
+    {4, 0, 32, true, false, 0, 20},    // INT4
+    {4, 8, 32, false, false, 0, 18},   // Q4_0
+    {5, 16, 32, false, false, 0, 22},  // Q5_0
+    {5, 0, 32, true, false, 0, 24},    // Q5_1
+    {4, 0, 32, true, true, 0, 144},    // Q4_K
+    {5, 0, 32, true, true, 0, 176},    // Q5_K
+    {6, 32, 16, false, true, 0, 210},  // Q6_K
+    {4, 0, 32, false, false, 1, 18},    // IQ4_NL
+    {4, 0, 32, false, true, 1, 136},    // IQ4_XS
+    {4, 0, 32, false, false, 2, 17},    // MXFP4
 };
 constexpr const Format& format_of(int kind) { return FORMATS[kind - INT8]; }
 
-constexpr int8_t TABLE[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+// Of IQ4, and the values of MXFP4, doubled.
+constexpr int8_t TABLES[3][16] = {{},
+                                  {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
+                                  {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}};
 
 struct Matrix {
   int32_t kind, outputs, inputs;  // inputs are even, and multiples of the format's if quantised
@@ -168,7 +173,7 @@ inline void take_block(const Format& format, const PackedBlock& block, int lane,
     int value = block.nibbles[i / NIBBLES * PANEL + lane] >> nibble_shift(i) & 15;
     if (format.bits == 8) value = block.bytes[byte_place(i, lane)];
     if (format.high()) value |= (block.high[group * PANEL + lane] >> high_shift(format, i) & ((1 << format.high()) - 1)) << 4;
-    if (format.is_table) value = TABLE[value];
+    if (format.table) value = TABLES[format.table][value];
     weights[i] = (value - format.offset) * take_scale(format, block.scales, block.factors, group * PANEL + lane) + minimum;
   }
 }

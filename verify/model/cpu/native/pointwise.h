@@ -55,4 +55,13 @@ inline Floats activate(Floats x, int activation) {
   return activation == RELU ? positive : positive * positive;
 }
 
+// act(gate) * up; of the clamped one, with up + 1.
+inline Floats combine(Floats gate, Floats up, const Layer& layer) {
+  if (layer.activation != CLAMPED_SILU) return activate(gate, layer.activation) * up;
+  const Floats limit = all(layer.limit);
+  gate = gate < limit ? gate : limit;
+  up = larger(up < limit ? up : limit, -limit);
+  return (up + all(1)) * (gate / (all(1) + exponential(all(-layer.alpha) * gate)));
+}
+
 }  // namespace outrider

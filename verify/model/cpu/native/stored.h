@@ -87,6 +87,10 @@ inline Values read_block(const uint8_t* from, int block) {
       found.scales[0] = (uint16_t)((from[4 + block / 2] >> block % 2 * 4 & 15) + (half_at(from + 2) >> 2 * block & 3) * 16 - 32);
       read_values<KIND>(block, from + 8, nullptr, found);
       break;
+    case MXFP4:  // the scale is a power of two, half of which is left because values are doubled
+      found.scales[0] = to_half(std::ldexp(1.0f, from[0] - 128));
+      read_values<KIND>(0, from + 1, nullptr, found);
+      break;
   }
   return found;
 }

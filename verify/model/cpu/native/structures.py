@@ -40,19 +40,32 @@ class Rotary(Structure):
     )
 
 
+class Mixture(Structure):
+    """A mixture of experts."""
+
+    _fields_ = (
+        ("router", Linear),
+        ("bias", c_void_p),
+        ("experts", POINTER(Linear)),
+        ("shared_gate", Linear),
+        *((name, c_int32) for name in ("count", "used", "scores", "normalized", "groups", "used_groups")),
+        ("scale", c_float),
+    )
+
+
 class Layer(Structure):
     """A layer of a decoder."""
 
     _fields_ = (
         *((name, Norm) for name in NORMS),
         *((name, Linear) for name in PROJECTIONS),
+        ("mixture", POINTER(Mixture)),
         ("sinks", c_void_p),
         *(
             (name, c_int32)
             for name in ("heads", "kv_heads", "head_dim", "cached", "window", "rotary", "activation", "parallel")
         ),
-        ("scaling", c_float),
-        ("cap", c_float),
+        *((name, c_float) for name in ("scaling", "cap", "alpha", "limit")),
     )
 
 
@@ -117,6 +130,7 @@ ALL: tuple[type[Structure], ...] = (
     Norm,
     Linear,
     Rotary,
+    Mixture,
     Layer,
     Model,
     LowRank,

@@ -6,18 +6,18 @@ namespace outrider {
 
 #if QUADS
 
-// The entries of TABLE that bytes name.
-inline Ints look_up(Ints places) {
+// The entries of a table that bytes name.
+inline Ints look_up(Ints places, const int8_t (&entries)[16]) {
 #if defined(__AVX512F__)
-  const __m128i table = _mm_loadu_si128((const __m128i*)TABLE);
+  const __m128i table = _mm_loadu_si128((const __m128i*)entries);
   return (Ints)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)places);
 #elif defined(__AVXVNNI__)
-  const __m128i table = _mm_loadu_si128((const __m128i*)TABLE);
+  const __m128i table = _mm_loadu_si128((const __m128i*)entries);
   return (Ints)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)places);
 #else
   uint8x16_t bytes[LANES / 4];
   std::memcpy(bytes, &places, sizeof places);
-  for (auto& part : bytes) part = vreinterpretq_u8_s8(vqtbl1q_s8(vld1q_s8(TABLE), part));
+  for (auto& part : bytes) part = vreinterpretq_u8_s8(vqtbl1q_s8(vld1q_s8(entries), part));
   return load_ints(bytes);
 #endif
 }
@@ -28,15 +28,15 @@ constexpr int32_t LOWEST = 0x01010101;  // the lowest bit of each value
 
 #else
 
-// The entries of TABLE that 16-bit integers name.
-inline Ints look_up(Ints places) {
+// The entries of a table that 16-bit integers name.
+inline Ints look_up(Ints places, const int8_t (&entries)[16]) {
 #if defined(__AVX2__)
-  const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)TABLE));
+  const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)entries));
   const __m256i found = _mm256_shuffle_epi8(table, (__m256i)places);  // in the lower byte of 16 bits
   return (Ints)_mm256_srai_epi16(_mm256_slli_epi16(found, 8), 8);
 #else
   for (int lane = 0; lane < LANES; lane++)
-    places[lane] = (TABLE[places[lane] & 15] & 0xffff) | (int32_t)((uint32_t)TABLE[places[lane] >> 16] << 16);
+    places[lane] = (entries[places[lane] & 15] & 0xffff) | (int32_t)((uint32_t)entries[places[lane] >> 16] << 16);
   return places;
 #endif
 }
@@ -55,7 +55,7 @@ inline Ints values_of(Ints low, Ints high, int part) {
     const int shift = part * FORMAT.high() - 4;
     values |= (shift < 0 ? high << -shift : high >> shift) & ((1 << FORMAT.high()) - 1) * 16 * LOWEST;
   }
-  if constexpr (FORMAT.is_table) values = look_up(values);
+  if constexpr (FORMAT.table > 0) values = look_up(values, TABLES[FORMAT.table]);
   if constexpr (FORMAT.offset > 0) values = (Ints)((ValueLanes)values - (ValueLanes{} + (Value)FORMAT.offset));
   return values;
 }

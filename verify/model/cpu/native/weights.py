@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from outrider.verify.model.cpu.native.huge_pages import HugePages
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.structures import Linear, Matrix
-from outrider.verify.model.tensors import Stored
+from outrider.verify.model.stored import Stored
 
 # The inputs of a quantised block.
 BLOCK = 32
@@ -38,6 +38,7 @@ class Kind(IntEnum):
     Q6_K = 9
     IQ4_NL = 10
     IQ4_XS = 11
+    MXFP4 = 12
 
     @property
     def is_quantized(self) -> bool:

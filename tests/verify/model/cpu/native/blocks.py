@@ -22,6 +22,9 @@ def random_blocks(kind: Kind, outputs: int, inputs: int, seed: int = 0) -> NDArr
     generator: Any = np.random.default_rng(seed)
     per_block, size = GGML_QUANT_SIZES[STORED[kind]]
     blocks = generator.integers(0, 256, (outputs, inputs // per_block, size), dtype=np.uint8)
+    if kind == Kind.MXFP4:  # scales are powers of two, 2 ** (byte - 127)
+        blocks[..., 0] = generator.integers(118, 124, blocks.shape[:2])
+        return blocks.reshape(outputs, -1)  # type: ignore[no-any-return]
     places = (0, 2) if kind in PAIRED else (208,) if kind == Kind.Q6_K else (0,)
     factors = generator.standard_normal((len(places), *blocks.shape[:2], 1))
 

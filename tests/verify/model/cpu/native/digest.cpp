@@ -41,6 +41,10 @@ std::vector<uint8_t> random_blocks(int kind, size_t count, Random& random) {
   for (size_t i = 0; i < blocks.size(); i++) blocks[i] = (uint8_t)random.next();
   for (size_t i = 0; i < count; i++) {
     uint8_t* block = blocks.data() + i * format.stored;
+    if (kind == MXFP4) {  // whose scales are powers of two
+      block[0] = (uint8_t)(118 + block[0] % 6);
+      continue;
+    }
     const int first = kind == Q6_K ? 208 : 0;
     for (int place = first; place < first + 2 * format.parts(); place += 2) block[place + 1] = (block[place + 1] & 0x87) | 0x20;
   }

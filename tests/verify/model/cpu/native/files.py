@@ -11,7 +11,11 @@ from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGMLQuantizationType, quants
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from outrider.verify.model.architecture.config import read_config
+from outrider.verify.model.architecture.description import Mixture
 from outrider.verify.model.architecture.families import FAMILIES
+from outrider.verify.model.experts import split_checkpoint
+from outrider.verify.model.tensors import renamed, stored_tensor
 
 SCALINGS = {name: gguf.RopeScalingType[name.upper()] for name in ("linear", "yarn", "longrope")}
 
@@ -27,24 +31,37 @@ def write_gguf(model: PreTrainedModel, file: Path, kind: GGMLQuantizationType = 
     write_positions(writer, config, family.local_base is not None or config.model_type == "olmo3")
     writer.add_tokenizer_model("no_vocab")
     turned = family.pairs_in_files and not family.pairs_in_checkpoints
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+    stored = {name: stored_tensor(tensor) for name, tensor in model.state_dict().items()}
+    tensors = split_checkpoint({name: each for name, each in stored.items() if each is not None}, family.turns_experts)
+    experts = {name for name in tensors if name.startswith("blk.")}
+    for place in sorted({(name.split(".")[1], name.split(".")[2], name.split(".")[4]) for name in experts}):
+        layer, part, ending = place
+        count = sum(name.startswith(f"blk.{layer}.{part}.") and name.endswith(ending) for name in experts)
+        values = np.stack([tensors[f"blk.{layer}.{part}.{number}.{ending}"].floats() for number in range(count)])
+        write(writer, f"blk.{layer}.{part}.{ending}", values, kind if ending == "weight" else GGMLQuantizationType.F32)
+    for name, each in tensors.items():
+        if name in experts or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
-        values = tensor.float().numpy()
+        values = each.floats()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         if heads and turned:
             values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         if family.norms_less_one and "norm" in name and name.endswith("weight"):
             values = values + 1
-        chosen = kind if values.ndim == 2 else GGMLQuantizationType.F32
-        known = names.get_name(name, (".weight", ".bias"))
+        known = names.get_name(renamed(name), (".weight", ".bias"))
         assert known is not None
-        writer.add_tensor(known, quants.quantize(np.ascontiguousarray(values), chosen), raw_dtype=chosen)
+        known = known if known.endswith((".weight", ".bias")) else f"{known}.weight"
+        is_small = values.ndim < 2 or "gate_inp" in known
+        write(writer, known, values, GGMLQuantizationType.F32 if is_small else kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def write(writer: gguf.GGUFWriter, name: str, values: NDArray[np.float32], kind: GGMLQuantizationType) -> None:
+    writer.add_tensor(name, quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
 
 
 def write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -61,11 +78,13 @@ def write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     else:
         writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or config.norm_eps)
-    if config.model_type == "granite":
+    if config.model_type in ("granite", "granitemoe"):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if known := read_config(config):
+        write_mixture(writer, config, known.mixture)
     if getattr(config, "logit_scale", None):
         writer.add_logit_scale(config.logit_scale)
     if getattr(config, "final_logit_softcapping", None):
@@ -74,9 +93,22 @@ def write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
 
 
+def write_mixture(writer: gguf.GGUFWriter, config: Any, mixture: Mixture | None) -> None:
+    if mixture is None:
+        return
+    writer.add_expert_count(mixture.experts)
+    writer.add_expert_used_count(mixture.used)
+    if config.model_type == "glm4_moe":
+        writer.add_expert_weights_norm(mixture.normalizes)
+        writer.add_expert_weights_scale(mixture.scale)
+        writer.add_expert_group_count(mixture.groups)
+        writer.add_expert_group_used_count(mixture.used_groups)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
 def write_positions(writer: gguf.GGUFWriter, config: Any, has_local: bool) -> None:
     """Windows, rotary tables and their scaling."""
-    if config.model_type in ("gemma2", "gemma3_text", "phi3", "olmo3", "cohere2", "exaone4"):
+    if config.model_type in ("gemma2", "gemma3_text", "phi3", "olmo3", "cohere2", "exaone4", "gpt_oss"):
         writer.add_sliding_window(config.sliding_window)
     given = config.rope_parameters.get("full_attention", config.rope_parameters)
     size = int(config.head_dim * given.get("partial_rotary_factor", 1.0))

@@ -38,6 +38,12 @@ def by_kind(local: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any
     return {"rope_parameters": {"sliding_attention": dict(local), "full_attention": dict(whole)}}
 
 
+EXPERTS: Mapping[str, Any] = {
+    "num_experts": 12,
+    "num_local_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+}
 # By transformers' `model_type`: what differs from SIZES.
 FAMILIES: dict[str, Mapping[str, Any]] = {
     "llama": {"rope_parameters": {**PLAIN, "rope_type": "llama3", "factor": 8.0, **LLAMA3}},
@@ -77,6 +83,22 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "exaone4": WINDOWED,
     "ernie4_5": {},
     "arcee": {},
+    "mixtral": EXPERTS,
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 32},
+    "qwen3_moe": {**EXPERTS, "norm_topk_prob": True},
+    "olmoe": EXPERTS,
+    "granitemoe": {**EXPERTS, "logits_scaling": 2.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1},
+    "glm4_moe": {
+        **EXPERTS,
+        "n_routed_experts": 12,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.5,
+        "use_qk_norm": True,
+    },
+    "gpt_oss": {**EXPERTS, **WINDOWED, "rope_parameters": {**YARN, "truncate": False}},
+    "ernie4_5_moe": {**EXPERTS, "moe_num_experts": 12, "moe_k": 3, "moe_layer_start_index": 1, "moe_num_shared_experts": 2},
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -93,7 +94,7 @@ def test_logits_are_those_of_the_unpacked_weights(kind: Kind, tmp_path: Path) ->
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in IN_CHECKPOINTS])
 def test_a_file_has_the_logits_of_the_checkpoint(family: str, tmp_path: Path) -> None:
-    fields = {"query_pre_attn_scalar": 16} if family in ("gemma2", "gemma3_text") else {}  # files do not say it
+    fields: dict[str, Any] = {"query_pre_attn_scalar": 16} if family in ("gemma2", "gemma3_text") else {}  # files do not say it
     model, tokens = build(family, **fields), ForwardBatch.chain(torch.arange(64))
     expected, ours = runner_of(model, context_tokens=128), runner(write_gguf(model, tmp_path / "model.gguf"), "float32")
     found, wanted = (each.forward(each.new_cache(), tokens) for each in (ours, expected))
