@@ -81,7 +81,7 @@ class HeadModel:
         check_pages(self.cache_shape, self._group_sizes)
         self._pool = PagePool(self.cache_shape, self.pages or unplanned_pages(self.cache_shape, self._positions))
         head = cast(torch.nn.Module, self.head)
-        crossings, few = Crossings(head, self.device), InvariantRange(1, RANGE_ROWS, 1)
+        crossings, few = Crossings(head, self.device), InvariantRange(1, RANGE_ROWS)
         (groups,) = self._group_sizes
         self._graphed = GraphedForward(self._captured, self._pool, self._positions, groups, few, self, crossings)
         self._inputs = torch.zeros(self._graphed.max_rows, self.head.size, dtype=self._dtype, device=self.device)

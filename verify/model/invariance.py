@@ -1,9 +1,9 @@
-"""Finds out whether this machine's kernels can give a row the same bits in every step, and what that costs.
+"""Finds out whether a GPU's kernels can give a row the same bits in every step, and what that costs.
 
 A kernel may compute one row differently than several, or thirty-three differently than thirty-two. Each distinct linear layer
-of PyTorch or oneDNN is run over growing numbers of rows to find a range in which all agree bit for bit; on a GPU, over those
-that are captured, and with the rows in another order. Layers of our own kernels agree by construction. Then the model is run
-over draft trees, beside another stream, and over their paths one token at a time, which must give the same bits.
+of PyTorch is run over the numbers of rows that are captured, and with the rows in another order, to find a range in which all
+agree bit for bit. Layers of our own kernels agree by construction. Then the model is run over draft trees, beside another
+stream, and over their paths one token at a time, which must give the same bits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -23,24 +23,18 @@ from outrider.verify.errors import ModelError
 from outrider.verify.findings import save_finding
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.cpu.ordered_attention import UnorderedError
 from outrider.verify.model.cpu.packing import PackedLinear
 from outrider.verify.model.gpu.row_counts import FEW_ROWS, ROWS, invariant_ranges
-from outrider.verify.model.invariant_range import PROMPT_ROWS, QUERY_BLOCK, Invariant, InvariantRange, depth_left
+from outrider.verify.model.invariant_range import Invariant, InvariantRange, depth_left
 from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 
 # auto = where it costs at most MAX_COST; on = refuses to start where it cannot hold.
 # The version of saved findings. It changes with the attention and the products.
-VERSION = 8
+VERSION = 9
 # The share of a step's time that invariance may cost.
 MAX_COST = 0.05
-PROBED_ROWS = (*range(1, 18), 24, 31, 32, 33, 34, 40, 47, 48, 49, 63, 64, 65, 66, 128, 256, 257, PROMPT_ROWS)
-# The largest numbers of rows that are tried.
-HIGHEST = (PROMPT_ROWS, 65, 32, 16)
-# A larger smallest number of rows would cost too much padding.
-LARGEST_LOW = 16
 # The limit of a probed layer's outputs, because a whole vocabulary would take long.
 MOST_OUTPUTS = 16384
 # The tokens of text and the draft nodes of the trees that are compared.
@@ -73,11 +67,14 @@ def start(runner: TorchRunner, context_tokens: int, invariant: Invariant, file: 
 
     The finding is saved in `file`, and read from it at the next start.
     """
-    probes = runner.in_pages and invariant != "off"  # capturing graphs takes long, so only those of a range are
-    if not probes:
+    if not runner.in_pages and invariant == "on":
+        raise ModelError(
+            "On a CPU, rows of a model that PyTorch computes depend on the draft's size; set model.invariant to auto, or serve"
+            " a model of a family that the compiled library computes."
+        )
+    if not runner.in_pages or invariant == "off":
         runner.start(context_tokens)
-    if not probes and (runner.is_invariant or invariant == "off"):
-        runner.invariance = "on, by construction" if runner.is_invariant else "off"
+        runner.invariance = "off"
         return
     found = _saved(file)
     if found is None:
@@ -106,7 +103,7 @@ def find(runner: TorchRunner, context_tokens: int) -> ProbeResult:
     for bounds in ranges(runner):
         runner.start(context_tokens, bounds)
         if holds(runner, TREES):
-            is_free = runner.in_pages and bounds.low <= FEW_ROWS
+            is_free = bounds.low <= FEW_ROWS
             return ProbeResult(bounds, 0.0 if is_free else cost(runner, context_tokens, bounds))
     return ProbeResult(None, 0.0)
 
@@ -115,11 +112,7 @@ def ranges(runner: TorchRunner) -> list[InvariantRange]:
     """The ranges to try, from what the linear layers compute; none for a model that has no attention in order."""
     if not runner.can_be_ordered:
         return []
-    shapes = linear_layers(runner.model)
-    if runner.in_pages:
-        return invariant_ranges([_products(shape, ROWS, runner.device) for shape in shapes])
-    bounds = common_range(shapes)
-    return [] if bounds is None else [InvariantRange(*bounds, queries) for queries in (4, 8, 16, QUERY_BLOCK)]
+    return invariant_ranges([_products(shape, ROWS, runner.device) for shape in linear_layers(runner.model)])
 
 
 def linear_layers(model: torch.nn.Module) -> set[LinearShape]:
@@ -132,19 +125,6 @@ def linear_layers(model: torch.nn.Module) -> set[LinearShape]:
         if type(layer) is torch.nn.Linear and type(layer.weight.data) is torch.Tensor and layer.weight.is_floating_point()
     }
     return packed | plain
-
-
-def common_range(shapes: Iterable[LinearShape]) -> tuple[int, int] | None:
-    """The smallest and largest number of rows between which all layers give each row the same bits.
-
-    None if there is none.
-    """
-    products = [_products(shape, PROBED_ROWS, torch.device("cpu")) for shape in shapes]
-    for high in HIGHEST:
-        low = max((_lowest(outputs, high) for outputs in products), default=1)
-        if low <= LARGEST_LOW:
-            return low, high
-    return None
 
 
 @torch.inference_mode()
@@ -168,23 +148,10 @@ def _products(shape: LinearShape, counts: Sequence[int], device: torch.device) -
     return outputs
 
 
-def _lowest(outputs: dict[int, torch.Tensor], high: int) -> int:
-    """The smallest number of rows from which on all up to `high` agree."""
-    low = high
-    for rows in reversed([rows for rows in PROBED_ROWS if rows <= high]):
-        if not torch.equal(outputs[rows], outputs[high][:rows]):
-            break
-        low = rows
-    return low
-
-
 def holds(runner: TorchRunner, trees: Sequence[tuple[int, int]]) -> bool:
     """Whether trees over random texts have the bits of their paths; texts that the context does not hold are left out."""
     cache, other = runner.new_cache(), runner.new_cache()
-    try:
-        return all(tree_equals_path(runner, cache, other, *tree) for tree in trees if sum(tree) < runner.context_tokens)
-    except UnorderedError:
-        return False
+    return all(tree_equals_path(runner, cache, other, *tree) for tree in trees if sum(tree) < runner.context_tokens)
 
 
 def tree_equals_path(runner: TorchRunner, cache: TensorCache, other: TensorCache, length: int, nodes: int) -> bool:

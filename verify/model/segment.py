@@ -61,15 +61,14 @@ def positions_of(segments: Sequence[Segment]) -> NDArray[np.int64]:
     return joined([each.batch.positions(each.cache.length - each.shift) for each in segments])
 
 
-def kept_rows(segments: Sequence[Segment], least: int = 1) -> NDArray[np.int64]:
-    """The rows whose logits are returned, among those that are computed, [M]; the last one again, for `least` rows."""
+def kept_rows(segments: Sequence[Segment]) -> NDArray[np.int64]:
+    """The rows whose logits are returned, among those that are computed, [M]."""
     parts, start = [], 0
     for each in segments:
         start += each.rows
         end = start - each.batch.padding
         parts.append(np.arange(end - each.kept, end))
-    kept = joined(parts)
-    return kept if len(kept) >= least else np.pad(kept, (0, least - len(kept)), mode="edge")
+    return joined(parts)
 
 
 def joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:

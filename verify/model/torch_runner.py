@@ -26,7 +26,6 @@ from outrider.verify.model.cache.shape import CacheShape, KVDtype
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.choose import can_pack, pack_layers
 from outrider.verify.model.cpu.latent import keep_latents
-from outrider.verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention
 from outrider.verify.model.cpu.trace import has_experts, trace
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
@@ -94,9 +93,9 @@ class TorchRunner(ModelRunner):
             self.start(self.context_tokens)
 
     def start(self, context_tokens: int, bounds: InvariantRange | None = None) -> None:
-        """As `ModelRunner.start`. With `bounds`, attention is in order on a CPU, and graphs have these sizes on a GPU."""
+        """As `ModelRunner.start`. With `bounds`, on a GPU, graphs have these sizes."""
         self.context_tokens = min(self.model_tokens, context_tokens)
-        self._start_in(bounds)
+        self.mode = Mode(self.in_pages, self._is_recurrent, bounds)
         keep_freed_memory()
         if self.in_pages and (self._pool is None or len(self._pool) != self._pool_pages()):
             self._pool = None  # frees its memory first
@@ -110,7 +109,7 @@ class TorchRunner(ModelRunner):
         if not self._traced:
             return None
         if self.cache_shape.is_uniform:
-            how = self._attention_probe, self._injector, self._untraced, self.products, self.mode.inputs, self._tap
+            how = self._attention_probe, self._injector, self._untraced, self.products, self._tap
             return trace(self.model, self.cache_shape, *how)
         return None
 
@@ -147,14 +146,6 @@ class TorchRunner(ModelRunner):
     def lm_head(self) -> torch.nn.Module:
         """The layer that computes logits."""
         return cast(torch.nn.Module, self.model.get_output_embeddings())
-
-    def _start_in(self, bounds: InvariantRange | None) -> None:
-        """Computes steps in this range, without a backend."""
-        inputs = None
-        if bounds is not None and not self.in_pages:
-            shape = self.cache_shape
-            inputs = AttentionInputs(shape.kv_heads, shape.head_dim, self._attention_probe.groups, shape.dtype, bounds)
-        self.mode = Mode(self.in_pages, self._is_recurrent, bounds, inputs)
 
     @property
     def in_pages(self) -> bool:  # type: ignore[override]
@@ -283,20 +274,16 @@ class TorchRunner(ModelRunner):
         if any(each.picture for each in segments):
             return [self._read_picture(each) if each.picture else self.forward_all([each])[0].clone() for each in segments]
         if len(segments) == 1 and (self.mode.is_apart(segments[0]) or self.mode.is_untraced_chunk(segments[0])):
-            return [self._untraced(segments, in_order=False)]
-        if len(segments) == 1 and self.mode.bounds is None:
-            return [self._together(segments)]
+            return [self._untraced(segments)]
+        if len(segments) == 1:
+            return [self._together(segments)[: segments[0].kept]]
         forwards = self.mode.forwards(segments)
-        found: list[list[torch.Tensor]] = [[] for _ in segments]
-        for numbers, parts in forwards:
-            counts = [part.kept for part in parts]
-            logits = self._together(parts)[: sum(counts)].split(counts)
-            for number, of_part in zip(numbers, logits, strict=True):
-                found[number].append(of_part if len(forwards) == 1 else of_part.clone())
-        return [
-            torch.cat(parts) if segment.logits and len(parts) > 1 else parts[-1]
-            for segment, parts in zip(segments, found, strict=True)
-        ]
+        found: dict[int, torch.Tensor] = {}
+        for numbers, together in forwards:
+            counts = [each.kept for each in together]
+            logits = self._together(together)[: sum(counts)].split(counts)
+            found |= zip(numbers, logits if len(forwards) == 1 else [each.clone() for each in logits], strict=True)
+        return [found[number] for number in range(len(segments))]
 
     def read_alone(self, cache: TensorCache, tokens: torch.Tensor) -> torch.Tensor:
         """The logits of a text's first tokens, int64 [N], at the positions that the model itself gives them; [N, V]."""
@@ -308,23 +295,18 @@ class TorchRunner(ModelRunner):
     def _together(self, segments: Sequence[Segment]) -> torch.Tensor:
         """One forward; logits of the kept rows, and possibly of others behind them."""
         if self.mode.is_apart(segments[0]):
-            return self._untraced(segments, in_order=False)
-        segments = self.mode.padded(segments)
+            return self._untraced(segments)
         backend = self.mode.backend_for(segments)
         return self._untraced(segments) if backend is None else backend(segments)
 
-    def _untraced(self, segments: Sequence[Segment], in_order: bool = True) -> torch.Tensor:
-        """A forward by Python. With `in_order`, attention is that of the invariant range, if there is one."""
-        inputs = self.mode.inputs if in_order else None
-        streams: list[tuple[Attention, int]] = []
-        for cache, batch, *_ in segments:
-            attention = (
-                TorchAttention(cache, batch, self.products) if inputs is None else OrderedAttention(cache, batch, inputs)
-            )
-            streams.append((attention, len(batch) - batch.known))
+    def _untraced(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """A forward by Python."""
+        streams: list[tuple[Attention, int]] = [
+            (TorchAttention(each.cache, each.batch, self.products), each.rows) for each in segments
+        ]
         joint = streams[0][0] if len(streams) == 1 else JointAttention(streams)
         whole = all(each.logits and not each.batch.padding for each in segments)
-        kept = 0 if whole else torch.from_numpy(kept_rows(segments, 1 if inputs is None else inputs.least_rows)).to(self.device)
+        kept = 0 if whole else torch.from_numpy(kept_rows(segments)).to(self.device)
         tokens, positions = (torch.from_numpy(each).to(self.device) for each in (tokens_of(segments), positions_of(segments)))
         logits = self._run(tokens, positions, joint, kept, recurrence_of(segments))
         if self._tap is not None:

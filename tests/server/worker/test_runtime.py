@@ -170,7 +170,7 @@ def test_the_budget_of_a_request(tiny_runner: TorchRunner, monkeypatch: pytest.M
     made.curve = CostCurve((0, MAX_NODES), (1,), ((0.1, 0.2),))
     assert made.budget(7) == {"max_nodes": 7, "curve": None}
     assert made.budget("auto") == {"max_nodes": MAX_NODES, "curve": made.curve}
-    monkeypatch.setattr(tiny_runner, "mode", replace(tiny_runner.mode, bounds=InvariantRange(1, 72, 1)))
+    monkeypatch.setattr(tiny_runner, "mode", replace(tiny_runner.mode, bounds=InvariantRange(1, 72)))
     assert made.budget(MAX_NODES)["max_nodes"] == MAX_NODES  # on a CPU, more rows are computed in turns
     monkeypatch.setattr(tiny_runner, "mode", replace(tiny_runner.mode, in_pages=True))
     assert made.budget(MAX_NODES)["max_nodes"] == 71

@@ -10,14 +10,13 @@ import torch
 
 from outrider.drafters.interface import MAX_NODES
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cpu.ordered_attention import AttentionInputs
 from outrider.verify.model.invariant_range import BLOCK, InvariantRange
 from outrider.verify.model.mode import MAX_ROWS, Mode
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 
 PLAIN = Mode(in_pages=False, is_recurrent=False)
-BOUNDS = InvariantRange(low=4, high=16, queries=4)
+BOUNDS = InvariantRange(low=4, high=16)
 
 
 class Backend:
@@ -46,22 +45,10 @@ def test_streams_share_forwards_up_to_the_backends_limits(tiny_runner: TorchRunn
     assert (PLAIN.max_rows, replace(PLAIN, backend=Backend()).max_rows) == (MAX_ROWS, 40)
 
 
-def test_in_a_range_segments_are_cut_and_padded(tiny_runner: TorchRunner) -> None:
-    inputs = AttentionInputs(2, 8, 2, torch.float32, BOUNDS)
-    mode = replace(PLAIN, bounds=BOUNDS, inputs=inputs)
-    assert sizes(mode, [segment(tiny_runner, 20), segment(tiny_runner, 3)]) == [[(0, 16)], [(0, 4), (1, 3)]]
-    short = [segment(tiny_runner, 1), segment(tiny_runner, 2)]
-    assert [each.batch.padding for each in mode.padded(short)] == [0, 1]
-    assert PLAIN.padded(short) is short
-    chunk = segment(tiny_runner, 20, logits=False)
-    assert sizes(mode, [chunk, segment(tiny_runner, 3)]) == [[(0, 20)], [(1, 3)]]  # the range has no room for prompts
-
-
 @pytest.mark.parametrize(
     ("mode", "nodes", "depth"),
     [
         (PLAIN, MAX_NODES, MAX_NODES),
-        (replace(PLAIN, bounds=BOUNDS), MAX_NODES, 3),  # a CPU computes further rows in another forward
         (Mode(in_pages=True, is_recurrent=False, bounds=BOUNDS), BOUNDS.high - 1, 3),
     ],
 )

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from outrider.verify.model.hidden.ring import StateRing
     from outrider.verify.model.recurrent.states import RecurrentStates, Snapshot
 
-# These positions are read with weight zero (`outrider.verify.model.cpu.ordered_attention`).
-SPARE_POSITIONS = 32
-# The positions of a slot beyond its context. The first of them hold the rows of one draft.
-MARGIN_POSITIONS = MAX_NODES + 1 + SPARE_POSITIONS
+# The positions of a slot beyond its context, for the rows of one draft.
+MARGIN_POSITIONS = MAX_NODES + 1
 
 
 class KVCache(ABC):

@@ -21,10 +21,8 @@ from outrider.verify.model.attention.shape_probe import ShapeProbe
 from outrider.verify.model.attention.torch_attention import TorchAttention, flash
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import encode
-from outrider.verify.model.cache.kv_cache import SPARE_POSITIONS
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
 from outrider.verify.model.cpu.torchscript import ScriptList, run, script, traced, without_warnings
 from outrider.verify.model.hidden.tap import HiddenTap
 from outrider.verify.model.kwarg_injector import KwargInjector
@@ -205,11 +203,9 @@ class TracedForward:
     max_rows = MAX_ROWS
     reads_prompts = is_invariant = False
 
-    def __init__(
-        self, forward: _Forward, packed: list[torch.Tensor], build: BuildInputs, least: int, example: Sequence[Segment]
-    ) -> None:
-        """Traces `forward`; `example` is what it runs meanwhile. At least `least` rows have logits."""
-        self._least, self._states = least, forward.states_end - STREAMS
+    def __init__(self, forward: _Forward, packed: list[torch.Tensor], build: BuildInputs, example: Sequence[Segment]) -> None:
+        """Traces `forward`; `example` is what it runs meanwhile."""
+        self._states = forward.states_end - STREAMS
         self._build = build
         self._absent = torch.empty(0, dtype=example[0].cache.dtype)
         self._traced = traced(forward, (self._arguments(example), packed))
@@ -237,7 +233,7 @@ class TracedForward:
         built = [self._build(each.cache, each.batch) for each in segments]
         by_window = ([*chain.from_iterable(tensors), *(absent * len(tensors[0]))] for tensors in zip(*built, strict=True))
         inputs = list(chain.from_iterable(by_window))
-        rows = map(torch.from_numpy, (tokens_of(segments), positions_of(segments), kept_rows(segments, self._least)))
+        rows = map(torch.from_numpy, (tokens_of(segments), positions_of(segments), kept_rows(segments)))
         recurrent = [
             RecurrentRows(each.cache.recurrent, each.cache.length, each.batch) for each in segments if each.cache.recurrent
         ]
@@ -272,38 +268,34 @@ def trace(
     injector: KwargInjector,
     reference: Callable[[Sequence[Segment]], torch.Tensor],
     products: DotProducts = dot_product_attention,
-    inputs: AttentionInputs | None = None,
     tap: HiddenTap | None = None,
 ) -> TracedForward | None:
     """Traces the model's forward; returns None if it cannot be traced.
 
-    `reference` is the untraced forward, and `products` its attention. With `inputs`, attention is computed in order; with
-    `tap`, hidden states are kept.
+    `reference` is the untraced forward, and `products` its attention. With `tap`, hidden states are kept.
     """
     if model.device.type != "cpu" or has_experts(model):
         return None
     windows = tuple(probe.windows)
 
     def build(cache: TensorCache, batch: ForwardBatch) -> list[list[torch.Tensor]]:
-        if inputs is None:
-            return attention_masks(cache, batch, windows, probe.groups)
-        return list(inputs.build(cache, batch, windows).values())
+        return attention_masks(cache, batch, windows, probe.groups)
 
     layers = packed_layers(model)
     functions = [layer.multiply for layer in layers]
     packed = [layer.packed for layer in layers] or [torch.empty(0)]  # a trace does not accept an empty list
-    cache = TensorCache(shape, max(rows + length for rows, length in CHECKS) + SPARE_POSITIONS)
+    cache = TensorCache(shape, max(rows + length for rows, length in CHECKS))
     cache.assume(5)
     example = [Segment(cache, ForwardBatch.chain(torch.arange(4)))]
     verbosity = logging.get_verbosity()
     try:
         with without_warnings(), torch.no_grad():
-            attention = script_all(attend_by(products) if inputs is None else attend_in_order)
+            attention = script_all(attend_by(products))
             forward = _Forward(model, injector, windows, attention, shape.recurrent is not None, tap)
             for layer in layers:
                 layer.multiply = script(layer.multiply)
             logging.set_verbosity_error()  # tracing reads every property, and some log warnings
-            found = TracedForward(forward, packed, build, 1 if inputs is None else inputs.least_rows, example)
+            found = TracedForward(forward, packed, build, example)
         vocabulary = int(model.config.get_text_config().vocab_size)
         same = all(_same_logits(found, reference, segments) for segments in _checks(shape, vocabulary))
     except (_Untraceable, RuntimeError, TypeError, ValueError):
@@ -320,7 +312,7 @@ def _checks(shape: CacheShape, vocabulary: int) -> Iterator[list[Segment]]:
     several = []
     for rows, length in CHECKS:
         generator = torch.Generator().manual_seed(rows)
-        cache = TensorCache(shape, rows + length + SPARE_POSITIONS)
+        cache = TensorCache(shape, rows + length)
         cache.fill(length, generator)
         if cache.recurrent is not None:
             cache.recurrent.matrices.normal_(generator=generator)

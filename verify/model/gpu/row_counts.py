@@ -30,7 +30,7 @@ def invariant_ranges(products: Sequence[Mapping[int, torch.Tensor]]) -> list[Inv
             if not all(torch.equal(outputs[count], outputs[high][:count]) for outputs in products):
                 break
             low = count
-        ranges.append(InvariantRange(low, high, 1))
+        ranges.append(InvariantRange(low, high))
     ranges.sort(key=lambda bounds: (bounds.low, -bounds.high))
     few = [replace(each, low=FEW_ROWS) for each in ranges[:1] if each.low < FEW_ROWS]
-    return [*ranges[:1], *few, InvariantRange(RANGE_ROWS, RANGE_ROWS, 1)]
+    return [*ranges[:1], *few, InvariantRange(RANGE_ROWS, RANGE_ROWS)]

@@ -128,7 +128,7 @@ def test_a_chunk_of_a_prompt_goes_beyond_a_block(tiny_runner: TorchRunner) -> No
 
 
 def test_known_rows_that_do_not_fit_are_computed_in_turns(tiny_runner: TorchRunner) -> None:
-    graphs = Graphed(tiny_runner, InvariantRange(1, 2, 1))
+    graphs = Graphed(tiny_runner, InvariantRange(1, 2))
     segments = [Segment(graphs.filled(length)[1], ForwardBatch.chain(torch.arange(2))) for length in (1, 8)]
     expected = torch.cat([graphs(each).clone()[1:] for each in segments])
     found = graphs(*(each._replace(batch=replace(each.batch, known=1)) for each in segments))

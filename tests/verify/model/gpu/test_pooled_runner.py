@@ -99,7 +99,7 @@ def test_trees_beside_streams_have_the_bits_of_single_tokens(
 ) -> None:
     """In the range of one number of rows, which needs nothing of this machine's kernels but that places do not matter."""
     runner = make(dtype)
-    one_number = InvariantRange(rows, rows, 1)
+    one_number = InvariantRange(rows, rows)
     monkeypatch.setattr(invariance, "ranges", lambda _: [one_number])
     monkeypatch.setattr(invariance, "TREES", trees)
     monkeypatch.setattr(invariance, "cost", lambda *_: 0.04)
@@ -112,7 +112,7 @@ def test_trees_beside_streams_have_the_bits_of_single_tokens(
 
 def test_auto_follows_the_cost_on_a_gpu(make: Callable[[torch.dtype], TorchRunner], monkeypatch: pytest.MonkeyPatch) -> None:
     runner = make(torch.float32)
-    monkeypatch.setattr(invariance, "find", lambda *_: ProbeResult(InvariantRange(32, 72, 1), 0.2))
+    monkeypatch.setattr(invariance, "find", lambda *_: ProbeResult(InvariantRange(32, 72), 0.2))
     start(runner, CONTEXT, "auto", None)
     assert (runner.invariant_range, runner.invariance) == (None, "off, 32 to 72 rows, costs 20.0% of a step")
     assert (runner.max_rows, runner.draft_nodes) == (256, MAX_NODES)
