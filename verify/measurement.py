@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.drafters.interface import MAX_NODES, Source, chain
 from outrider.verify.cost import CostCurve, parse
@@ -54,7 +55,8 @@ class Point(NamedTuple):
 def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     """Times steps of every size over a zeroed cache. Takes a second on a small model, a minute on a slow one.
 
-    Times whole steps, sampled and with feedback: on a small model, a node costs as much outside the forward as inside.
+    Times whole steps, sampled and with feedback: on a small model, a node costs as much outside the forward as inside. Nodes
+    have any tokens: in a mixture, equal ones would all use the same experts.
     """
     nodes = (*(count for count in nodes if count < runner.draft_nodes), runner.draft_nodes)
     contexts = tuple(c for c in CONTEXTS if c + MAX_NODES < runner.context_tokens) or (1,)
@@ -114,7 +116,8 @@ def settled(times: Sequence[float]) -> bool:
 
 def step_seconds(streams: Sequence[Verifier], point: Point) -> float:
     """Seconds of one step of all streams: the forward and the verdicts."""
-    tree = chain(np.zeros(point.nodes, np.int32), np.ones(point.nodes, np.float32), Source.NONE)
+    tokens = any_tokens(point.nodes, streams[0].runner.vocabulary)
+    tree = chain(tokens, np.ones(point.nodes, np.float32), Source.NONE)
     for stream in streams:
         stream.sequence.begin(np.zeros(point.context + 1, np.int32))
         stream.cache.assume(point.context)
@@ -127,9 +130,14 @@ def step_seconds(streams: Sequence[Verifier], point: Point) -> float:
     return seconds
 
 
+def any_tokens(count: int, vocabulary: int) -> NDArray[np.int32]:
+    """The same ones at every call."""
+    return np.random.default_rng(count).integers(vocabulary, size=count, dtype=np.int32)
+
+
 def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
     """Seconds of one forward over the root and a chain of `nodes`, including the greedy choice at each row."""
-    batch = ForwardBatch.chain(np.zeros(nodes + 1))
+    batch = ForwardBatch.chain(any_tokens(nodes + 1, runner.vocabulary))
     started = time.perf_counter()
     in_place(runner.forward(cache, batch)).argmax(-1).tolist()  # waits for the device
     return time.perf_counter() - started
@@ -160,7 +168,8 @@ def machine_key(runner: ModelRunner) -> str:
     """A hash of what measurements depend on: model, dtype, machine, versions and threads."""
     shape = runner.cache_shape
     parts = [
-        f"smallest of {ROUNDS} rounds over {NODES} and of {STREAMS} streams, rows {runner.invariant_range}, {runner.backends}",
+        f"any tokens, smallest of {ROUNDS} rounds over {NODES} and of {STREAMS} streams",
+        f"rows {runner.invariant_range}, {runner.backends}",
         runner.description,
         f"{shape.dtype} {shape.stored_dtype}",
         runner.library,

@@ -109,7 +109,7 @@ def find(runner: TorchRunner, context_tokens: int) -> ProbeResult:
 
 
 def ranges(runner: TorchRunner) -> list[InvariantRange]:
-    """The ranges to try, from what the linear layers compute; none for a model that has no attention in order."""
+    """The ranges to try, by what linear layers compute; none for a model with states, or with layers of several shapes."""
     if not runner.can_be_ordered:
         return []
     return invariant_ranges([_products(shape, ROWS, runner.device) for shape in linear_layers(runner.model)])
