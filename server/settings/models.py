@@ -35,7 +35,7 @@ class Model(Section):
     adapters: Mapping[str, str] = Field(
         {},
         description="LoRA adapters, as peft saves them: folders or Hugging Face ids by the name that requests give as model or "
-        "lora. On a CPU, for models of Llama's kind.",
+        "lora. On a CPU, for models that the library computes.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Data type of the weights; auto uses the checkpoint's."
@@ -68,8 +68,8 @@ class Model(Section):
     )
     invariant: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Compute each row with the same bits in every step, so that drafts change no answer in any dtype;"
-        " auto does so if it costs at most 5 % of a step, and on refuses to start if it is impossible.",
+        description="Compute each row with the same bits in every step, so that drafts change no answer in any dtype. The"
+        " CPU's library always does; on a GPU, auto does if it costs at most 5 % of a step. on refuses to start elsewhere.",
     )
     tool_format: ToolFormat = Field(
         "auto", description="Format of the model's tool calls; auto detects it from the chat template."

@@ -1,1 +1,1 @@
-"""Forwards of Llama-like models on a CPU by machine code of our own, compiled from C++ when the package is built."""
+"""Forwards of decoders on a CPU by machine code of our own, compiled from C++ when the package is built."""
