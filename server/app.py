@@ -54,6 +54,7 @@ from outrider.server.pictures.service import PictureService
 from outrider.server.settings import Settings
 from outrider.server.telemetry import tracing
 from outrider.server.telemetry.metrics import Metrics
+from outrider.verify.errors import loading
 from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
 if TYPE_CHECKING:
@@ -180,30 +181,33 @@ def create_endpoints(
     corpora: Corpora | None = None,
     store: ResponseStore | None = None,
 ) -> Endpoints:
-    """The endpoints, with everything that they share. `store`: of responses, if it is not theirs alone."""
-    load = partial(load_tokenizer, settings.model.path, settings.model.trust_remote_code, settings.model.revision)
-    prompts, vocabulary = PromptEncoder(tokenizer, load), Vocabulary(tokenizer)
-    sampling_defaults = NO_DEFAULTS
-    if settings.model.generation_config == "auto":
-        sampling_defaults = load_sampling_defaults(settings.model.path, settings.model.revision)
-    block = no_corpus if corpora is None else corpora.block
-    requests = RequestBuilder(settings, prompts, engine.wait_started, quotas.charge, sampling_defaults, block)
-    runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3, settings.server.keep_alive_seconds)
-    pictures = PictureService(settings)
-    chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner, pictures)
-    names = ModelNames(settings.model)
-    store = store or new_store(settings)
-    return Endpoints(
-        chat=chat,
-        completions=CompletionsEndpoint(prompts, vocabulary, grammars, requests, runner),
-        responses=ResponsesEndpoint(chat, vocabulary, store, runner),
-        models=ModelEndpoint(names, prompts, engine.wait_started, lambda: engine.info, sampling_defaults, chat.capabilities),
-        messages=MessagesEndpoint(settings, prompts, chat, runner),
-        infill=InfillEndpoint(prompts, vocabulary, grammars, requests, runner),
-        prompts=prompts,
-        pictures=pictures,
-        store=store,
-    )
+    """The endpoints, with everything that they share. `store`: of responses, if it is not theirs alone. Raises ModelError."""
+    with loading(f"The model at {settings.model.path!r}"):
+        load = partial(load_tokenizer, settings.model.path, settings.model.trust_remote_code, settings.model.revision)
+        prompts, vocabulary = PromptEncoder(tokenizer, load), Vocabulary(tokenizer)
+        sampling_defaults = NO_DEFAULTS
+        if settings.model.generation_config == "auto":
+            sampling_defaults = load_sampling_defaults(settings.model.path, settings.model.revision)
+        block = no_corpus if corpora is None else corpora.block
+        requests = RequestBuilder(settings, prompts, engine.wait_started, quotas.charge, sampling_defaults, block)
+        runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3, settings.server.keep_alive_seconds)
+        pictures = PictureService(settings)
+        chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner, pictures)
+        names = ModelNames(settings.model)
+        store = store or new_store(settings)
+        return Endpoints(
+            chat=chat,
+            completions=CompletionsEndpoint(prompts, vocabulary, grammars, requests, runner),
+            responses=ResponsesEndpoint(chat, vocabulary, store, runner),
+            models=ModelEndpoint(
+                names, prompts, engine.wait_started, lambda: engine.info, sampling_defaults, chat.capabilities
+            ),
+            messages=MessagesEndpoint(settings, prompts, chat, runner),
+            infill=InfillEndpoint(prompts, vocabulary, grammars, requests, runner),
+            prompts=prompts,
+            pictures=pictures,
+            store=store,
+        )
 
 
 def new_store(settings: Settings) -> ResponseStore:

@@ -166,14 +166,16 @@ async def load_model(entry: Entry, shared: Shared) -> LoadedModel:
     """A model that writes text. Raises EngineError."""
     settings = settings_of(entry, shared.settings.sessions.folder)
     model = settings.model
-    try:
-        tokenizer = await asyncio.to_thread(load_tokenizer, model.path, model.trust_remote_code, model.revision)
-    except ModelError as error:
-        raise WorkerLost(str(error)) from None
     metrics = Metrics(coarse=settings.server.coalesce_ms > 0)
     engine, app = Engine(settings, metrics), new_fastapi(shared.bodies)
-    corpora = new_corpora(settings, tokenizer, engine, metrics)
-    endpoints = create_endpoints(settings, tokenizer, engine, shared.grammars, metrics, shared.quotas, corpora, shared.store)
+    try:
+        tokenizer = await asyncio.to_thread(load_tokenizer, model.path, model.trust_remote_code, model.revision)
+        corpora = new_corpora(settings, tokenizer, engine, metrics)
+        endpoints = create_endpoints(
+            settings, tokenizer, engine, shared.grammars, metrics, shared.quotas, corpora, shared.store
+        )
+    except ModelError as error:
+        raise WorkerLost(str(error)) from None
     add_routes(app, endpoints, corpora)
     loaded = LoadedModel(app, engine, endpoints, metrics.registry, corpora)
     await engine.start(lambda _: None)  # `wait_started` raises what it would say

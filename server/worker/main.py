@@ -64,11 +64,12 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         from outrider.server.worker.kernels import Kernels
         from outrider.server.worker.loop import Worker
         from outrider.server.worker.runtime import load
-        from outrider.verify.errors import ModelError
+        from outrider.verify.errors import ModelError, loading
         from outrider.verify.model.cache.windows import held_bytes
 
     try:
-        runtime = load(settings, Kernels(settings))
+        with loading(f"The model at {settings.model.path!r}", ArrayFileError):
+            runtime = load(settings, Kernels(settings))
     except (ModelError, ArrayFileError) as error:
         wire.send(messages.encode(Refused(str(error))))
         return
