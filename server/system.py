@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import stat
@@ -18,6 +19,28 @@ if sys.platform == "win32":
     import msvcrt
 
 RETRY_SECONDS = 0.05
+STDERR = 2  # its descriptor
+
+
+class TolerantFile(io.FileIO):
+    """A file whose loss stops nothing: what cannot be written is dropped."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def tolerate_stderr() -> None:
+    """Makes lines to stderr that cannot be written, for a full disk or a closed terminal, vanish instead of raising OSError.
+
+    Opens the standard descriptors that are closed, so that no socket gets their numbers.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        pass
+    os.close(descriptor)
+    sys.stderr = io.TextIOWrapper(TolerantFile(STDERR, "w", closefd=False), "utf-8", "backslashreplace", write_through=True)
 
 
 def is_posix() -> bool:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider.server.app import Endpoints, add_routes, create_endpoints, new_corpora, new_fastapi
 from outrider.server.chat.structured_output import GrammarChecker
+from outrider.server.chat.template.trial import load_tried_tokenizer
 from outrider.server.corpora.registry import Corpora
 from outrider.server.encoders.kind import Kind, kind_of
 from outrider.server.encoders.routes import new_router
@@ -26,7 +27,6 @@ from outrider.server.openai.responses.store import ResponseStore
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import EncoderMetrics, Metrics
 from outrider.verify.errors import ModelError
-from outrider.verify.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -165,11 +165,10 @@ async def load_encoder(entry: Entry, shared: Shared, kind: Kind) -> LoadedEncode
 async def load_model(entry: Entry, shared: Shared) -> LoadedModel:
     """A model that writes text. Raises EngineError."""
     settings = settings_of(entry, shared.settings.sessions.folder)
-    model = settings.model
     metrics = Metrics(coarse=settings.server.coalesce_ms > 0)
     engine, app = Engine(settings, metrics), new_fastapi(shared.bodies)
     try:
-        tokenizer = await asyncio.to_thread(load_tokenizer, model.path, model.trust_remote_code, model.revision)
+        tokenizer = await asyncio.to_thread(load_tried_tokenizer, settings.model)
         corpora = new_corpora(settings, tokenizer, engine, metrics)
         endpoints = create_endpoints(
             settings, tokenizer, engine, shared.grammars, metrics, shared.quotas, corpora, shared.store

@@ -19,6 +19,7 @@ from outrider.server.engine.transport import WorkerSide
 from outrider.server.engine.worker_process import decode_settings
 from outrider.server.imports import frozen_imports, hide_torch
 from outrider.server.settings import Settings
+from outrider.server.system import tolerate_stderr
 from outrider.server.telemetry.logs import configure
 
 # The Start message must arrive in this time.
@@ -27,6 +28,7 @@ START_SECONDS = 60.0
 
 def main(argument: str) -> None:
     """Runs a worker over the socket, until the front end stops it or closes the socket."""
+    tolerate_stderr()
     wire = WorkerSide(connected(argument))
     threading.Thread(target=end_with_front_end, args=(wire,), daemon=True).start()
     try:

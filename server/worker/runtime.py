@@ -17,6 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from outrider.drafters.interface import Ints
 from outrider.drafters.registry import Resources
+from outrider.server.chat.template.trial import load_tried_tokenizer
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.http.body_budget import TOTAL_BYTES
 from outrider.server.settings import DraftModel, Model, Settings
@@ -35,7 +36,7 @@ from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.memory import HOST, Device, free_bytes
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.round import RunDrafts, in_turns
-from outrider.verify.tokenizer import fingerprint, load_tokenizer, stop_ids
+from outrider.verify.tokenizer import fingerprint, stop_ids
 
 if TYPE_CHECKING:
     from outrider.verify.heads.model import HeadModel
@@ -121,7 +122,7 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
     disable_progress_bar()
     model = settings.model
     with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(load_tokenizer, model.path, model.trust_remote_code, model.revision)
+        loading = pool.submit(load_tried_tokenizer, model)
         if model.trust_remote_code:
             wait([loading])  # both would write the same modules to transformers' cache
         runner = load_target(settings)
