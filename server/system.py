@@ -8,6 +8,7 @@ import signal
 import stat
 import sys
 import time
+from pathlib import Path
 from typing import IO, Any
 
 try:
@@ -102,3 +103,22 @@ def stack_limit() -> int | None:
     """The size of the main thread's stack in bytes; None if it is not limited."""
     limit = resource.getrlimit(resource.RLIMIT_STACK)[0] if is_posix() else -1
     return None if limit < 0 else int(limit)
+
+
+def cpu_seconds(process: int) -> float:
+    """The processor time that a process has used; 0 where the system has no files of processes."""
+    fields = fields_of(process)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process has been stopped by a signal; False where the system has no files of processes."""
+    return fields_of(process)[:1] in (["T"], ["t"])
+
+
+def fields_of(process: int) -> list[str]:
+    """What the system says about a process, from its state on; empty if it says nothing."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

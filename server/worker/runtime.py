@@ -22,6 +22,7 @@ from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.http.body_budget import TOTAL_BYTES
 from outrider.server.settings import DraftModel, Model, Settings
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
+from outrider.server.system import cpu_seconds
 from outrider.server.worker.kernels import Kernels
 from outrider.server.worker.learned import MAX_PRINCIPALS, LearnedTexts
 from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
@@ -311,15 +312,6 @@ def wait_for_front_end() -> None:
         if (spent := cpu_seconds(os.getppid())) - before < IDLE_SHARE * LOOK_SECONDS:
             return
         before = spent
-
-
-def cpu_seconds(process: int) -> float:
-    """The CPU time that a process has used; 0 where the system has no files of processes."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def cost_folder(settings: Settings) -> Path | None:
