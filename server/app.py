@@ -25,6 +25,7 @@ from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.corpora.registry import Corpora
 from outrider.server.corpora.routes import new_router as new_corpora_router
+from outrider.server.corpora.shelves import Usage
 from outrider.server.encoders.routes import new_refusals as new_encoder_refusals
 from outrider.server.engine.engine import Engine
 from outrider.server.engine.interface import EngineLike
@@ -149,11 +150,17 @@ def new_fastapi(bodies: BodyPool, lifespan: Lifespan[FastAPI] | None = None) -> 
     return app
 
 
-def new_corpora(settings: Settings, tokenizer: PreTrainedTokenizerBase, engine: EngineLike, metrics: Metrics) -> Corpora | None:
-    """The corpora that clients post; None if the settings or the engine do not allow any."""
+def new_corpora(
+    settings: Settings,
+    tokenizer: PreTrainedTokenizerBase,
+    engine: EngineLike,
+    metrics: Metrics,
+    usage: Usage | None = None,
+) -> Corpora | None:
+    """The corpora that clients post; None if the settings or the engine do not allow any. `usage`: as `Corpora`."""
     if not (settings.corpora.total_bytes and engine.shares_files):
         return None
-    return Corpora(settings, fingerprint(tokenizer), len(tokenizer), metrics)
+    return Corpora(settings, fingerprint(tokenizer), len(tokenizer), metrics, usage)
 
 
 def add_routes(app: FastAPI, endpoints: Endpoints, corpora: Corpora | None) -> None:

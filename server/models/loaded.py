@@ -14,6 +14,8 @@ from outrider.server.app import Endpoints, add_routes, create_endpoints, new_cor
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.template.trial import load_tried_tokenizer
 from outrider.server.corpora.registry import Corpora
+from outrider.server.corpora.routes import new_reading_router
+from outrider.server.corpora.shelves import FOLDER, Shelves, Usage, stored
 from outrider.server.encoders.kind import Kind, kind_of
 from outrider.server.encoders.routes import new_router
 from outrider.server.encoders.service import EncoderService
@@ -38,6 +40,7 @@ class Shared:
     bodies: BodyPool
     quotas: QuotaKeeper
     store: ResponseStore  # of responses, which any model may continue
+    usage: Usage  # of the corpora of all models
 
 
 class Served(Loaded, Protocol):
@@ -169,7 +172,7 @@ async def load_model(entry: Entry, shared: Shared) -> LoadedModel:
     engine, app = Engine(settings, metrics), new_fastapi(shared.bodies)
     try:
         tokenizer = await asyncio.to_thread(load_tried_tokenizer, settings.model)
-        corpora = new_corpora(settings, tokenizer, engine, metrics)
+        corpora = new_corpora(settings, tokenizer, engine, metrics, shared.usage)
         endpoints = create_endpoints(
             settings, tokenizer, engine, shared.grammars, metrics, shared.quotas, corpora, shared.store
         )
@@ -184,6 +187,14 @@ async def load_model(entry: Entry, shared: Shared) -> LoadedModel:
         await asyncio.shield(loaded.stop())
         raise
     return loaded
+
+
+def reader_of(entry: Entry, shared: Shared) -> FastAPI:
+    """An application that tells of the corpora of a model that is not loaded. Reads files."""
+    folder = settings_of(entry, shared.settings.sessions.folder).sessions.folder
+    app = new_fastapi(shared.bodies)
+    app.include_router(new_reading_router(stored(folder.expanduser() / FOLDER) if folder else Shelves()))
+    return app
 
 
 def settings_of(entry: Entry, sessions: Path | None) -> Settings:

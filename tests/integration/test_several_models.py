@@ -17,7 +17,7 @@ from tests.servers import Served, read_metrics, serving, wait_until
 
 pytestmark = pytest.mark.slow  # workers start, and are waited for until they end
 
-IDLE_SECONDS = 3.0
+IDLE_SECONDS = 5.0
 QUESTION = [{"role": "user", "content": "Write a function that reads a file."}]
 
 
