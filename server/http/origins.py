@@ -3,7 +3,7 @@
 Any page that is open in a browser on this machine can send requests to the server. The browser hides the responses, unless the
 page has rebound its own host name to the server's address (DNS rebinding); such a request names a foreign host. Requests from a
 foreign origin are refused as well, because browsers send simple ones without a preflight. The request for a picture or a script
-has no origin, but browsers mark it by `Sec-Fetch-Site`, or, if the server's address is not this machine's, by `Referer` at most.
+has no origin, but browsers mark it by `Sec-Fetch-Site`, or, if the server's address is not this machine's, by `Referer` only.
 From a foreign page, it may read what needs no key, as a link may. A page may suppress the `Referer`: then a GET is answered,
 which changes nothing and loads no model, and whose answer the browser hides.
 """
