@@ -25,6 +25,7 @@ from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.corpora.registry import Corpora
 from outrider.server.corpora.routes import new_router as new_corpora_router
+from outrider.server.corpora.shelves import Usage
 from outrider.server.encoders.routes import new_refusals as new_encoder_refusals
 from outrider.server.engine.engine import Engine
 from outrider.server.engine.interface import EngineLike
@@ -54,6 +55,7 @@ from outrider.server.pictures.service import PictureService
 from outrider.server.settings import Settings
 from outrider.server.telemetry import tracing
 from outrider.server.telemetry.metrics import Metrics
+from outrider.verify.errors import loading
 from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
 if TYPE_CHECKING:
@@ -148,11 +150,17 @@ def new_fastapi(bodies: BodyPool, lifespan: Lifespan[FastAPI] | None = None) -> 
     return app
 
 
-def new_corpora(settings: Settings, tokenizer: PreTrainedTokenizerBase, engine: EngineLike, metrics: Metrics) -> Corpora | None:
-    """The corpora that clients post; None if the settings or the engine do not allow any."""
+def new_corpora(
+    settings: Settings,
+    tokenizer: PreTrainedTokenizerBase,
+    engine: EngineLike,
+    metrics: Metrics,
+    usage: Usage | None = None,
+) -> Corpora | None:
+    """The corpora that clients post; None if the settings or the engine do not allow any. `usage`: as `Corpora`."""
     if not (settings.corpora.total_bytes and engine.shares_files):
         return None
-    return Corpora(settings, fingerprint(tokenizer), len(tokenizer), metrics)
+    return Corpora(settings, fingerprint(tokenizer), len(tokenizer), metrics, usage)
 
 
 def add_routes(app: FastAPI, endpoints: Endpoints, corpora: Corpora | None) -> None:
@@ -180,30 +188,33 @@ def create_endpoints(
     corpora: Corpora | None = None,
     store: ResponseStore | None = None,
 ) -> Endpoints:
-    """The endpoints, with everything that they share. `store`: of responses, if it is not theirs alone."""
-    load = partial(load_tokenizer, settings.model.path, settings.model.trust_remote_code, settings.model.revision)
-    prompts, vocabulary = PromptEncoder(tokenizer, load), Vocabulary(tokenizer)
-    sampling_defaults = NO_DEFAULTS
-    if settings.model.generation_config == "auto":
-        sampling_defaults = load_sampling_defaults(settings.model.path, settings.model.revision)
-    block = no_corpus if corpora is None else corpora.block
-    requests = RequestBuilder(settings, prompts, engine.wait_started, quotas.charge, sampling_defaults, block)
-    runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3, settings.server.keep_alive_seconds)
-    pictures = PictureService(settings)
-    chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner, pictures)
-    names = ModelNames(settings.model)
-    store = store or new_store(settings)
-    return Endpoints(
-        chat=chat,
-        completions=CompletionsEndpoint(prompts, vocabulary, grammars, requests, runner),
-        responses=ResponsesEndpoint(chat, vocabulary, store, runner),
-        models=ModelEndpoint(names, prompts, engine.wait_started, lambda: engine.info, sampling_defaults, chat.capabilities),
-        messages=MessagesEndpoint(settings, prompts, chat, runner),
-        infill=InfillEndpoint(prompts, vocabulary, grammars, requests, runner),
-        prompts=prompts,
-        pictures=pictures,
-        store=store,
-    )
+    """The endpoints, with everything that they share. `store`: of responses, if it is not theirs alone. Raises ModelError."""
+    with loading(f"The model at {settings.model.path!r}"):
+        load = partial(load_tokenizer, settings.model.path, settings.model.trust_remote_code, settings.model.revision)
+        prompts, vocabulary = PromptEncoder(tokenizer, load), Vocabulary(tokenizer)
+        sampling_defaults = NO_DEFAULTS
+        if settings.model.generation_config == "auto":
+            sampling_defaults = load_sampling_defaults(settings.model.path, settings.model.revision)
+        block = no_corpus if corpora is None else corpora.block
+        requests = RequestBuilder(settings, prompts, engine.wait_started, quotas.charge, sampling_defaults, block)
+        runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3, settings.server.keep_alive_seconds)
+        pictures = PictureService(settings)
+        chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner, pictures)
+        names = ModelNames(settings.model)
+        store = store or new_store(settings)
+        return Endpoints(
+            chat=chat,
+            completions=CompletionsEndpoint(prompts, vocabulary, grammars, requests, runner),
+            responses=ResponsesEndpoint(chat, vocabulary, store, runner),
+            models=ModelEndpoint(
+                names, prompts, engine.wait_started, lambda: engine.info, sampling_defaults, chat.capabilities
+            ),
+            messages=MessagesEndpoint(settings, prompts, chat, runner),
+            infill=InfillEndpoint(prompts, vocabulary, grammars, requests, runner),
+            prompts=prompts,
+            pictures=pictures,
+            store=store,
+        )
 
 
 def new_store(settings: Settings) -> ResponseStore:

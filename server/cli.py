@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points, version
@@ -12,6 +14,7 @@ import typer
 from outrider.server import model_commands
 from outrider.server.command import EXTRA_FLAGS, ConfigOption, ModelOption, SettingsCommand, fail
 from outrider.server.ray import command as ray_command
+from outrider.server.system import tolerate_stderr
 from outrider.server.terminal import command as chat_command
 from outrider.server.terminal.command import URL
 
@@ -107,7 +110,10 @@ def serve(effective: EffectiveSettings) -> None:
     """
     from outrider.server.serve import run  # after the flags are checked: importing it takes seconds
 
-    raise typer.Exit(run(effective.settings))
+    code = run(effective.settings)
+    sys.stdout.flush()
+    atexit._run_exitfuncs()
+    os._exit(code)  # a regular exit waits for all threads, and a chat template that loops never ends
 
 
 @with_settings
@@ -154,6 +160,7 @@ def add_plugins(application: typer.Typer) -> None:
 
 def main() -> None:
     """The console script."""
+    tolerate_stderr()
     add_plugins(app)
     app()
 

@@ -9,11 +9,11 @@ import sys
 from transformers.utils.logging import disable_progress_bar
 
 from outrider.server.app import create_app
+from outrider.server.chat.template.trial import load_tried_tokenizer
 from outrider.server.engine.worker_process import WorkerProcess
 from outrider.server.http.server import address, new_server
 from outrider.server.settings import Settings, SettingsError
 from outrider.server.telemetry.tracing import TracingError
-from outrider.verify.tokenizer import load_tokenizer
 
 
 def serve(
@@ -33,7 +33,7 @@ def serve(
             print(f"outrider: metrics at {address(metrics_listener)}/metrics", file=sys.stderr)
 
     disable_progress_bar()
-    tokenizer = load_tokenizer(settings.model.path, settings.model.trust_remote_code, settings.model.revision)
+    tokenizer = load_tried_tokenizer(settings.model)
     try:
         app = create_app(settings, tokenizer, on_start, on_failure)
     except TracingError as error:

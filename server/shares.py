@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 
 class NoRoom(Exception):
     """The bound is reached, and the principal would hold more than its share."""
+
+
+def exceeds(bound: int, held: Mapping[str, int], principal: str, amount: int) -> bool:
+    """Whether there is no room for a principal to hold more, where `held` is what each one holds."""
+    own = held.get(principal, 0)
+    return own > 0 and sum(held.values()) + amount > bound and own + amount > bound // len(held)
 
 
 class Ledger:
@@ -23,17 +29,14 @@ class Ledger:
         """`bound`: of all principals together, in any unit. Callers refuse what is larger than it alone."""
         self.bound = bound
         self._held: Counter[str] = Counter()  # of the principals that hold something
-        self._total = 0
         self._lock = threading.RLock()  # a finalizer may call `release` within another call
 
     def take(self, principal: str, amount: int) -> None:
         """Records that a principal holds more. Call `release` for it. Raises NoRoom."""
         with self._lock:
-            held = self._held[principal]
-            share = self.bound // max(1, len(self._held))
-            if held and self._total + amount > self.bound and held + amount > share:
+            if exceeds(self.bound, self._held, principal, amount):
                 raise NoRoom
-            self._set(principal, held + amount)
+            self._set(principal, self._held[principal] + amount)
 
     def release(self, principal: str, amount: int) -> None:
         """Takes back what `take` has recorded."""
@@ -41,7 +44,6 @@ class Ledger:
             self._set(principal, self._held[principal] - amount)
 
     def _set(self, principal: str, amount: int) -> None:
-        self._total += amount - self._held[principal]
         self._held[principal] = amount
         if not amount:
             del self._held[principal]

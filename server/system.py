@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import stat
 import sys
 import time
+from pathlib import Path
 from typing import IO, Any
 
 try:
@@ -18,6 +20,28 @@ if sys.platform == "win32":
     import msvcrt
 
 RETRY_SECONDS = 0.05
+STDERR = 2  # its descriptor
+
+
+class TolerantFile(io.FileIO):
+    """A file whose loss stops nothing: what cannot be written is dropped."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def tolerate_stderr() -> None:
+    """Makes lines to stderr that cannot be written, for a full disk or a closed terminal, vanish instead of raising OSError.
+
+    Opens the standard descriptors that are closed, so that no socket gets their numbers.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        pass
+    os.close(descriptor)
+    sys.stderr = io.TextIOWrapper(TolerantFile(STDERR, "w", closefd=False), "utf-8", "backslashreplace", write_through=True)
 
 
 def is_posix() -> bool:
@@ -79,3 +103,22 @@ def stack_limit() -> int | None:
     """The size of the main thread's stack in bytes; None if it is not limited."""
     limit = resource.getrlimit(resource.RLIMIT_STACK)[0] if is_posix() else -1
     return None if limit < 0 else int(limit)
+
+
+def cpu_seconds(process: int) -> float:
+    """The processor time that a process has used; 0 where the system has no files of processes."""
+    fields = fields_of(process)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process has been stopped by a signal; False where the system has no files of processes."""
+    return fields_of(process)[:1] in (["T"], ["t"])
+
+
+def fields_of(process: int) -> list[str]:
+    """What the system says about a process, from its state on; empty if it says nothing."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

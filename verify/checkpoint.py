@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
+import struct
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from outrider.verify.errors import ModelError
-from outrider.verify.gguf.metadata import read_metadata
+from outrider.verify.gguf.metadata import count_layers, read_metadata
+from outrider.verify.hub import CONFIG, here
 
 DEFAULT_REVISION = "main"
 GGUF = ".gguf"
@@ -17,6 +20,10 @@ GGUF = ".gguf"
 MTP = "mtp"
 # Weights below this size are those of a small model.
 SMALL_MODEL_BYTES = 64_000_000
+# The files that name a checkpoint's tensors: the first one lists those of several files. safetensors has the same bound.
+INDEX, WEIGHTS, MAX_HEADER_BYTES = "model.safetensors.index.json", "model.safetensors", 100 << 20
+# How configurations name the number of layers, and their part about text.
+LAYER_COUNTS, TEXT_CONFIGS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), ("text_config", "llm_config")
 # Maps each quantization_config.quant_method to the packages it needs: what pip installs, by the name that Python imports.
 REQUIRED: dict[str, dict[str, str]] = {
     "awq": {"gptqmodel": "gptqmodel", "accelerate": "accelerate"},
@@ -90,3 +97,44 @@ def gguf_bits(file: str) -> float:
 def checkpoint_bytes(path: str) -> float:
     """The size of a local model's weight files; infinite for a hub id."""
     return sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) or math.inf
+
+
+def check_layer_count(path: str, revision: str = DEFAULT_REVISION) -> None:
+    """Raises ModelError if the configuration has more layers than the tensors' names: building them might not end.
+
+    Looks at the files that are on this machine; those of a hub id are there from the second start on. A GGUF file with this
+    fault is refused by whatever reads it.
+    """
+    location = locate(path, revision)
+    if location.gguf is not None:
+        return
+    config, names = read_json(location.source, CONFIG, revision), stored_names(location.source, revision)
+    parts = [config, *(config.get(name) for name in TEXT_CONFIGS)]
+    declared = next((part[name] for part in parts if isinstance(part, dict) for name in LAYER_COUNTS if name in part), None)
+    stored = count_layers(names)
+    if names and isinstance(declared, int) and declared > stored:
+        raise ModelError(
+            f"The model at {path!r} says that it has {declared} layers, but its tensors are those of {stored};"
+            " download it again, or name another one."
+        )
+
+
+def stored_names(source: str, revision: str) -> list[str]:
+    """The names of a checkpoint's tensors; empty if its files are not here. Raises ValueError and OSError."""
+    if index := read_json(source, INDEX, revision):
+        return [*index["weight_map"]]
+    found = here(source, WEIGHTS, revision)
+    if found is None:
+        return []
+    with open(found, "rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        return [*json.loads(file.read(min(size, MAX_HEADER_BYTES)))]
+
+
+def read_json(source: str, name: str, revision: str) -> dict[str, Any]:
+    """A JSON file of a checkpoint; empty if it is not here. Raises ValueError and OSError."""
+    found = here(source, name, revision)
+    content = {} if found is None else json.loads(found.read_bytes())
+    if not isinstance(content, dict):
+        raise ValueError(f"{name} is no JSON object")
+    return content

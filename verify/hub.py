@@ -31,6 +31,17 @@ def model_file(source: str, name: str, revision: str) -> Path:
         raise ModelError(f"{source}/{name} cannot be downloaded: {reason(error)}") from None
 
 
+def here(source: str, name: str, revision: str) -> Path | None:
+    """A file of a model in a folder, or in the cache of a hub id; None if it is not on this machine."""
+    if Path(source).exists():
+        file = Path(source) / name
+        return file if file.is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(source, name, revision=revision)
+    return Path(found) if isinstance(found, str) else None
+
+
 def check_reachable(source: str, name: str | None, revision: str) -> None:
     """Downloads the configuration of a hub id, or the GGUF file `name`, unless it is cached. Raises ModelError.
 
@@ -38,11 +49,11 @@ def check_reachable(source: str, name: str | None, revision: str) -> None:
     """
     if Path(source).exists():
         return
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
     try:
-        if not isinstance(try_to_load_from_cache(source, name or CONFIG, revision=revision), str):
+        if here(source, name or CONFIG, revision) is None:
             hf_hub_download(source, name or CONFIG, revision=revision)
     except hub_errors() as error:
         is_offline = isinstance(error, OSError)  # EntryNotFoundError is one then, too

@@ -10,18 +10,18 @@ from typing import Any, cast
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from outrider.verify.checkpoint import DEFAULT_REVISION, locate
-from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.errors import ModelError, loading
 from outrider.verify.gguf import llama_package
 from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.gguf.tokenizer import UnknownTokenizer, Vocabulary, build_tokenizer
-from outrider.verify.hub import hub_errors, model_file
+from outrider.verify.hub import model_file
 from outrider.verify.turns import tokens_after_answer, tokens_within_answer
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = DEFAULT_REVISION) -> PreTrainedTokenizerBase:
     """The tokenizer of the model at `path`; raises ModelError."""
     location = locate(path, revision)
-    try:
+    with loading(f"The tokenizer of {path!r}"):
         if location.gguf is not None:
             return gguf_tokenizer(str(model_file(location.source, location.gguf, revision)), path)
         tokenizer = AutoTokenizer.from_pretrained(
@@ -30,10 +30,6 @@ def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = D
             revision=revision,
             mistral_format=False,  # mistral-common's own class, if installed, has neither chat templates nor added tokens
         )
-    except ModelError:
-        raise
-    except hub_errors(ImportError) as error:
-        raise ModelError(f"No tokenizer at {path!r}: {first_sentence(error)}") from None
     tokenizer.clean_up_tokenization_spaces = False  # some models' files ask for it, but it changes code, such as `a ? b`
     return cast(PreTrainedTokenizerBase, tokenizer)
 

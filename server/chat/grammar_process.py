@@ -6,9 +6,11 @@ Knows nothing about the grammars' content.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
+import signal
 import socket
 import subprocess
 import weakref
@@ -22,7 +24,12 @@ from outrider.server.fair_threads import FairThreads
 
 log = logging.getLogger("outrider")
 # A process that makes no progress gets this time. It limits its processor time itself.
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS, START_SECONDS = 10.0, 30.0
+# A process with such an exit code, or without one, was killed from outside, or stopped: that says nothing about the grammar.
+FROM_OUTSIDE = (None, -getattr(signal, "SIGKILL", 9), -signal.SIGTERM)
+TRIES = 2
+# A process that dies of a signal needs a moment.
+GRACE_SECONDS = 1.0
 # Valid grammars are cached, and the oldest are evicted.
 CACHED_GRAMMARS, CACHED_BYTES = 256, 16 << 20
 # This is the reason given if the process dies.
@@ -44,15 +51,17 @@ class GrammarProcess:
     def __init__(self) -> None:
         """Starts the process; returns when it is ready. Raises OSError."""
         self._process, end = start("outrider.server.chat.grammar_validator")
-        end.settimeout(ANSWER_SECONDS)
+        end.settimeout(START_SECONDS)
         self._socket, self._answers = end, end.makefile(encoding="ascii")
         self.close = weakref.finalize(self, close, self._process, self._socket, self._answers)
         self._read()
+        end.settimeout(ANSWER_SECONDS)
 
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code, negative for a signal's number; None while the process runs."""
-        return self._process.poll()
+    def exit_code(self, seconds: float = 0.0) -> int | None:
+        """The exit code, negative for a signal's number; None if the process runs for `seconds` more."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
 
     def build(self, job: str) -> Built:
         """The grammar of an encoded job. Raises OSError if the process dies or does not answer."""
@@ -108,17 +117,21 @@ class GrammarValidator:
         return built
 
     def _validated(self, line: str) -> Built:
-        """The answer of the process, which is started if there is none."""
-        process = self._process
-        if process is None or process.exit_code is not None:
-            self._end_process()
-            process = self._process = GrammarProcess()
-        try:
-            return process.build(line)
-        except OSError:
-            self._end_process()
-            log.warning("a grammar ended its validator, which is replaced (exit code %s)", process.exit_code)
-            return Built("", FATAL, "invalid_grammar")
+        """The answer of the process, which is started if there is none. Raises OSError if it is killed from outside again."""
+        for _ in range(TRIES):
+            process = self._process
+            if process is None or process.exit_code() is not None:
+                self._end_process()
+                process = self._process = GrammarProcess()
+            try:
+                return process.build(line)
+            except OSError:
+                code = process.exit_code(GRACE_SECONDS)
+                self._end_process()
+                log.warning("the process that validates grammars has ended, and is replaced (exit code %s)", code)
+            if code not in FROM_OUTSIDE:
+                return Built("", FATAL, "invalid_grammar")
+        raise OSError("The process that validates grammars was killed or stopped.")
 
     def _keep(self, key: bytes, built: Built) -> None:
         self._valid[key] = built

@@ -118,10 +118,8 @@ class PromptEncoder:
     ) -> list[int]:
         """The ids of a conversation, rendered by the chat template. `pictures` are those in it, in order. Raises APIError."""
         template = self.template(bool(options.tools))
-        characters = sum(len(str(each)) for each in (*messages, *options.tools, options.arguments))
-        return await self._run(
-            principal, characters, partial(self._chat, template, messages, options, context_tokens, pictures)
-        )
+        work = partial(self._chat, template, messages, options, context_tokens, pictures)
+        return await self._pool.run(principal, lambda tokenizer: work(tokenizer()))  # a template is a program, and may loop
 
     async def text(self, principal: str, prompt: str | list[int], context_tokens: int) -> list[int]:
         """The ids of a text, including the special tokens in it and around it; ids are only validated. Raises APIError."""

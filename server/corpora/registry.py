@@ -7,13 +7,10 @@ and that nothing is encoded or indexed on the event loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
 import logging
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -21,17 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.server.corpora.messages import (
-    LISTING,
     Change,
     Listing,
     NewDocument,
     Outcome,
-    decode_listing,
     decode_outcome,
     encode,
-    is_private,
-    read_file,
 )
+from outrider.server.corpora.shelves import DEFAULT, FOLDER, Shelf, Shelves, Usage, short_digest
 from outrider.server.engine.helper import Helper, HelperEnded
 from outrider.server.http.errors import APIError
 from outrider.server.settings import Settings
@@ -42,58 +36,25 @@ log = logging.getLogger("outrider")
 MAX_CORPORA = 64
 # A corpus has at most this many documents: each costs time at every change.
 MAX_DOCUMENTS = 1 << 16
-FOLDER = "corpora"
-# This file of a principal's folder names its default corpus. No corpus has such a name.
-DEFAULT = ".default"
 Encode = Callable[[Sequence[str]], Awaitable[list[NDArray[np.uint32]]]]
 
 
-@dataclass
-class Shelf:
-    """The corpora of one principal."""
+class Corpora(Shelves):
+    """The corpora of one tokenizer, which change. All methods are called on the event loop."""
 
-    folder: Path
-    corpora: dict[str, Listing] = field(default_factory=dict)  # by name
-    default: str | None = None
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held during a change
-
-    def size_bytes(self, but: str = "") -> int:
-        """The bytes of all corpora but one."""
-        return sum(corpus.size_bytes for name, corpus in self.corpora.items() if name != but)
-
-
-class Corpora:
-    """Corpora by principal and name. All methods are called on the event loop."""
-
-    def __init__(self, settings: Settings, fingerprint: str, separator: int, metrics: Metrics) -> None:
-        """`fingerprint` is the tokenizer's, and `separator` is larger than every token id."""
+    def __init__(
+        self, settings: Settings, fingerprint: str, separator: int, metrics: Metrics, usage: Usage | None = None
+    ) -> None:
+        """`fingerprint` is the tokenizer's, and `separator` is larger than every token id. `usage` is that of all models."""
         self._total_bytes = settings.corpora.total_bytes
         self._share_bytes = self._total_bytes // max(1, len(settings.auth.keys))
         self._sessions_folder = settings.sessions.folder
         self._fingerprint, self._separator, self._metrics = fingerprint, separator, metrics
         self._indexer = Helper("outrider.server.corpora.indexer")
         self._temporary: Path | None = None
-        self._shelves: dict[str, Shelf] = {}  # by the name of the principal's folder
-        if self._sessions_folder is not None:
-            self._load()
-
-    def of(self, principal: str) -> Mapping[str, Listing]:
-        """The corpora of a principal, by name."""
-        shelf = self._find(principal)
-        return shelf.corpora if shelf else {}
-
-    def default_of(self, principal: str) -> str | None:
-        """The name of the corpus that is used by requests which choose none."""
-        shelf = self._find(principal)
-        return shelf.default if shelf else None
-
-    def get(self, principal: str, name: str) -> Listing:
-        """A corpus. Raises APIError if the principal has none of this name."""
-        found = self.of(principal).get(name)
-        if found is None:
-            message = f"There is no corpus {name!r}; POST /v1/outrider/corpora makes one, and GET lists those that exist."
-            raise APIError(404, message, "corpus", "corpus_not_found")
-        return found
+        self._usage = usage or Usage()
+        super().__init__([] if self._sessions_folder is None else [self._root])
+        self._record()
 
     def block(self, principal: str, name: str | None) -> str | None:
         """The file of a corpus that a request names, or of the principal's default. Raises APIError if it does not exist."""
@@ -101,13 +62,13 @@ class Corpora:
         if name is None:
             return None
         corpus = self.get(principal, name)
-        return str(self._folder(principal) / name / corpus.block)
+        return str(self._shelves[short_digest(principal)].folder_of(name) / corpus.block)
 
     async def change(
         self, principal: str, name: str, texts: Mapping[str, str], removed: Sequence[str], encode: Encode, default: bool | None
     ) -> Listing:
         """Adds `texts` by path to a corpus, which replace those of the same path, and removes others. Raises APIError."""
-        shelf = self._shelves.setdefault(short_digest(principal), Shelf(self._folder(principal)))
+        shelf = self._shelves.setdefault(short_digest(principal), Shelf(self._root / short_digest(principal)))
         async with shelf.lock:
             corpus = shelf.corpora.get(name)
             if corpus is None and len(shelf.corpora) >= MAX_CORPORA:
@@ -137,7 +98,7 @@ class Corpora:
                 await self._choose(shelf, None)
             del shelf.corpora[name]
             self._record()
-            await asyncio.to_thread(shutil.rmtree, shelf.folder / name, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, shelf.folder_of(name), ignore_errors=True)
 
     async def close(self) -> None:
         """Ends the process that indexes, and removes what is not kept."""
@@ -147,18 +108,25 @@ class Corpora:
 
     async def _index(self, shelf: Shelf, name: str, removed: Sequence[str], added: list[NewDocument]) -> Listing:
         """The changed corpus. Raises APIError if it is too large or cannot be written."""
-        others = shelf.size_bytes(but=name)
-        everyone = sum(each.size_bytes() for each in self._shelves.values()) - shelf.size_bytes() + others
-        max_bytes = min(self._share_bytes - others, self._total_bytes - everyone)
-        folder = str(shelf.folder / name)
-        change = Change(folder, name, list(removed), added, self._separator, self._fingerprint, max_bytes)
-        try:
-            answer = await self._indexer.ask(await asyncio.to_thread(encode, change))
-            outcome = await asyncio.to_thread(decoded, answer)
-        except HelperEnded:
-            raise self._unavailable("the process that indexes has ended") from None
-        except OSError as error:
-            raise self._unavailable(str(error)) from None
+        async with self._usage.lock:
+            elsewhere = await asyncio.to_thread(self._usage.elsewhere, self._home)
+            here = self.sizes
+            others = shelf.size_bytes(but=name)
+            own = others + elsewhere[shelf.folder.name]
+            everyone = here.total() - here[shelf.folder.name] + others + elsewhere.total()
+            max_bytes = min(self._share_bytes - own, self._total_bytes - everyone)
+            folder = str(shelf.folder_of(name))
+            change = Change(folder, name, list(removed), added, self._separator, self._fingerprint, max_bytes)
+            try:
+                answer = await self._indexer.ask(await asyncio.to_thread(encode, change))
+                outcome = await asyncio.to_thread(decoded, answer)
+            except HelperEnded:
+                raise self._unavailable("the process that indexes has ended") from None
+            except OSError as error:
+                raise self._unavailable(str(error)) from None
+            if outcome.listing is not None:
+                shelf.corpora[name] = outcome.listing
+                self._record()
         if outcome.error:
             raise self._unavailable(outcome.error)
         if outcome.listing is None:
@@ -167,8 +135,6 @@ class Corpora:
                 " corpus, or raise corpora.total_bytes. Nothing was changed."
             )
             raise APIError(400, message, "files", "corpus_too_large")
-        shelf.corpora[name] = outcome.listing
-        self._record()
         return outcome.listing
 
     async def _choose(self, shelf: Shelf, default: str | None) -> None:
@@ -184,36 +150,21 @@ class Corpora:
         return APIError(503, "The corpus cannot be changed now, and is as before; try again shortly.", code="unavailable")
 
     def _record(self) -> None:
-        """Sets the gauges."""
+        """Counts what there is."""
+        self._usage.record(self._home, self.sizes)
         self._metrics.corpora.set(sum(len(shelf.corpora) for shelf in self._shelves.values()))
         self._metrics.corpora_bytes.set(sum(shelf.size_bytes() for shelf in self._shelves.values()))
 
-    def _find(self, principal: str) -> Shelf | None:
-        """The corpora of a principal that has posted some."""
-        return self._shelves.get(short_digest(principal))
-
-    def _folder(self, principal: str) -> Path:
-        return self._root / short_digest(principal)
-
-    def _load(self) -> None:
-        """Finds the corpora that an earlier server has left in the folder of the sessions."""
-        for path in self._root.glob(f"*/*/{LISTING}"):
-            shelf = self._shelves.setdefault(path.parents[1].name, Shelf(path.parents[1]))
-            with contextlib.suppress(OSError, ValueError):
-                corpus = decode_listing(read_file(path))
-                if is_private(shelf.folder) and corpus.name == path.parent.name and (path.parent / corpus.block).exists():
-                    shelf.corpora[corpus.name] = corpus
-        for shelf in self._shelves.values():
-            with contextlib.suppress(OSError, ValueError):
-                name = read_file(shelf.folder / DEFAULT).decode()
-                shelf.default = name if name in shelf.corpora else None
-        self._record()
+    @property
+    def _home(self) -> Path:
+        """The folder of this model's corpora."""
+        return Path() if self._sessions_folder is None else self._sessions_folder.expanduser() / FOLDER
 
     @cached_property
     def _root(self) -> Path:
         """The folder of this tokenizer's corpora: in that of the sessions, or a temporary one."""
         if self._sessions_folder is not None:
-            return self._sessions_folder.expanduser() / FOLDER / short_digest(self._fingerprint)
+            return self._home / short_digest(self._fingerprint)
         self._temporary = Path(tempfile.mkdtemp(prefix="outrider-corpora-"))
         return self._temporary
 
@@ -235,11 +186,6 @@ def decoded(answer: bytes) -> Outcome:
     if outcome.listing is not None:
         _ = outcome.listing.tokens  # counted here, once, and not on the event loop
     return outcome
-
-
-def short_digest(text: str) -> str:
-    """A digest of 32 hexadecimal digits."""
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def write_default(folder: Path, name: str | None) -> None:

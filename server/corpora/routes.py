@@ -13,31 +13,60 @@ from fastapi import APIRouter, Request, Response
 
 from outrider.server.chat.prompt import PromptEncoder
 from outrider.server.corpora.messages import DOCUMENT_BYTES, Listing
-from outrider.server.corpora.registry import Corpora, short_digest
+from outrider.server.corpora.registry import Corpora
 from outrider.server.corpora.schema import CorpusBody, ExternalCorpusBody, RemoveCorpusBody
+from outrider.server.corpora.shelves import Shelves, short_digest
 from outrider.server.http.json_route import JSONRoute, in_turn, turn_of
 
 
 def new_router(corpora: Corpora, prompts: PromptEncoder) -> APIRouter:
     """All routes."""
-    router = APIRouter(route_class=JSONRoute)
+    router = new_reading_router(corpora)
     add_own_routes(router, corpora, prompts)
     add_sglang_routes(router, corpora, prompts)
     return router
 
 
-def add_own_routes(router: APIRouter, corpora: Corpora, prompts: PromptEncoder) -> None:
-    """/v1/outrider/corpora."""
+def new_reading_router(corpora: Shelves) -> APIRouter:
+    """The routes that change nothing, and so need no model."""
+    router = APIRouter(route_class=JSONRoute)
 
-    def card(http: Request, corpus: Listing) -> dict[str, Any]:
-        return {
-            "object": "corpus",
-            "name": corpus.name,
-            "files": len(corpus.documents),
-            "tokens": corpus.tokens,
-            "bytes": corpus.size_bytes,
-            "default": corpora.default_of(turn_of(http)) == corpus.name,
-        }
+    @router.get("/v1/outrider/corpora")
+    async def list_all(http: Request) -> dict[str, Any]:
+        return {"object": "list", "data": [card(corpora, http, corpus) for corpus in corpora.of(turn_of(http)).values()]}
+
+    @router.get("/v1/outrider/corpora/{name}")
+    async def get(http: Request, name: str) -> Response:
+        corpus = corpora.get(turn_of(http), name)
+        found = card(corpora, http, corpus)
+
+        def content() -> bytes:
+            return msgspec.json.encode({**found, "paths": [document.path for document in corpus.documents]})
+
+        return Response(await in_turn(http, content, DOCUMENT_BYTES * len(corpus.documents)), media_type="application/json")
+
+    @router.get("/list_external_corpora")
+    async def list_external(http: Request) -> dict[str, Any]:
+        counts = {name: corpus.tokens for name, corpus in corpora.of(turn_of(http)).items()}
+        return {"success": True, "corpus_ids": list(counts), "corpus_token_counts": counts, "message": ""}
+
+    return router
+
+
+def card(corpora: Shelves, http: Request, corpus: Listing) -> dict[str, Any]:
+    """What the routes say about a corpus."""
+    return {
+        "object": "corpus",
+        "name": corpus.name,
+        "files": len(corpus.documents),
+        "tokens": corpus.tokens,
+        "bytes": corpus.size_bytes,
+        "default": corpora.default_of(turn_of(http)) == corpus.name,
+    }
+
+
+def add_own_routes(router: APIRouter, corpora: Corpora, prompts: PromptEncoder) -> None:
+    """/v1/outrider/corpora, for changes."""
 
     @router.post("/v1/outrider/corpora")
     async def post(http: Request, body: CorpusBody) -> dict[str, Any]:
@@ -45,21 +74,7 @@ def add_own_routes(router: APIRouter, corpora: Corpora, prompts: PromptEncoder) 
         texts = await in_turn(http, lambda: texts_by_path(body))
         encode = partial(prompts.documents, http.state.principal)
         corpus = await corpora.change(turn_of(http), body.name, texts, body.remove or (), encode, body.default)
-        return {**card(http, corpus), "seconds": round(time.perf_counter() - started, 3)}
-
-    @router.get("/v1/outrider/corpora")
-    async def list_all(http: Request) -> dict[str, Any]:
-        return {"object": "list", "data": [card(http, corpus) for corpus in corpora.of(turn_of(http)).values()]}
-
-    @router.get("/v1/outrider/corpora/{name}")
-    async def get(http: Request, name: str) -> Response:
-        corpus = corpora.get(turn_of(http), name)
-        found = card(http, corpus)
-
-        def content() -> bytes:
-            return msgspec.json.encode({**found, "paths": [document.path for document in corpus.documents]})
-
-        return Response(await in_turn(http, content, DOCUMENT_BYTES * len(corpus.documents)), media_type="application/json")
+        return {**card(corpora, http, corpus), "seconds": round(time.perf_counter() - started, 3)}
 
     @router.delete("/v1/outrider/corpora/{name}")
     async def delete(http: Request, name: str) -> dict[str, Any]:
@@ -68,7 +83,7 @@ def add_own_routes(router: APIRouter, corpora: Corpora, prompts: PromptEncoder) 
 
 
 def add_sglang_routes(router: APIRouter, corpora: Corpora, prompts: PromptEncoder) -> None:
-    """/add_external_corpus, /remove_external_corpus and /list_external_corpora."""
+    """/add_external_corpus and /remove_external_corpus."""
 
     @router.post("/add_external_corpus")
     async def add_external(http: Request, body: ExternalCorpusBody) -> dict[str, Any]:
@@ -82,11 +97,6 @@ def add_sglang_routes(router: APIRouter, corpora: Corpora, prompts: PromptEncode
     async def remove_external(http: Request, body: RemoveCorpusBody) -> dict[str, Any]:
         await corpora.delete(turn_of(http), body.corpus_id)
         return {"success": True, "message": ""}
-
-    @router.get("/list_external_corpora")
-    async def list_external(http: Request) -> dict[str, Any]:
-        counts = {name: corpus.tokens for name, corpus in corpora.of(turn_of(http)).items()}
-        return {"success": True, "corpus_ids": list(counts), "corpus_token_counts": counts, "message": ""}
 
 
 def texts_by_path(body: CorpusBody) -> dict[str, str]:

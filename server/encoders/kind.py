@@ -33,7 +33,8 @@ def kind_of_config(config: Mapping[str, Any]) -> Kind | None:
     """What a model does that was not saved by sentence-transformers."""
     if config.get("model_type") == "model2vec":
         return "embeddings"
-    architecture = next(iter(config.get("architectures") or ()), "")
+    listed = config.get("architectures")
+    architecture = str(listed[0]) if isinstance(listed, list) and listed else ""
     if architecture.endswith("ForSequenceClassification"):
         return "rerank"
     return "embeddings" if architecture.endswith(("ForMaskedLM", "BertModel", "RobertaModel", "MPNetModel")) else None

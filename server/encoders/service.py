@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ from outrider.server.encoders.kind import Kind
 from outrider.server.encoders.messages import Embed, Failed, Load, Loaded, Score, Scores, Vectors, decode_answer, encode
 from outrider.server.encoders.turns import Part, Turns, characters, divide
 from outrider.server.engine.engine import EngineError, Overloaded, ShuttingDown, WorkerLost
-from outrider.server.engine.helper import Helper, HelperEnded
+from outrider.server.engine.helper import ANSWER_SECONDS, Helper, HelperEnded
 from outrider.server.http.errors import APIError
 from outrider.server.settings import Settings
 from outrider.server.shares import Ledger, NoRoom
@@ -36,6 +37,7 @@ class EncoderService:
 
     def __init__(self, settings: Settings, kind: Kind, metrics: EncoderMetrics) -> None:
         self._model, self.kind, self.metrics = settings.model, kind, metrics
+        self._load_seconds = settings.scheduling.load_seconds or math.inf
         self._helper = Helper("outrider.server.encoders.encoder")
         self._turns = Turns()
         # What is encoded or waits; one request is encoded.
@@ -61,7 +63,7 @@ class EncoderService:
         device = None if model.device == "auto" else model.device.split(",")[0]
         request = Load(self.kind, model.path, model.revision, device, model.dtype, model.threads, model.trust_remote_code)
         try:
-            answer = await self._ask(encode(request))
+            answer = await self._ask(encode(request), self._load_seconds)
         except EncoderFailed as error:
             raise WorkerLost(f"{model.served_name} cannot be loaded: {error}.") from None
         assert isinstance(answer, Loaded)
@@ -168,10 +170,10 @@ class EncoderService:
         spans = [(end - len(part.texts), end) for part, end in zip(parts, ends, strict=True)]
         return [(answer.values[start * step : end * step], answer.tokens[start:end]) for start, end in spans]
 
-    async def _ask(self, message: bytes) -> Loaded | Vectors | Scores:
+    async def _ask(self, message: bytes, seconds: float = ANSWER_SECONDS) -> Loaded | Vectors | Scores:
         """The program's answer. Raises EngineError."""
         try:
-            answer: Loaded | Vectors | Scores | Failed = decode_answer(await self._helper.ask(message))
+            answer: Loaded | Vectors | Scores | Failed = decode_answer(await self._helper.ask(message, seconds))
         except HelperEnded:
             raise WorkerLost(f"The process of {self._model.served_name} has ended; try again.") from None
         except OSError as error:

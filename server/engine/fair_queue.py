@@ -1,11 +1,12 @@
 """The request queue: a bounded, fair queue in front of the worker. Knows nothing about the requests' content.
 
 Promises the next turn to the waiting principal with the fewest running requests; of equals, to the one whose last turn is
-oldest. Among one principal's requests, the lowest priority number runs first, and requests of one session
-run one after the other. While a principal waits, no other one keeps two
-places more than it has: its latest request is paused. So neither many requests, nor long ones, nor a high priority of one
-client delay another client's first request. A request whose long prompt is being read delays no other one, while there are KV
-caches: it takes a place only when its answer begins, and leaves the last KV cache to a short prompt.
+oldest. Among one principal's requests, the lowest priority number runs first, and requests of one session run one after the
+other. While a principal waits, no other one keeps two places more than it has: its latest request is paused. A principal
+without a waiting request always gets a place, and above the queue's bounds only those are refused who would have more than an
+equal share of them. So neither many requests, nor long ones, nor a high priority of one client delay another client's first
+request. A request whose long prompt is being read delays no other one, while there are KV caches: it takes a place only when
+its answer begins, and leaves the last KV cache to a short prompt.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from outrider.server.shares import exceeds
 
 # The mean duration gives earlier requests this weight.
 EMA_WEIGHT = 0.9
@@ -111,15 +114,19 @@ class Queue:
         """Adds a request. Always call `leave` afterwards. Raises QueueFull unless `always`."""
         place = Place(id, principal, tokens, priority, session)
         if not (always or (self._open and self._fitting([place]))):
-            self._check_bounds(tokens)
+            self._check_bounds(principal, tokens)
         self._places[id] = place
         self._grant()
 
-    def _check_bounds(self, tokens: int) -> None:
-        if self.waiting >= self._max_waiting:
+    def _check_bounds(self, principal: str, tokens: int) -> None:
+        waiting, lengths = Counter[str](), Counter[str]()
+        for place in self._in_state("waiting"):
+            waiting[place.principal] += 1
+            lengths[place.principal] += place.tokens
+        if self._max_waiting == 0 or exceeds(self._max_waiting, waiting, principal, 1):
             message = "The server is busy and its queue is full; try again shortly."
             raise QueueFull("queue_full", message, self.seconds_to_halve)
-        if self.waiting and self.waiting_tokens + tokens > self._max_waiting_tokens:
+        if exceeds(self._max_waiting_tokens, lengths, principal, tokens):
             message = "The server is busy and its queue has no room for a prompt of this length; try again shortly."
             raise QueueFull("tokens", message, self.seconds_to_halve)
 

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import subprocess
+import time
 from collections import deque
 from collections.abc import Callable
 
 from outrider.server.engine.program import connected, start
 from outrider.server.engine.transport import FrontSide, WorkerSide, connect
+from outrider.server.system import cpu_seconds
 
+log = logging.getLogger("outrider")
 WAIT_SECONDS = 60.0
+# A program that has something to do and gets no processor time for so long is stopped or stuck.
+STALL_SECONDS = 30.0
+# No message takes so long, except one that loads a model.
+ANSWER_SECONDS = 600.0
+WATCH_SECONDS, GRACE_SECONDS = 1.0, 10.0
 
 
 class HelperEnded(Exception):
@@ -20,7 +29,7 @@ class HelperEnded(Exception):
 
 
 class Helper:
-    """The program as the front end sees it: started on first use, and again after it has ended.
+    """The program as the front end sees it: started on first use, and again after it has ended or made no progress.
 
     All methods are called on the event loop, which they never block.
     """
@@ -30,7 +39,9 @@ class Helper:
         self._module = module
         self._process: subprocess.Popen[bytes] | None = None
         self._side: FrontSide | None = None
-        self._waiting: deque[asyncio.Future[bytes]] = deque()  # one for each message that was sent
+        self._waiting: deque[tuple[asyncio.Future[bytes], float]] = deque()  # for each message that was sent, with its limit
+        self._progress = 0.0  # time.monotonic() of the last answer, or of the first message
+        self._watching: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
 
     @property
@@ -38,40 +49,68 @@ class Helper:
         """Whether the process has been started, and has not ended as far as is known."""
         return self._side is not None
 
-    async def ask(self, message: bytes) -> bytes:
-        """The program's answer. Raises HelperEnded, and OSError if no process can be started."""
+    async def ask(self, message: bytes, seconds: float = ANSWER_SECONDS) -> bytes:
+        """The program's answer, which takes at most `seconds`. Raises HelperEnded, and OSError if no process can be started."""
         async with self._starting:
             side = self._side or await self._start()
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting.append(answer)
+        if not self._waiting:
+            self._progress = time.monotonic()
+        self._waiting.append((answer, seconds))
         side.send(message)
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch())
         return await answer
 
+    async def _watch(self) -> None:
+        """Ends a process that makes no progress while a message waits; returns when none does."""
+        spent, since = 0.0, time.monotonic()
+        while self._waiting and self._side is not None and self._process is not None:
+            await asyncio.sleep(WATCH_SECONDS)
+            now, before = time.monotonic(), spent
+            if (spent := cpu_seconds(self._process.pid)) != before or not spent:
+                since = now
+            if self._waiting and (now - since > STALL_SECONDS or now - self._progress > self._waiting[0][1]):
+                log.error("the process of %s made no progress and is replaced", self._module.rpartition(".")[2])
+                self._process.kill()
+                self._side.close()  # reports the end even if the process is stuck in the kernel
+                return
+
     async def _start(self) -> FrontSide:
+        if self._process is not None:
+            await asyncio.to_thread(end_process, self._process)
         self._process, end = await asyncio.to_thread(start, self._module)
         self._side = await connect(end, self._on_message, self._on_end)
         return self._side
 
     def _on_message(self, message: bytes) -> None:
-        answer = self._waiting.popleft()
+        answer, _ = self._waiting.popleft()
+        self._progress = time.monotonic()
         if not answer.done():  # it is if its client has left
             answer.set_result(message)
 
     def _on_end(self) -> None:
         self._side = None
         while self._waiting:
-            answer = self._waiting.popleft()
+            answer, _ = self._waiting.popleft()
             if not answer.done():
                 answer.set_exception(HelperEnded())
 
     async def close(self) -> None:
         """Ends the process. What it has not answered is not done."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self._side is not None:
             self._side.close()
         if self._process is not None:
-            self._process.kill()
-            with contextlib.suppress(OSError):
-                await asyncio.to_thread(self._process.wait)
+            await asyncio.to_thread(end_process, self._process)
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process and waits for its end, unless it is stuck in the kernel."""
+    process.kill()
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        process.wait(GRACE_SECONDS)
 
 
 def answer_all(argument: str, answer: Callable[[bytes], bytes], niceness: int) -> None:

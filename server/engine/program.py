@@ -14,11 +14,12 @@ import sys
 
 from outrider.server.system import is_posix
 
-# A program gets this process's module search path, so that both run the same code wherever it is installed. Ctrl-C reaches the
-# whole process group; only the front end handles it.
+# A program gets this process's module search path, so that both run the same code wherever it is installed. Ctrl-C and a closed
+# terminal reach the whole process group; only the front end handles them.
 PROGRAM = """
 import signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+for number in {{signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)}}:
+    signal.signal(number, signal.SIG_IGN)
 sys.path[:] = sys.argv[2:]
 from {module} import main
 main(sys.argv[1])

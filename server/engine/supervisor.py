@@ -18,6 +18,7 @@ from outrider.server.engine import transport as wire
 from outrider.server.engine.messages import SAVE_SECONDS, FromWorker, Ready, Refused, Shutdown, ToWorker
 from outrider.server.engine.worker_process import WorkerProcess
 from outrider.server.settings import Settings
+from outrider.server.system import is_stopped
 
 log = logging.getLogger("outrider")
 # The worker must end within this time after a Shutdown message or a signal.
@@ -120,7 +121,7 @@ class Supervisor:
                         f"The worker was not ready within {limits.load_seconds:g} s; raise scheduling.load_seconds if its "
                         "model takes longer to download and load."
                     )
-            elif not busy():
+            elif not busy() and not is_stopped(self._running.pid):
                 self._last_message_at = now
             elif now - self._last_message_at > limits.stall_seconds:
                 self._kill(f"The worker made no progress for {limits.stall_seconds:g} s.")

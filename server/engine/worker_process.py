@@ -26,6 +26,11 @@ class WorkerProcess:
             self.socket.sendall(framed(messages.encode(Start(encode_settings(settings), started_at))))
 
     @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         """Whether the process is running."""
         return self._process.poll() is None

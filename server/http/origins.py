@@ -3,7 +3,9 @@
 Any page that is open in a browser on this machine can send requests to the server. The browser hides the responses, unless the
 page has rebound its own host name to the server's address (DNS rebinding); such a request names a foreign host. Requests from a
 foreign origin are refused as well, because browsers send simple ones without a preflight. The request for a picture or a script
-has no origin, but browsers mark it by `Sec-Fetch-Site`. From a foreign page, it may read what needs no key, as a link may.
+has no origin, but browsers mark it by `Sec-Fetch-Site`, or, if the server's address is not this machine's, by `Referer` only.
+From a foreign page, it may read what needs no key, as a link may. A page may suppress the `Referer`: then a GET is answered,
+which changes nothing and loads no model, and whose answer the browser hides.
 """
 
 from __future__ import annotations
@@ -51,16 +53,21 @@ class OriginGuard:
             return APIError(421, message, code="host_not_allowed")
         own = [host for host in hosts if host]
         origins = headers.getlist("origin")
-        is_foreign = not origins and any(site not in OWN_SITES for site in headers.getlist("sec-fetch-site"))
+        sites = headers.getlist("sec-fetch-site")
+        pages = [] if sites else ["/".join(page.split("/")[:3]) for page in headers.getlist("referer")]
+        is_foreign = not origins and (
+            any(site not in OWN_SITES for site in sites) or not all(self._is_own(page, own) for page in pages)
+        )
         if (is_foreign and not is_open and ANY not in self._origins) or not all(
-            self._is_known(origin) or origin.partition("://")[2] in own for origin in origins
+            self._is_own(origin, own) for origin in origins
         ):
             message = "Requests from this web page's origin are not allowed; add the origin to server.cors_origins."
             return APIError(403, message, code="origin_not_allowed")
         return None
 
-    def _is_known(self, origin: str) -> bool:
-        return ANY in self._origins or origin in self._origins
+    def _is_own(self, origin: str, own: Collection[str]) -> bool:
+        """Whether an origin is allowed, or that of one of the server's `own` hosts."""
+        return ANY in self._origins or origin in self._origins or origin.partition("://")[2] in own
 
     def _is_allowed(self, host: str) -> bool:
         name = host_name(host)

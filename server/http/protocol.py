@@ -178,6 +178,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # the head is parsed again without it
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            end_with_connection(self.cycle)
         self._part = "body"
         self._cycles.append(self.cycle)
         self._shared.mark_busy(self)
@@ -191,6 +193,8 @@ class LimitedProtocol(HttpToolsProtocol):
         needed = self.parser.get_http_version() == "1.1"
         if len(hosts) > 1 or (needed and not hosts) or not all(map(HOST.fullmatch, hosts)):
             raise APIError(400, "The request needs one valid Host header.", code="invalid_http")
+        if not needed and any(name == b"transfer-encoding" for name, _ in self.headers):
+            raise APIError(400, "Only HTTP/1.1 has Transfer-Encoding; send a Content-Length.", code="invalid_http")
         if self.parser.get_method() == b"CONNECT":
             raise APIError(400, "This server is no proxy; send another method than CONNECT.", code="invalid_http")
         if len(self._cycles) >= MAX_PIPELINED:
@@ -279,3 +283,19 @@ class LimitedProtocol(HttpToolsProtocol):
         self._shared.mark_busy(self)
         self._reading.stop()
         self.transport.close()
+
+
+def end_with_connection(cycle: RequestResponseCycle) -> None:
+    """Lets the connection's end be that of a response without a length: HTTP/1.0 has no chunks (RFC 9112, section 6.1)."""
+    send, is_framed = cycle.send, True
+
+    async def send_plain(message: Any) -> None:
+        nonlocal is_framed
+        if message["type"] == "http.response.start":
+            is_framed = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = None if is_framed else False
+        elif not is_framed:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_plain  # type: ignore[method-assign]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
+import threading
+from collections.abc import Iterator
 from math import ceil
 from types import FrameType
 from typing import Any, Protocol, cast
@@ -44,6 +47,11 @@ class MetricsServer(uvicorn.Server):
             await self._task
 
 
+def is_main_thread() -> bool:
+    """Whether this thread may handle signals."""
+    return threading.current_thread() is threading.main_thread()
+
+
 class Drainable(Protocol):
     """What accepts and answers requests: an engine, or the engines of several models."""
 
@@ -79,6 +87,20 @@ class DrainingServer(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._loop.call_later, GRACE_SECONDS, self._force_exit)
         elif self._signals > 1:
             self._force_exit()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Drains also when the terminal is closed, unless the process was started to outlive it, as by nohup."""
+        with super().capture_signals():
+            number = getattr(signal, "SIGHUP", None)
+            if number is None or signal.getsignal(number) == signal.SIG_IGN or not is_main_thread():
+                yield
+                return
+            before = signal.signal(number, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(number, before)
 
     def _force_exit(self) -> None:
         self.force_exit = True

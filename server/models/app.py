@@ -17,13 +17,14 @@ from fastapi import FastAPI
 
 from outrider.server.app import add_middleware, new_fastapi, new_store
 from outrider.server.chat.structured_output import GrammarChecker
+from outrider.server.corpora.shelves import Usage
 from outrider.server.http.exposition import MetricsPage, add_metrics_route
 from outrider.server.http.json_route import BodyPool
 from outrider.server.http.quotas import Quotas
 from outrider.server.models.catalog import Entry
 from outrider.server.models.dispatcher import Dispatcher
 from outrider.server.models.gate import Gate
-from outrider.server.models.loaded import Served, Shared, load
+from outrider.server.models.loaded import Served, Shared, load, reader_of, settings_of
 from outrider.server.models.metrics import merged
 from outrider.server.models.pool import Model, Pool
 from outrider.server.openai.chat import MAX_MESSAGES
@@ -39,7 +40,9 @@ def create_app(settings: Settings, entries: Iterable[Entry], on_start: Callable[
     grammars, bodies = GrammarChecker(settings.limits), BodyPool({"messages": MAX_MESSAGES})
     quotas = Quotas(settings.auth, metrics, lambda: seconds_per_request(pool))
     stack = contextlib.ExitStack()
-    shared = Shared(with_folder(settings, stack), grammars, bodies, quotas, new_store(settings))
+    kept, entries = with_folder(settings, stack), list(entries)
+    usage = Usage([folder for entry in entries if (folder := settings_of(entry, kept.sessions.folder).sessions.folder)])
+    shared = Shared(kept, grammars, bodies, quotas, new_store(settings), usage)
     pool = Pool(entries, partial(load, shared=shared), free_bytes, settings.models.idle_seconds)
 
     @asynccontextmanager
@@ -70,7 +73,7 @@ def create_app(settings: Settings, entries: Iterable[Entry], on_start: Callable[
         app.include_router(new_router())
     if settings.metrics.port is None:
         add_metrics_route(app, app.state.metrics_page)
-    app.mount("", Dispatcher(pool, bodies, Gate(settings, bodies)))
+    app.router.default = Dispatcher(pool, bodies, Gate(settings, bodies), partial(reader_of, shared=shared))
     return app
 
 

@@ -54,6 +54,8 @@ def find_models(settings: Settings) -> dict[str, Entry]:
             if other.path != each:
                 message = f"models.paths has two models named {entry.name!r}: {other.path} and {each}; rename one of them."
                 raise SettingsError(message)
+            if any(name != entry.name and name.casefold() == entry.name.casefold() for name in found):
+                raise SettingsError(f"models.paths has two models named {entry.name!r} but for its case; rename one of them.")
             found[entry.name] = entry
     return found
 

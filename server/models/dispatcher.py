@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
 from fastapi import Request
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.encoders.kind import Kind
 from outrider.server.engine.engine import EngineError
@@ -19,6 +19,7 @@ from outrider.server.http.errors import ANTHROPIC_PATHS, APIError, from_engine
 from outrider.server.http.json_body import InvalidJSON, decode
 from outrider.server.http.json_route import INLINE_BYTES, BodyPool, turn_of
 from outrider.server.http.sse import HEADERS
+from outrider.server.models.catalog import Entry
 from outrider.server.models.gate import Gate
 from outrider.server.models.loaded import Served
 from outrider.server.models.pool import DOES, Model, Pool
@@ -51,8 +52,9 @@ class Named(msgspec.Struct):
 class Dispatcher:
     """An ASGI application."""
 
-    def __init__(self, pool: Pool[Served], bodies: BodyPool, gate: Gate) -> None:
-        self._pool, self._bodies, self._gate = pool, bodies, gate
+    def __init__(self, pool: Pool[Served], bodies: BodyPool, gate: Gate, reader_of: Callable[[Entry], ASGIApp]) -> None:
+        """`reader_of` returns what answers a GET for a model that is not loaded."""
+        self._pool, self._bodies, self._gate, self._reader_of = pool, bodies, gate, reader_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = ENCODER_PATHS.get(scope["path"])
@@ -68,6 +70,9 @@ class Dispatcher:
         if model.loaded is None and not await self._gate.admits(scope, replay(data, receive), send, kind):
             return
         replayed = replay(data, receive)
+        if model.loaded is None and scope["method"] == "GET":  # all of them tell what is in files
+            reader = await asyncio.to_thread(self._reader_of, model.entry)
+            return await reader(scope, replayed, send)
         if named.stream is True and model.loaded is None and kind is None:
             return await self._stream(model, scope, replayed, send)
         async with self._pool.use(model) as loaded:

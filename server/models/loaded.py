@@ -12,7 +12,10 @@ from prometheus_client import CollectorRegistry
 
 from outrider.server.app import Endpoints, add_routes, create_endpoints, new_corpora, new_fastapi
 from outrider.server.chat.structured_output import GrammarChecker
+from outrider.server.chat.template.trial import load_tried_tokenizer
 from outrider.server.corpora.registry import Corpora
+from outrider.server.corpora.routes import new_reading_router
+from outrider.server.corpora.shelves import FOLDER, Shelves, Usage, stored
 from outrider.server.encoders.kind import Kind, kind_of
 from outrider.server.encoders.routes import new_router
 from outrider.server.encoders.service import EncoderService
@@ -26,7 +29,6 @@ from outrider.server.openai.responses.store import ResponseStore
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import EncoderMetrics, Metrics
 from outrider.verify.errors import ModelError
-from outrider.verify.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Shared:
     bodies: BodyPool
     quotas: QuotaKeeper
     store: ResponseStore  # of responses, which any model may continue
+    usage: Usage  # of the corpora of all models
 
 
 class Served(Loaded, Protocol):
@@ -165,15 +168,16 @@ async def load_encoder(entry: Entry, shared: Shared, kind: Kind) -> LoadedEncode
 async def load_model(entry: Entry, shared: Shared) -> LoadedModel:
     """A model that writes text. Raises EngineError."""
     settings = settings_of(entry, shared.settings.sessions.folder)
-    model = settings.model
-    try:
-        tokenizer = await asyncio.to_thread(load_tokenizer, model.path, model.trust_remote_code, model.revision)
-    except ModelError as error:
-        raise WorkerLost(str(error)) from None
     metrics = Metrics(coarse=settings.server.coalesce_ms > 0)
     engine, app = Engine(settings, metrics), new_fastapi(shared.bodies)
-    corpora = new_corpora(settings, tokenizer, engine, metrics)
-    endpoints = create_endpoints(settings, tokenizer, engine, shared.grammars, metrics, shared.quotas, corpora, shared.store)
+    try:
+        tokenizer = await asyncio.to_thread(load_tried_tokenizer, settings.model)
+        corpora = new_corpora(settings, tokenizer, engine, metrics, shared.usage)
+        endpoints = create_endpoints(
+            settings, tokenizer, engine, shared.grammars, metrics, shared.quotas, corpora, shared.store
+        )
+    except ModelError as error:
+        raise WorkerLost(str(error)) from None
     add_routes(app, endpoints, corpora)
     loaded = LoadedModel(app, engine, endpoints, metrics.registry, corpora)
     await engine.start(lambda _: None)  # `wait_started` raises what it would say
@@ -183,6 +187,14 @@ async def load_model(entry: Entry, shared: Shared) -> LoadedModel:
         await asyncio.shield(loaded.stop())
         raise
     return loaded
+
+
+def reader_of(entry: Entry, shared: Shared) -> FastAPI:
+    """An application that tells of the corpora of a model that is not loaded. Reads files."""
+    folder = settings_of(entry, shared.settings.sessions.folder).sessions.folder
+    app = new_fastapi(shared.bodies)
+    app.include_router(new_reading_router(stored(folder.expanduser() / FOLDER) if folder else Shelves()))
+    return app
 
 
 def settings_of(entry: Entry, sessions: Path | None) -> Settings:

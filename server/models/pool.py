@@ -185,25 +185,19 @@ class Pool(Generic[L]):
         return await asyncio.shield(model.loading)
 
     async def _load_in_turn(self, model: Model[L]) -> L:
-        async with self._changing:
-            if model.loaded is not None and (failure := model.loaded.failure) is not None:
-                await self._unload(model, failure)
-            if model.loaded is None:
-                await self._make_room(model)
-                started = time.monotonic()
-                model.loaded = await self._load(model.entry)
-                log.info("loaded %s in %.1f s", model.entry.name, time.monotonic() - started)
-            return model.loaded
-
-    async def _make_room(self, model: Model[L]) -> None:
-        """Unloads idle models until this one fits, or none is left. Raises APIError if running requests hold the memory."""
+        """Loads the model once there is room. Raises APIError if running requests hold the memory for ROOM_SECONDS."""
         deadline = asyncio.get_running_loop().time() + ROOM_SECONDS
-        while self._free_bytes() < model.needed_bytes and any(each.loaded is not None for each in self.models.values()):
-            idle = self._idle()
-            if idle:
-                await self._unload(idle[0], f"{model.entry.name} needs its memory")
-                continue
-            try:
+        while True:
+            async with self._changing:
+                if model.loaded is not None and (failure := model.loaded.failure) is not None:
+                    await self._unload(model, failure)
+                if model.loaded is None and await self._made_room(model):
+                    started = time.monotonic()
+                    model.loaded = await self._load(model.entry)
+                    log.info("loaded %s in %.1f s", model.entry.name, time.monotonic() - started)
+                if model.loaded is not None:
+                    return model.loaded
+            try:  # meanwhile, models that fit are loaded
                 async with asyncio.timeout_at(deadline), self._ended:
                     await self._ended.wait_for(self._idle)
             except TimeoutError:
@@ -213,6 +207,15 @@ class Pool(Generic[L]):
                     "retry later, or use one of those."
                 )
                 raise APIError(503, message, code="no_room", retry_seconds=ROOM_SECONDS) from None
+
+    async def _made_room(self, model: Model[L]) -> bool:
+        """Unloads idle models until this one fits; False if it does not beside those that are answering."""
+        while self._free_bytes() < model.needed_bytes and any(each.loaded is not None for each in self.models.values()):
+            idle = self._idle()
+            if not idle:
+                return False
+            await self._unload(idle[0], f"{model.entry.name} needs its memory")
+        return True
 
     def _idle(self) -> list[Model[L]]:
         """Loaded models without requests, the least recently used first."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -160,7 +160,7 @@ class GenerationTask:
     padded: bool = False  # pad stream events, so that their sizes do not reveal their content
     echoes: Sequence[str] = ()  # text of each prompt, if choices begin with it
     new_stop: Callable[[], Stop] | None = None  # makes what ends a choice early
-    on_complete: Callable[[], None] = lambda: None  # called after the engine has finished, before the answer's last byte
+    on_complete: Callable[[], Awaitable[None]] | None = None  # called after the engine has finished, before the last byte
     stats: dict[str, float] = field(default_factory=dict)  # times and counts for the request log and traces
     usage: Usage = field(default_factory=Usage)  # usage so far
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by prompt, without its first token
@@ -190,7 +190,8 @@ class GenerationRunner:
         outputs = await self._outputs(task)
         size_bytes = sum(output.size_bytes for output in outputs)
         content = await in_turn(http, lambda: msgspec.json.encode(task.formatter.body(outputs, task.usage)), size_bytes)
-        task.on_complete()
+        if task.on_complete is not None:
+            await task.on_complete()
         return Response(content, media_type="application/json")
 
     async def _outputs(self, task: GenerationTask) -> list[ChoiceOutput]:
@@ -233,7 +234,8 @@ class GenerationRunner:
                 yield event.encode()
             return
         last = formatter.end(task.usage)
-        task.on_complete()
+        if task.on_complete is not None:
+            await task.on_complete()
         for event in last:
             yield event.encode()
 

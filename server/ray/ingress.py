@@ -8,13 +8,13 @@ from functools import partial
 from fastapi import FastAPI
 
 from outrider.server.app import create_app
+from outrider.server.chat.template.trial import load_tried_tokenizer
 from outrider.server.engine.interface import EngineLike
 from outrider.server.engine.messages import StepReport
 from outrider.server.ray.remote_engine import RemoteEngine, Replicas
 from outrider.server.ray.shared_quotas import SharedCounts, SharedQuotas
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import Metrics
-from outrider.verify.tokenizer import load_tokenizer
 
 
 class IngressMetrics(Metrics):
@@ -42,7 +42,7 @@ def create_ingress(
 
     app = create_app(
         settings,
-        load_tokenizer(settings.model.path, settings.model.trust_remote_code, settings.model.revision),
+        load_tried_tokenizer(settings.model),
         new_engine=partial(new_engine, replicas),
         new_quotas=new_quotas,
         metrics=IngressMetrics(coarse=settings.server.coalesce_ms > 0),

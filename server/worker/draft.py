@@ -10,8 +10,8 @@ from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.model import HeadModel
+from outrider.verify.model import backend
 from outrider.verify.model.load_options import LoadOptions
-from outrider.verify.model.loading import load_weights
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.tokenizer import check_pair, load_tokenizer
 
@@ -29,7 +29,9 @@ def load_draft(
     if head is not None:
         return head
     check_pair(tokenizer, load_tokenizer(options.path, draft.trust_remote_code, draft.revision))
-    return load_weights(options)
+    draft_runner = backend.load(options)
+    assert isinstance(draft_runner, TorchRunner)
+    return draft_runner
 
 
 def share_draft(draft: ModelRunner | HeadModel, vocabulary: int, slots: int, threads: int) -> DraftRunner:

@@ -51,7 +51,11 @@ class Job:
             drafter = session.drafter(name, resources)
         else:
             drafter = make_uncompiled(resources, has_prediction=bool(request.prediction))
-        grammar = None if request.grammar is None else runtime.grammars.compile(request.grammar, request.open_ended)
+        grammar = (
+            None
+            if request.grammar is None
+            else runtime.grammars.compile(request.grammar, request.open_ended, request.principal)
+        )
         constraint: Constraint | None = grammar
         if request.reasoning is not None:
             constraint = ReasoningBudget(request.reasoning, runtime.runner.vocabulary, grammar)

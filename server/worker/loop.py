@@ -132,7 +132,7 @@ class Worker:
         try:
             check_prompt(request.prompt, self._runtime.runner.context_tokens)
             if request.grammar is not None:
-                self._runtime.grammars.compile(request.grammar)
+                self._runtime.grammars.compile(request.grammar, principal=request.principal)
         except CLIENT_ERRORS as error:
             self._send(failure(request, error))
         else:

@@ -19,6 +19,7 @@ from outrider.server.engine.transport import WorkerSide
 from outrider.server.engine.worker_process import decode_settings
 from outrider.server.imports import frozen_imports, hide_torch
 from outrider.server.settings import Settings
+from outrider.server.system import tolerate_stderr
 from outrider.server.telemetry.logs import configure
 
 # The Start message must arrive in this time.
@@ -27,6 +28,7 @@ START_SECONDS = 60.0
 
 def main(argument: str) -> None:
     """Runs a worker over the socket, until the front end stops it or closes the socket."""
+    tolerate_stderr()
     wire = WorkerSide(connected(argument))
     threading.Thread(target=end_with_front_end, args=(wire,), daemon=True).start()
     try:
@@ -64,11 +66,12 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         from outrider.server.worker.kernels import Kernels
         from outrider.server.worker.loop import Worker
         from outrider.server.worker.runtime import load
-        from outrider.verify.errors import ModelError
+        from outrider.verify.errors import ModelError, loading
         from outrider.verify.model.cache.windows import held_bytes
 
     try:
-        runtime = load(settings, Kernels(settings))
+        with loading(f"The model at {settings.model.path!r}", ArrayFileError):
+            runtime = load(settings, Kernels(settings))
     except (ModelError, ArrayFileError) as error:
         wire.send(messages.encode(Refused(str(error))))
         return

@@ -17,10 +17,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from outrider.drafters.interface import Ints
 from outrider.drafters.registry import Resources
+from outrider.server.chat.template.trial import load_tried_tokenizer
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.http.body_budget import TOTAL_BYTES
 from outrider.server.settings import DraftModel, Model, Settings
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
+from outrider.server.system import cpu_seconds
 from outrider.server.worker.kernels import Kernels
 from outrider.server.worker.learned import MAX_PRINCIPALS, LearnedTexts
 from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
@@ -35,7 +37,7 @@ from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.memory import HOST, Device, free_bytes
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.round import RunDrafts, in_turns
-from outrider.verify.tokenizer import fingerprint, load_tokenizer, stop_ids
+from outrider.verify.tokenizer import fingerprint, stop_ids
 
 if TYPE_CHECKING:
     from outrider.verify.heads.model import HeadModel
@@ -120,7 +122,7 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
     disable_progress_bar()
     model = settings.model
     with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(load_tokenizer, model.path, model.trust_remote_code, model.revision)
+        loading = pool.submit(load_tried_tokenizer, model)
         if model.trust_remote_code:
             wait([loading])  # both would write the same modules to transformers' cache
         runner = load_target(settings)
@@ -309,15 +311,6 @@ def wait_for_front_end() -> None:
         if (spent := cpu_seconds(os.getppid())) - before < IDLE_SHARE * LOOK_SECONDS:
             return
         before = spent
-
-
-def cpu_seconds(process: int) -> float:
-    """The CPU time that a process has used; 0 where the system has no files of processes."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def cost_folder(settings: Settings) -> Path | None:

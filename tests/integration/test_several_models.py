@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tests.servers import Served, read_metrics, serving, wait_until
 
 pytestmark = pytest.mark.slow  # workers start, and are waited for until they end
 
-IDLE_SECONDS = 3.0
+IDLE_SECONDS = 5.0
 QUESTION = [{"role": "user", "content": "Write a function that reads a file."}]
 
 
@@ -28,6 +29,9 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (folder / "broken").unlink()
     (folder / "broken").mkdir()
     (folder / "broken" / "config.json").write_text('{"model_type": "nothing"}')
+    shutil.copytree(models.TARGET, folder / "damaged")
+    config = json.loads((models.TARGET / "config.json").read_text())
+    (folder / "damaged" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**6}))
     paths = json.dumps([str(folder)])
     with serving("--model.dtype", "float32", "--models.paths", paths, "--models.idle_seconds", str(IDLE_SECONDS)) as served:
         yield served
@@ -51,11 +55,11 @@ def workers(served: Served) -> int:
 
 
 def test_a_model_is_loaded_by_name_and_unloaded_when_idle_and_keeps_its_sessions(several: Served) -> None:
-    assert statuses(several) == {"broken": "unloaded", "one": "unloaded", "two": "unloaded"}
+    assert statuses(several) == {"broken": "unloaded", "damaged": "unloaded", "one": "unloaded", "two": "unloaded"}
     first, second = chat(several, "one", session_id="s").json(), chat(several, "two").json()
     assert (first["model"], second["model"]) == ("one", "two")
     assert first["choices"][0]["message"]["content"] == second["choices"][0]["message"]["content"]
-    assert statuses(several) == {"broken": "unloaded", "one": "loaded", "two": "loaded"}
+    assert statuses(several) == {"broken": "unloaded", "damaged": "unloaded", "one": "loaded", "two": "loaded"}
     assert several.http.get("/v1/models/one").json()["context_length"] > 0
     wait_until(lambda: set(statuses(several).values()) == {"unloaded"})
     wait_until(lambda: workers(several) == 0)
@@ -75,10 +79,11 @@ def test_a_stream_has_comments_while_its_model_is_loaded(several: Served) -> Non
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-def test_a_model_that_cannot_be_loaded_fails_its_own_requests(several: Served, path: str) -> None:
-    body = {"model": "broken", "messages": QUESTION, "max_tokens": 8}
+@pytest.mark.parametrize(("model", "reason"), [("broken", "does not load ("), ("damaged", "says that it has 1000000 layers")])
+def test_a_model_that_cannot_be_loaded_fails_its_own_requests(several: Served, path: str, model: str, reason: str) -> None:
+    body = {"model": model, "messages": QUESTION, "max_tokens": 8}
     response = several.http.post(path, json=body)
-    assert response.status_code in (503, 529) and "No tokenizer" in response.json()["error"]["message"]
+    assert response.status_code in (503, 529) and reason in response.json()["error"]["message"]
     with several.http.stream("POST", path, json=body | {"stream": True}) as streamed:
         event = [line for line in streamed.iter_lines() if line.startswith("data: ")][-1]
     assert json.loads(event[6:])["error"]["message"] == response.json()["error"]["message"]
@@ -89,7 +94,7 @@ def test_a_model_that_cannot_be_loaded_fails_its_own_requests(several: Served, p
 def test_unknown_models(several: Served, name: str) -> None:
     response = chat(several, name)
     assert response.status_code == 404
-    assert "this server has broken, one, two" in response.json()["error"]["message"]
+    assert "this server has broken, damaged, one, two" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [b"[", b"[]", b'{"model": ', b"[" * 100_000])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from outrider import models
 from outrider.server import serve
 from outrider.server.serve import check_address, listen
 from outrider.server.settings import SettingsError, load_settings
@@ -78,7 +81,7 @@ def test_a_bad_model_is_refused_before_anything_heavy_is_imported(tmp_path: Path
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.stdout == "2\n"
-    assert done.stderr.startswith("outrider: ") and done.stderr.count("\n") == 1 and "tokenizer at" not in done.stderr
+    assert done.stderr.startswith("outrider: ") and done.stderr.count("\n") == 1 and "tokenizer of" not in done.stderr
 
 
 def test_a_missing_model_is_one_sentence_and_ends_the_worker() -> None:
@@ -88,3 +91,25 @@ def test_a_missing_model_is_one_sentence_and_ends_the_worker() -> None:
     assert done.returncode == 2
     assert "There is no folder '/no/such/folder'" in done.stderr
     assert done.stderr.startswith("outrider: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("tokenizer.json", None, "The tokenizer of"),
+        ("config.json", {"num_attention_heads": 0}, "ZeroDivisionError"),
+        ("config.json", {"vocab_size": 5}, "The model at"),
+        ("config.json", {"num_hidden_layers": 10**6}, "says that it has 1000000 layers"),
+    ],
+)
+def test_a_damaged_model_is_one_sentence_whichever_process_reads_it(
+    tmp_path: Path, file: str, content: Any, reason: str
+) -> None:
+    folder = shutil.copytree(models.TARGET, tmp_path / "model")
+    damaged = content and json.loads((folder / file).read_text()) | content
+    (folder / file).write_text(json.dumps(damaged))
+    command = [sys.executable, "-m", "outrider.server.cli", "serve", "--server.port", "0", "--model.path", str(folder)]
+    done: Any = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=60)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("outrider: ") and "serving" not in line]
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert len(lines) == 1 and reason in lines[0] and lines[0].endswith("name another one.")

@@ -7,6 +7,7 @@ that the grammar forces become a draft. Knows nothing about logits.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections import OrderedDict
@@ -21,15 +22,14 @@ from transformers import PreTrainedTokenizerBase
 
 from outrider.drafters.interface import DraftTree, Ints, Source, chain
 from outrider.verify.constraints.limits import LIMITS, first_line
+from outrider.verify.constraints.mask_time import MaskTime
 
 log = logging.getLogger("outrider.worker")
 
 MAX_CACHED_GRAMMARS = 64
-# The masks of one step's nodes may take this processor time. An ordinary mask takes less than a millisecond.
-MASKS_SECONDS = 0.02
-# The answer ends after the mask of the root alone took longer in this many consecutive steps.
-SLOW_ROOTS = 8
-
+# The times of the clients that sent a grammar last.
+MAX_PRINCIPALS = 256
+TOO_EXPENSIVE = "The grammar is too expensive to evaluate; simplify it: each token takes too long"
 
 # llguidance stops a matcher for these reasons, or with an error that begins so, if the grammar exceeds LIMITS.
 TOO_COMPLEX = frozenset({"LexerTooComplex", "ParserTooComplex"})
@@ -54,9 +54,17 @@ class GrammarCompiler:
         self._stop_ids = sorted(stop_ids)
         self._wrapped: Any = None  # created on first use: a large vocabulary takes a second
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._times: OrderedDict[str, MaskTime] = OrderedDict()  # by principal, the latest last
 
-    def compile(self, grammar: str, open_ended: bool = False) -> Grammar:
-        """The grammar (in llguidance's serialised form) of a new answer; `open_ended` as in `Grammar`. Raises GrammarError."""
+    def compile(self, grammar: str, open_ended: bool = False, principal: str | None = None) -> Grammar:
+        """The grammar (in llguidance's serialised form) of a new answer; `open_ended` as in `Grammar`. Raises GrammarError.
+
+        All answers of a principal share its time for masks.
+        """
+        mask_time = MaskTime() if principal is None else self._time_of(principal)
+        digest = hashlib.blake2b(grammar.encode(), digest_size=16).hexdigest()
+        if mask_time.refuses(digest):
+            raise GrammarError(TOO_EXPENSIVE)
         matcher = self._compiled.get(grammar)
         if matcher is None:
             if self._wrapped is None:
@@ -68,7 +76,14 @@ class GrammarCompiler:
             if len(self._compiled) > MAX_CACHED_GRAMMARS:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
-        return Grammar(matcher, self._vocabulary, self._stop_ids, open_ended)
+        return Grammar(matcher, self._vocabulary, self._stop_ids, open_ended, mask_time=mask_time, digest=digest)
+
+    def _time_of(self, principal: str) -> MaskTime:
+        found = self._times.setdefault(principal, MaskTime())
+        self._times.move_to_end(principal)
+        if len(self._times) > MAX_PRINCIPALS:
+            self._times.popitem(last=False)
+        return found
 
     def _wrap(self) -> Any:
         if hasattr(self._tokenizer, "token_bytes"):
@@ -103,14 +118,16 @@ class Grammar:
         stop_ids: Collection[int],
         open_ended: bool = False,
         clock: Callable[[], float] = time.thread_time,
+        mask_time: MaskTime | None = None,
+        digest: str = "",
     ) -> None:
         """`start` is a matcher before the first token; it stays as it is. `clock` measures processor time, so that other
-        programs make no grammar slow.
+        programs make no grammar slow. `mask_time` is that of all answers of the client, which knows the grammar by `digest`.
 
         With `open_ended`, any token is allowed where the grammar may end; one that the grammar does not allow ends the answer.
         """
         self._clock = clock
-        self._slow_roots = 0  # consecutive steps in which the root's mask was slow
+        self._time, self._digest = mask_time or MaskTime(), digest
         self._start = start
         self._matcher = start.deep_copy()
         self._text: list[int] = []  # committed tokens without stop tokens
@@ -121,10 +138,10 @@ class Grammar:
     def visit(self, draft: DraftTree, depth: int) -> tuple[DraftTree, NDArray[np.bool_]]:
         """The nodes of `draft` that the grammar allows, or a chain of up to `depth` forced tokens; and masks [N+1, V].
 
-        Row 0 masks the token after the last committed one, row i+1 the token after node i. Nodes are left out once
-        the masks have taken MASKS_SECONDS. Raises GrammarError if the root's mask alone does in SLOW_ROOTS steps in a row.
+        Row 0 masks the token after the last committed one, row i+1 the token after node i. Nodes are left out once the client's
+        masks have taken their time. Raises GrammarError if those of the roots alone do.
         """
-        started = self._clock()
+        started, left = self._clock(), self._time.left
         forced = self._matcher.compute_ff_tokens()[:depth]
         if forced:
             draft = chain(np.array(forced, np.int32), np.ones(len(forced), np.float32), Source.GRAMMAR)
@@ -136,7 +153,7 @@ class Grammar:
         for node, (parent, token) in enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)):
             if parent not in row_of or not masks[row_of[parent]][token] or token in self._stop_ids:
                 continue  # verifying a stop token gains nothing, since no token follows it
-            if self._clock() - started > MASKS_SECONDS:
+            if self._clock() - started > left:
                 break
             matcher = matchers[row_of[parent]].deep_copy()
             if not matcher.consume_token(token) or (mask := self._mask(matcher)) is None:
@@ -145,6 +162,7 @@ class Grammar:
             matchers.append(matcher)
             masks.append(mask)
             allowed[node] = True
+        self._time.spend(self._clock() - started)
         return draft.keep(allowed), self._opened(np.stack(masks), matchers)
 
     def commit(self, tokens: Ints) -> bool:
@@ -196,9 +214,9 @@ class Grammar:
 
     def _judge_root(self, seconds: float) -> None:
         """Counts slow masks of roots. Raises GrammarError."""
-        self._slow_roots = self._slow_roots + 1 if seconds > MASKS_SECONDS else 0
-        if self._slow_roots >= SLOW_ROOTS:
-            raise GrammarError("The grammar is too expensive to evaluate; simplify it: each token takes too long")
+        if not self._time.allows_root(seconds):
+            self._time.refuse(self._digest)
+            raise GrammarError(TOO_EXPENSIVE)
 
     def _mask(self, matcher: LLMatcher) -> NDArray[np.bool_] | None:
         """The tokens that a matcher allows, bool [V]; None if it fails."""

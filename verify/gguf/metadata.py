@@ -7,8 +7,9 @@ vocabulary. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.m
 from __future__ import annotations
 
 import mmap
+import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -25,6 +26,11 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 LENGTH = struct.Struct("<Q")  # of a text
 # The tensors' values are aligned to this, unless the file states another alignment.
 ALIGNMENT = 32
+SPLIT = "split.count"  # an entry of each of several files that hold one model
+# The number of a tensor's layer stands before every other one in its name.
+LAYER = re.compile(r"\D*\.(\d{1,9})\.")
+# No file has as many tensors or entries; reading those of a damaged one might take minutes.
+MOST = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ def reading(file: str | Path, work: Callable[[Cursor, int], T]) -> T:
             if content[: len(MAGIC)] != MAGIC:
                 raise ValueError("it does not begin with GGUF")
             return work(Cursor(content), len(content))
-    except (OSError, ValueError, KeyError, MemoryError, OverflowError, RecursionError, struct.error) as error:
+    except Exception as error:  # whatever a damaged length, kind or entry raises
         raise ModelError(f"{str(file)!r} is not a complete GGUF file ({error}); download it again.") from None
 
 
@@ -142,6 +148,8 @@ def head(cursor: Cursor) -> tuple[int, int]:
     if version not in VERSIONS:
         raise ValueError(f"its version is {version}, not 2 or 3")
     tensors, entries = cursor.scalars("QQ")
+    if max(tensors, entries) > MOST:
+        raise ValueError(f"it says that it has {tensors} tensors and {entries} entries")
     return tensors, entries
 
 
@@ -153,8 +161,16 @@ def read(cursor: Cursor, size: int) -> Metadata:
     alignment = entries.get("general.alignment", ALIGNMENT)
     start = -(-cursor.position // alignment) * alignment
     placed = {name: replace(tensor, start=start + tensor.start) for name, tensor in found.items()}
+    declared = entries.get(f"{entries.get('general.architecture')}.block_count", 0)
+    if found and (stored := count_layers(found)) < declared and SPLIT not in entries:  # building so many layers might not end
+        raise ValueError(f"it says that it has {declared} layers, but its tensors are those of {stored}")
     weights = sum(prod(tensor.shape) for tensor in found.values())
     return Metadata(entries, placed, 8 * (size - start) / max(weights, 1))
+
+
+def count_layers(names: Iterable[str]) -> int:
+    """The number of layers that tensors with these names belong to."""
+    return 1 + max((int(found[1]) for name in names if (found := LAYER.match(name))), default=-1)
 
 
 def _tensor(cursor: Cursor) -> StoredTensor:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
-from outrider.verify.checkpoint import locate
-from outrider.verify.errors import ModelError
+from outrider.verify.checkpoint import check_layer_count, locate
+from outrider.verify.errors import ModelError, loading
 from outrider.verify.gguf.llama_package import is_installed
 from outrider.verify.hub import model_file
 from outrider.verify.model.invariant_range import Invariant
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 
 def load(options: LoadOptions) -> ModelRunner:
-    """The model at `options.path`, to be started by `start`. Raises ModelError."""
-    if is_for_llama(options):
-        return load_llama(options)
-    from outrider.verify.model.loading import load_weights
+    """The model at `options.path`, to be started by `start`. Raises ModelError, whatever its files are."""
+    with loading(f"The model at {options.path!r}"):
+        if is_for_llama(options):
+            return load_llama(options)
+        from outrider.verify.model.loading import load_weights
 
-    return load_weights(options)
+        check_layer_count(options.path, options.revision)
+        return load_weights(options)
 
 
 def start(

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outrider.verify.checkpoint import SMALL_MODEL_BYTES, Location, checkpoint_bytes, gguf_bits, locate
-from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.errors import ModelError, does_not_load
 from outrider.verify.hub import hub_errors, model_file
 from outrider.verify.model.adapter import Adapter, UnfitAdapter, read_adapter
 from outrider.verify.model.attention.architectures import prepare_architecture
@@ -97,7 +97,7 @@ def read_model(options: LoadOptions, location: Location, device: torch.device) -
     try:
         config = AutoConfig.from_pretrained(location.source, **source, **location.arguments)
     except hub_errors() as error:
-        raise ModelError(f"No model at {options.path!r}: {first_sentence(error)}") from None
+        raise does_not_load(f"The model at {options.path!r}", error) from None
     prepare_architecture(config)
     arguments = loading_arguments(options.path, config, location, options.quantization, device)
     try:
@@ -112,7 +112,7 @@ def read_model(options: LoadOptions, location: Location, device: torch.device) -
             **arguments,
         )
     except hub_errors(ImportError, SafetensorError) as error:
-        raise ModelError(f"The model at {options.path!r} does not load: {first_sentence(error)}") from None
+        raise does_not_load(f"The model at {options.path!r}", error) from None
     except KeyError as error:
         if str(error) != repr(NAME):
             raise

@@ -17,7 +17,7 @@ from outrider.server.http.ignored import report_ignored
 from outrider.server.http.json_route import in_turn
 from outrider.server.openai.chat import ChatEndpoint
 from outrider.server.openai.conversation import Message
-from outrider.server.openai.generation import GenerationRunner, GenerationTask
+from outrider.server.openai.generation import NUMBER_BYTES, GenerationRunner, GenerationTask
 from outrider.server.openai.responses.formatter import ResponseFormatter
 from outrider.server.openai.responses.items import input_item, references
 from outrider.server.openai.responses.schema import ResponsesBody
@@ -67,10 +67,13 @@ class ResponsesEndpoint:
         params = chat.requests[0].params
         formatter = ResponseFormatter(body, response_id, params, chat.new_parser, logprobs_vocabulary)
 
-        def store() -> None:
-            if body.stores:
+        async def store() -> None:
+            def encoded() -> StoredResponse:
                 complete = [*messages, formatter.message()]  # instructions apply to one response only
-                self._store.put(StoredResponse(principal, formatter.response, complete, session or response_id))
+                return StoredResponse(principal, formatter.response, complete, session or response_id)
+
+            numbers = task.usage.completion_tokens * (1 + (chat_body.top_logprobs or 0))
+            self._store.put(await in_turn(http, encoded, size_bytes + numbers * NUMBER_BYTES))
 
         task = GenerationTask(
             chat.requests,
@@ -78,7 +81,7 @@ class ResponsesEndpoint:
             arrived,
             padded=chat_body.pads_stream,
             new_stop=chat.new_stop,
-            on_complete=store,
+            on_complete=store if body.stores else None,
         )
         return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), chat.ignored(body.ignored))
 

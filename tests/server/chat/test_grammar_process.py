@@ -14,7 +14,9 @@ import pytest
 from outrider.server.chat.grammar_job import LENIENT, GrammarJob, Structure
 from outrider.server.chat.grammar_process import CACHED_GRAMMARS, FATAL, Built, GrammarProcess, GrammarValidator
 from outrider.server.engine import program
+from outrider.server.system import is_stopped
 from tests.grammars import json_grammar, reference_chain, rule_chain, terminal_chain
+from tests.servers import wait_until
 
 VALID = 'start: "a"'
 
@@ -55,7 +57,7 @@ def test_a_schema_that_ends_the_process_is_left_out_unless_it_is_strict(
     def end_at_first(process: GrammarProcess, line: str) -> Built:
         lines.append(line)
         if len(lines) == 1:
-            process._process.kill()
+            process._process.send_signal(signal.SIGPROF)  # as its limit of processor time does
         return build(process, line)
 
     monkeypatch.setattr(GrammarProcess, "build", end_at_first)
@@ -65,6 +67,27 @@ def test_a_schema_that_ends_the_process_is_left_out_unless_it_is_strict(
     assert asyncio.run(validator.build(job(schema, LENIENT))) == built and len(lines) == 2
     lines.clear()
     assert validate(validator, schema, "json_schema") == FATAL
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_a_process_that_is_killed_or_stopped_says_nothing_about_the_grammar(
+    validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    build, kills = GrammarProcess.build, [number]
+
+    def end_first(process: GrammarProcess, line: str) -> Built:
+        process._socket.settimeout(0.5 if number == signal.SIGSTOP else None)
+        if kills:
+            process._process.send_signal(kills.pop())
+            wait_until(lambda: process.exit_code() is not None or is_stopped(process._process.pid))
+        return build(process, line)
+
+    monkeypatch.setattr(GrammarProcess, "build", end_first)
+    assert validate(validator, VALID) == ""
+    kills[:] = [number] * 2
+    with pytest.raises(OSError, match="killed or stopped"):
+        validate(validator, 'start: "b"')
+    assert validate(validator, 'start: "b"') == ""
 
 
 def test_no_process_is_started_before_the_first_grammar() -> None:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from fastapi import FastAPI
+from numpy.typing import NDArray
 
 from outrider import models
 from outrider.drafters.tables import datastore
 from outrider.server.corpora import registry
 from outrider.server.corpora.messages import Outcome, decode_outcome
+from outrider.server.corpora.registry import Corpora
+from outrider.server.corpora.shelves import Usage, short_digest
+from outrider.server.http.errors import APIError
+from outrider.server.settings import load_settings
+from outrider.server.telemetry.metrics import Metrics
 from tests.server.fakes import FakeEngine, app_with
 
 PATH = "/v1/outrider/corpora"
@@ -97,7 +104,7 @@ def test_a_request_chooses_a_corpus_or_uses_the_default() -> None:
 
     run(app_with(engine), flow)
     names = [each.corpus and Path(each.corpus).parent.name for each in engine.requests]
-    assert names == ["two", "two", "one", "two", None]
+    assert names == [name and short_digest(name) for name in ("two", "two", "one", "two", None)]
 
 
 def test_keys_have_their_own_corpora() -> None:
@@ -217,3 +224,49 @@ def test_listings_are_decoded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch
 
     run(app_with(FakeEngine("a")), flow)
     assert len(threads) == 1 and threads[0] is not threading.main_thread()
+
+
+def test_names_that_differ_in_case_have_folders_that_differ_elsewhere(tmp_path: Path) -> None:
+    async def flow(send: Send) -> None:
+        for name in ("a", "A"):
+            await ok(send("POST", PATH, {"name": name, "texts": [name]}))
+        await ok(send("DELETE", f"{PATH}/A"))
+        assert [each["name"] for each in (await ok(send("GET", PATH)))["data"]] == ["a"]
+        assert (await ok(send("POST", PATH, {"name": "a", "texts": ["other"]})))["files"] == 2
+
+    run(app_with(FakeEngine("a"), sessions__folder=str(tmp_path)), flow)
+    assert len({path.parent.name.lower() for path in tmp_path.rglob("*.block")}) == 1
+
+
+def test_the_corpora_of_all_models_share_the_bound(tmp_path: Path) -> None:
+    async def encode(texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+        return [np.arange(1000, dtype=np.uint32) for _ in texts]
+
+    def corpora(model: str, usage: Usage) -> Corpora:
+        flags: Any = {
+            "sessions.folder": str(tmp_path / model),
+            "corpora.total_bytes": 30_000,
+            "auth.keys": {"alice": "long-enough"},
+        }
+        return Corpora(load_settings(None, flags), "x", 2000, Metrics(), usage)
+
+    async def post(each: Corpora, name: str) -> None:
+        await each.change("alice", name, {"path": "text"}, (), encode, None)
+
+    async def fill() -> None:
+        usage = Usage([tmp_path / model for model in ("one", "two")])
+        one, two = corpora("one", usage), corpora("two", usage)
+        await post(one, "a")
+        await post(two, "b")
+        with pytest.raises(APIError, match=r"corpora\.total_bytes"):
+            await asyncio.gather(post(one, "c"), post(two, "d"))
+        await one.close()
+        later = corpora("two", Usage([tmp_path / model for model in ("one", "two")]))  # after a restart
+        with pytest.raises(APIError, match=r"corpora\.total_bytes"):
+            for name in "efg":
+                await post(later, name)
+        assert sum(path.stat().st_size for path in tmp_path.rglob("*.block")) < 30_000
+        await two.close()
+        await later.close()
+
+    asyncio.run(fill())

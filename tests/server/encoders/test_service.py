@@ -26,7 +26,7 @@ class Program:
         self.batches: list[list[str]] = []
         self.released = asyncio.Event()
 
-    async def ask(self, message: bytes) -> bytes:
+    async def ask(self, message: bytes, seconds: float = 0.0) -> bytes:
         request = decode_request(message)
         if isinstance(request, Load):
             self.alive, self.starts = True, self.starts + 1

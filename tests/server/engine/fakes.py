@@ -33,6 +33,7 @@ class FakeProcess:
         self.socket, theirs = socket.socketpair()
         self._wire = WorkerSide(theirs)
         self.exit_code: int | None = None
+        self.pid = 0  # of no process
 
     @property
     def alive(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -55,11 +56,41 @@ def test_more_requests_may_be_allowed_and_fewer() -> None:
 
 def test_the_queue_is_bounded() -> None:
     rig = Rig(max_active=1, max_waiting=1)
-    rig.enter("ab")
+    for id in "ab":
+        rig.queue.enter(id)
     with pytest.raises(QueueFull):
         rig.queue.enter("c")
     rig.queue.enter("d", always=True)
     assert rig.queue.waiting == 2
+
+
+def test_nobody_waits_in_a_queue_without_places() -> None:
+    rig = Rig(max_active=1, max_waiting=0)
+    rig.queue.enter("a", principal="alice")
+    with pytest.raises(QueueFull):
+        rig.queue.enter("b", principal="bob")
+
+
+@pytest.mark.parametrize("bound", ["max_waiting", "max_waiting_tokens"])
+def test_places_in_the_queue_have_shares(bound: str) -> None:
+    bounds: Any = {"max_waiting": 1000, bound: 60}
+    rig = Rig(max_active=1, **bounds)
+
+    def enter(principal: str, count: int) -> int:
+        """How many of the requests are admitted."""
+        admitted = 0
+        for number in range(count):
+            with suppress(QueueFull):
+                rig.queue.enter(f"{principal} {number}", principal=principal, tokens=1)
+                admitted += 1
+        return admitted
+
+    assert enter("alice", 100) == 61  # one runs, and nobody else wants the others' places
+    assert enter("carol", 100) == 30
+    assert enter("bob", 6) == 6
+    assert enter("dave", 100) == 15
+    assert all(enter(f"key {number}", 1) == 1 for number in range(20))
+    assert enter("carol", 1) == 0
 
 
 def test_requests_that_left_get_no_turn() -> None:

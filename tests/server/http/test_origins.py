@@ -90,3 +90,25 @@ def test_no_redirect_repeats_a_host() -> None:
         answer = fetch(app, "GET", path, headers={"Host": "evil.example"})
         assert answer.status_code == 404
         assert "location" not in answer.headers
+
+
+LAN = "192.168.1.5:8000"
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"referer": "http://evil.example/page"}, 403),
+        ({"referer": "http://192.168.1.5:9000/"}, 403),
+        ({"referer": "nonsense"}, 403),
+        ({"referer": f"http://{LAN}/page/index.html"}, 200),
+        ({"referer": "https://page.example/x"}, 200),
+        ({"referer": "http://evil.example/", "sec-fetch-site": "same-origin"}, 200),  # of which no page can be the author
+        ({}, 200),
+    ],
+)
+def test_at_an_address_of_a_network_a_foreign_page_is_known_by_its_referer(headers: dict[str, str], expected: int) -> None:
+    app = app_with(FakeEngine("a"), server__host="192.168.1.5", auth__open=True, server__cors_origins=["https://page.example"])
+    sent = {"Host": LAN} | headers
+    assert fetch(app, "GET", "/v1/models", headers=sent).status_code == expected
+    assert fetch(app, "GET", "/health", headers=sent).status_code == 200

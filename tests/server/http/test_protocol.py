@@ -354,6 +354,7 @@ LINES = b"".join(b"a%d: b\r\n" % number for number in range(MAX_HEADERS))
         ([b"CONNECT example.org:443 HTTP/1.1\r\n\r\n"], 400),
         ([b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n"], 400),
         ([b"GET / HTTP/1.1\r\n\r\n"], 400),
+        ([UPLOAD[:-2].replace(b"HTTP/1.1", b"HTTP/1.0") + b"Transfer-Encoding: chunked\r\n\r\n"], 400),
         *(([GET[:-2] + b"Host: " + host + b"\r\n\r\n"], 400) for host in (b"localhost", b"evil", b"")),
         *(([GET.replace(b"localhost", host)], 400) for host in (b"a b", b"a/b", b"user@a", b"a:b", b"[::1", b"\xe9")),
     ],

@@ -230,3 +230,16 @@ def test_a_forwarded_address_counts_only_from_a_trusted_proxy(proxies: tuple[str
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
     assert [request.session for request in engine.requests] == [f"{owner} key"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_of_the_connection(fields: dict[str, Any]) -> None:
+    with serving(FakeEngine("ab")) as port, connect(port) as connection:
+        connection.sendall(completion(**fields).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    lines = head.lower().split(b"\r\n")
+    assert lines[0].endswith(b" 200 ok") and b"connection: close" in lines and b"transfer-encoding: chunked" not in lines
+    if fields:
+        assert body.startswith(b"data: {") and body.endswith(b"data: [DONE]\n\n")
+    else:
+        assert b"content-length: %d" % len(body) in lines and json.loads(body)["choices"]

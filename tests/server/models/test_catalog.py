@@ -77,6 +77,7 @@ def test_a_model_may_have_settings_of_its_own(tmp_path: Path) -> None:
         (["../../etc"], {}, "no file, no folder"),
         (["."], {}, "holds no GGUF file"),
         (["a/model", "b/model"], {}, "two models named 'model'"),
+        (["a/model", "b/Model"], {}, "two models named 'Model' but for its case"),
         (["a/model"], {"draft_model.path": "b/draft"}, "draft_model.path belongs to one model"),
         (["a/model"], {"model.name": "x"}, "model.name belongs to one model"),
         ([smollm2.NAME[:9]], {}, f"did you mean {smollm2.NAME}"),

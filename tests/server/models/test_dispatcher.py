@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
+import numpy as np
 import pytest
 from fastapi import FastAPI
+from numpy.typing import NDArray
 
 from outrider import models
 from outrider.server.app import add_routes, create_endpoints, new_fastapi
+from outrider.server.corpora.registry import Corpora
 from outrider.server.engine.engine import Engine
 from outrider.server.models import app as module
 from outrider.server.models.catalog import Entry
@@ -51,6 +57,10 @@ class Several:
         return fetch(self.app, method, path, body, headers=sent)
 
 
+async def encoded(texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+    return [np.arange(5, dtype=np.uint32) for _ in texts]
+
+
 OPEN = ["/health", "/ready", "/version", "/metrics", "/", "/page/x", "/page/", "/page/../v1/chat/completions"]
 
 
@@ -68,7 +78,7 @@ INVALID: list[tuple[str, str, Any, int]] = [
     ("GET", "/favicon.ico?model=a", None, 404),
     ("POST", "/v1/nothing", CHAT, 404),
     ("POST", "/v1/models", CHAT, 405),
-    ("POST", "/health", CHAT, 404),
+    ("POST", "/health", CHAT, 405),
     ("GET", "/v1/chat/completions?model=b", None, 405),
     ("DELETE", "/v1/chat/completions", CHAT, 405),
     ("GET", "/v1/embeddings?model=b", None, 405),
@@ -92,6 +102,36 @@ def test_requests_that_no_model_would_accept_load_none(monkeypatch: pytest.Monke
         answer = server.send(method, path, body)
         assert (answer.status_code, server.loads) == (status, []), (method, path, body, answer.text)
         assert answer.json()["error"]["message"]
+
+
+def test_a_wrong_method_is_refused_as_by_a_single_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Several(monkeypatch)
+    for method, path in (("POST", "/health"), ("DELETE", "/v1/models"), ("PUT", "/ready"), ("GET", "/v1/chat/completions")):
+        answer = server.send(method, path, CHAT if method != "GET" else None)
+        assert answer.status_code == 405, (method, path, answer.text)
+    assert server.send("GET", "/nothing").status_code == 404
+    assert not server.loads
+
+
+def test_corpora_are_told_of_without_their_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    server = Several(monkeypatch, sessions__folder=str(tmp_path), auth__keys=KEYS)
+    own = load_settings(None, {"sessions.folder": str(tmp_path / "b"), "auth.keys": KEYS})
+
+    async def post() -> None:
+        corpora = Corpora(own, "x", 9, Metrics())
+        await corpora.change("alice", "A", {"path": "text"}, (), encoded, True)
+        await corpora.close()
+
+    asyncio.run(post())
+    for key, names in ((ALICE, ["A"]), (BOB, [])):
+        listed = server.send("GET", "/v1/outrider/corpora?model=b", key=key).json()["data"]
+        assert [each["name"] for each in listed] == names
+        assert server.send("GET", "/list_external_corpora?model=b", key=key).json()["corpus_ids"] == names
+        assert not server.send("GET", "/v1/outrider/corpora?model=a", key=key).json()["data"]
+    assert server.send("GET", "/v1/outrider/corpora/A?model=b", key=ALICE).json()["paths"] == ["path"]
+    assert server.send("GET", "/v1/outrider/corpora/A?model=b", key=BOB).status_code == 404
+    assert server.send("GET", "/v1/outrider/corpora?model=b").status_code == 401
+    assert not server.loads
 
 
 def test_a_valid_request_loads_its_model_once(monkeypatch: pytest.MonkeyPatch) -> None:

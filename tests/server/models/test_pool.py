@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -126,6 +127,29 @@ def test_a_request_without_room_is_told_so(monkeypatch: pytest.MonkeyPatch) -> N
         assert raised.value.status_code == 503
 
     assert run(test, room=1) == ["load a"]
+
+
+def test_a_model_that_waits_for_room_keeps_no_other_one_from_loading() -> None:
+    async def test(machine: Machine, pool: Pool[Counted]) -> None:
+        release = asyncio.Event()
+
+        async def hold(name: str) -> None:
+            async with pool.use(pool.find(name)):
+                await release.wait()
+
+        holding = asyncio.create_task(hold("a"))
+        waiting = asyncio.create_task(use(pool, "b"))
+        while not pool.models["b"].loading or "load a" not in machine.events:
+            await asyncio.sleep(0)
+        pool.models["c"].entry = replace(pool.models["c"].entry, size_bytes=0)
+        machine.free += WORKER_BYTES
+        await use(pool, "c")  # it fits, while b does not
+        assert not waiting.done()
+        release.set()
+        await asyncio.gather(holding, waiting)
+
+    events = run(test, room=1)
+    assert events.index("load c") < events.index("load b")
 
 
 def test_a_broken_model_fails_its_own_requests_only() -> None:

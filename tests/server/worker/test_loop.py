@@ -342,7 +342,7 @@ def test_a_request_is_accepted_before_it_begins_unless_its_client_can_mend_it(ri
     """So a stream has its head while the request waits, and a refusal its status."""
 
     class Grammars:
-        def compile(self, grammar: str) -> None:
+        def compile(self, grammar: str, principal: str) -> None:
             raise GrammarError("unknown token")
 
     rig.worker._runtime.grammars = Grammars()  # type: ignore[assignment]

@@ -21,14 +21,8 @@ from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import LookaheadOptions
 from outrider.drafters.registry import Resources, make
-from outrider.verify.constraints.grammar import (
-    MASKS_SECONDS,
-    MAX_CACHED_GRAMMARS,
-    SLOW_ROOTS,
-    GrammarCompiler,
-    GrammarError,
-    MatcherError,
-)
+from outrider.verify.constraints.grammar import MAX_CACHED_GRAMMARS, GrammarCompiler, GrammarError, MatcherError
+from outrider.verify.constraints.mask_time import MASKS_SECONDS
 from outrider.verify.decode import decode, step
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import load_model
@@ -224,17 +218,6 @@ def long_chain(nodes: int) -> DraftTree:
     return chain(tokens, np.ones(nodes, np.float32), Source.PREDICTION)
 
 
-class Ticks:
-    """A clock of which each reading is later by some seconds."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.now = seconds, 0.0
-
-    def __call__(self) -> float:
-        self.now += self.seconds
-        return self.now
-
-
 def test_the_masks_of_a_step_have_a_budget() -> None:
     """An ambiguous grammar, whose masks become slower with the text: the draft gets smaller, and in the end the answer ends."""
     grammar = COMPILER.compile(AMBIGUOUS)
@@ -248,23 +231,3 @@ def test_the_masks_of_a_step_have_a_budget() -> None:
             sizes.append(len(tree))
             grammar.commit(long_chain(3).tokens)
     assert sizes[-1] == 0
-
-
-def test_nodes_beyond_the_budget_are_left_out() -> None:
-    grammar = COMPILER.compile(AMBIGUOUS)
-    grammar._clock = Ticks(MASKS_SECONDS / 8)
-    tree, masks = grammar.visit(long_chain(20), 64)
-    assert 0 < len(tree) < 10 and len(masks) == len(tree) + 1
-    assert tree.tokens.tolist() == long_chain(20).tokens[: len(tree)].tolist()
-    grammar._clock = Ticks(0.0)
-    assert len(grammar.visit(long_chain(20), 64)[0]) == 20  # the matcher is where it was
-
-
-def test_a_grammar_whose_root_is_too_slow_ends_its_answer() -> None:
-    grammar = COMPILER.compile(AMBIGUOUS)
-    slow, fast = Ticks(2 * MASKS_SECONDS), Ticks(0.0)
-    for clock in [*[slow] * (SLOW_ROOTS - 1), fast, *[slow] * (SLOW_ROOTS - 1)]:
-        grammar._clock = clock
-        grammar.visit(EMPTY, 64)
-    with pytest.raises(GrammarError, match="too expensive to evaluate"):
-        grammar.visit(EMPTY, 64)

@@ -20,7 +20,7 @@ def file(tmp_path: Path) -> Path:
     writer.add_token_list(["a", "é", "\u2581b"])
     writer.add_token_scores([0.5, -1.0, 0.0])
     writer.add_add_bos_token(True)
-    for name, kind in (("one", "F32"), ("two", "Q4_0")):
+    for name, kind in (("blk.0.one.weight", "F32"), ("blk.2.two.weight", "Q4_0")):
         values = np.ones((16, 64), np.float32)
         kind = gguf.GGMLQuantizationType[kind]
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from outrider.server.http import json_route
 from outrider.server.http.errors import APIError
 from outrider.server.openai.conversation import CalledFunction, Message, ToolCall
 from outrider.server.openai.responses.store import ResponseStore, StoredResponse
@@ -57,6 +58,23 @@ def test_what_is_stored_is_sent_as_it_is_and_decoded_only_where_it_is_read(monke
     item = made.json()["output"][0]["id"]
     answer = fetch(app, "POST", path, {"input": [{"type": "item_reference", "id": item}, {"role": "user", "content": "y"}]})
     assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_large_response_is_encoded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    init, threads = StoredResponse.__init__, list[bool]()
+
+    def watched(self: StoredResponse, *arguments: Any) -> None:
+        threads.append(threading.current_thread() is threading.main_thread())
+        init(self, *arguments)
+
+    monkeypatch.setattr(StoredResponse, "__init__", watched)
+    monkeypatch.setattr(json_route, "INLINE_BYTES", 4096)
+    app, path = app_with(FakeEngine("x")), "/v1/responses"
+    metadata = {f"key{number}": "x" * 512 for number in range(16)}
+    for fields in ({}, {"metadata": metadata, "store": False}, {"metadata": metadata}):
+        assert fetch(app, "POST", path, {"input": "x", "stream": stream, **fields}).status_code == 200
+    assert threads == [True, False]
 
 
 def test_the_oldest_responses_are_evicted() -> None:

@@ -1,0 +1,108 @@
+"""Renders a model's chat templates once in a process with limits, before any other process renders them.
+
+A template is a program from the model's files, which may loop, or write more than the memory holds. Promises that such a model
+is refused with one sentence. Knows nothing about what is rendered; a template that fails in other ways is served as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from outrider.server.chat.template.abilities import Message, probe
+from outrider.server.engine.program import connected, start
+from outrider.server.settings.models import Model
+from outrider.server.system import limit_memory, limit_processor_time
+from outrider.verify.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# All renderings of `probe` take milliseconds and a few megabytes.
+CPU_SECONDS = 2.0
+MEMORY_BYTES = 1 << 30
+# A process that makes no progress gets this time.
+ANSWER_SECONDS = 60.0
+# transformers' mark of an assistant's text changes nothing of it.
+GENERATION = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")
+
+
+def load_tried_tokenizer(model: Model) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model, whose chat templates can be rendered. Raises ModelError."""
+    from outrider.verify.tokenizer import load_tokenizer  # the program does without transformers
+
+    tokenizer = load_tokenizer(model.path, model.trust_remote_code, model.revision)
+    given: Any = getattr(tokenizer, "chat_template", None)
+    texts = list(given.values()) if isinstance(given, dict) else [given]
+    variables = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
+    if not ends(json.dumps([[text for text in texts if isinstance(text, str)], variables])):
+        raise ModelError(
+            f"The chat template of the model at {model.path!r} takes more than {CPU_SECONDS:g} s or {MEMORY_BYTES >> 20} MiB"
+            " for a short conversation; serve another model, or mend its template."
+        )
+    return tokenizer
+
+
+@lru_cache(16)
+def ends(trial: str) -> bool:
+    """Whether rendering templates with variables, both as JSON, ends within the limits. Raises OSError without a process."""
+    process, end = start(__name__)
+    try:
+        with end:
+            end.settimeout(ANSWER_SECONDS)
+            end.sendall(trial.encode() + b"\n")
+            return bool(end.recv(1))
+    except OSError:
+        return False
+    finally:
+        process.kill()
+        process.wait()
+
+
+def main(argument: str) -> None:
+    """Renders the templates from the socket, and answers when that has ended."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    wire: socket.socket = connected(argument)
+    with wire.makefile("rb") as lines:
+        texts, variables = json.loads(lines.readline())
+    with contextlib.suppress(OSError, ValueError):  # some systems have no such limit
+        limit_memory(MEMORY_BYTES)
+    limit_processor_time(CPU_SECONDS)
+    for text in texts:
+        render_probes(text, variables)
+    wire.sendall(b".")
+
+
+def render_probes(text: str, variables: Mapping[str, Any]) -> None:
+    """Renders the server's own conversations. Raises MemoryError."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, **({"ensure_ascii": False} | options))
+    environment.globals |= {"raise_exception": refuse, "strftime_now": lambda _: "2000-01-01"}
+    try:
+        template = environment.from_string(GENERATION.sub("", text))
+    except Exception:  # what a template raises is told to the requests that it fails
+        return
+
+    def render(messages: list[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
+        try:
+            return template.render(messages=messages, tools=list(tools), add_generation_prompt=True, **variables)
+        except MemoryError:
+            raise
+        except Exception:
+            return ""
+
+    probe(render)
+
+
+def refuse(message: str) -> None:
+    """What templates call to refuse a conversation."""
+    raise ValueError(message)

@@ -1,0 +1,15 @@
+"""A program for test_helper: repeats messages, but loops at "loop"."""
+
+from __future__ import annotations
+
+from outrider.server.engine.helper import answer_all
+
+
+def main(argument: str) -> None:
+    answer_all(argument, repeat, 0)
+
+
+def repeat(message: bytes) -> bytes:
+    while message == b"loop":
+        pass
+    return message
