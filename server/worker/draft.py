@@ -29,9 +29,7 @@ def load_draft(
     if head is not None:
         return head
     check_pair(tokenizer, load_tokenizer(options.path, draft.trust_remote_code, draft.revision))
-    draft_runner = backend.load(options)
-    assert isinstance(draft_runner, TorchRunner)
-    return draft_runner
+    return backend.load(options)
 
 
 def share_draft(draft: ModelRunner | HeadModel, vocabulary: int, slots: int, threads: int) -> DraftRunner:
