@@ -73,12 +73,15 @@ class NativeRunner(ModelRunner):
         self.decoder.fit(self.context_tokens)
         self._engine = Engine(self.threads or os.cpu_count() or 1)
         self._forward = NativeForward(self.decoder, self._engine, self._tapped)
-        # The library has threads of its own, and those of OpenMP would wait for work on the same cores after each operation.
-        torch.set_num_threads(1)
         keep_freed_memory()
         logits = self.forward(self.new_cache(), ForwardBatch.chain(np.arange(min(CHECKED_TOKENS, self.vocabulary))))
         if logits.isnan().any():
             raise ModelError(f"The model at {self._path!r} computes NaN; check its weights.")
+
+    def use_threads(self, count: int) -> None:
+        """As in `ModelRunner`. PyTorch's threads would wait for work on the same cores after each operation."""
+        self.threads = count
+        torch.set_num_threads(1)
 
     def tap_hidden(self, layers: Sequence[int]) -> int:
         """Keeps hidden states in the caches: the inputs of these layers, or the normed output without any.
