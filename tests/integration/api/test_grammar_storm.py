@@ -1,4 +1,4 @@
-"""Thousands of answers under grammars, three at a time: none fails, and each drafted one is that of plain decoding."""
+"""Hundreds of answers under grammars, three at a time: none fails, and each drafted one is that of plain decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.servers import Served
 
-PAIRS = 1000
+PAIRS = 150
 STREAMS = 3
 POINT: dict[str, Any] = {
     "type": "object",
@@ -99,6 +99,6 @@ def storm(http: httpx.Client, model: str, seed: int, pairs: int) -> list[tuple[A
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 def test_no_answer_under_a_grammar_depends_on_drafts(served: Served) -> None:
     assert storm(served.http, served.model, 0, PAIRS) == []
