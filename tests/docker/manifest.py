@@ -101,8 +101,6 @@ SERVICE = fields(
         sessionAffinityConfig=fields(clientIP=fields(timeoutSeconds={"type": "integer", "minimum": 1, "maximum": 86400})),
     ),
 )
-SCHEMAS = {"Deployment": DEPLOYMENT, "Service": SERVICE}
-
 RAY_VOLUME: Schema = {
     "secret": fields(secretName=TEXT, defaultMode={"type": "integer"}),
     "configMap": fields(name=TEXT),
@@ -167,3 +165,4 @@ NETWORK_POLICY = fields(
         ),
     ),
 )
+SCHEMAS = {"Deployment": DEPLOYMENT, "Service": SERVICE, "NetworkPolicy": NETWORK_POLICY}

@@ -239,6 +239,21 @@ def test_labels_volumes_and_arguments_match() -> None:
     assert CONTAINER["args"] == json.loads(instructions("CMD")[0])
 
 
+def test_kubernetes_admits_everybody_to_the_servers_own_port_only() -> None:
+    spec = MANIFESTS["NetworkPolicy"]["spec"]
+    assert spec["podSelector"]["matchLabels"] == MANIFESTS["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
+    admitted = {rule["ports"][0]["port"]: rule.get("from") for rule in spec["ingress"]}
+    assert set(admitted) == set(ports.values()) and admitted[ports["http"]] is None and admitted[ports["metrics"]]
+
+
+def test_what_is_started_has_bounds_and_no_known_password() -> None:
+    service = unit()["Service"]
+    assert service["MemoryMax"] and int(service["TasksMax"]) > 0
+    assert COMPOSE["services"]["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"].startswith("${GRAFANA_PASSWORD:?")
+    assert "--extra-index-url" not in DOCKERFILE  # a name on either index would count
+
+
 def test_kubernetes_runs_as_the_images_user() -> None:
     context = POD["securityContext"]
     assert [context["runAsUser"], context["runAsGroup"]] == [int(part) for part in instructions("USER")[0].split(":")]

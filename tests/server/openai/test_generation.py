@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -123,6 +123,13 @@ def test_a_stop_ends_each_choice_within_a_text() -> None:
     assert body_of(FakeEngine("a", "c"), task(new_stop=StopAtB)) == {"texts": ["ac"], "tokens": 3}
 
 
+def reporting(report: Callable[[], None]) -> Callable[[], Awaitable[None]]:
+    async def complete() -> None:
+        report()
+
+    return complete
+
+
 def test_completion_is_reported_before_the_last_event() -> None:
     order: list[str] = []
 
@@ -130,10 +137,10 @@ def test_completion_is_reported_before_the_last_event() -> None:
         async for chunk in GenerationRunner(FakeEngine("a"), Metrics()).stream(generation):
             order.append(chunk.decode())
 
-    asyncio.run(run(task(on_complete=lambda: order.append("complete"))))
+    asyncio.run(run(task(on_complete=reporting(lambda: order.append("complete")))))
     assert order.index("complete") == len(order) - 2
     order.clear()
-    body_of(FakeEngine("a"), task(on_complete=lambda: order.append("complete")))
+    body_of(FakeEngine("a"), task(on_complete=reporting(lambda: order.append("complete"))))
     assert order == ["complete"]
 
 
@@ -144,7 +151,7 @@ def test_an_error_before_the_first_byte_is_raised_and_a_later_one_is_an_event() 
     with pytest.raises(Overloaded):
         body_of(FakeEngine("a", error=full), task())
     completed: list[bool] = []
-    chunks = streamed(FakeEngine("a", error=full), task(on_complete=lambda: completed.append(True)))
+    chunks = streamed(FakeEngine("a", error=full), task(on_complete=reporting(lambda: completed.append(True))))
     assert json.loads(chunks[-1][6:]) == {"status": 429, "message": "full"}
     for accepted in (None, Accepted("r")):  # the status is sent after a keep-alive interval, or once the turn begins
         late = streamed(FakeEngine(accepted, error=EngineError("odd")), task())
