@@ -320,7 +320,7 @@ def add_status_routes(app: FastAPI, engine: EngineLike) -> None:
     """/health, /ready and /version, which need no key."""
 
     @app.get("/health")
-    @app.get("/v1/health", include_in_schema=False)  # llama-server's
+    @app.get("/v1/health")  # llama-server's
     async def health() -> Response:
         if engine.failure is None:
             return JSONResponse({"status": "ok"})

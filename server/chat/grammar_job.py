@@ -29,6 +29,18 @@ class Structure(NamedTuple):
     kind: str  # "json_object", "json_schema", LENIENT, "regex", "choice" or "grammar"
     value: Any  # the schema, regex, list of choices, or grammar
 
+    @property
+    def description(self) -> str:
+        """The structure in words."""
+        match self.kind:
+            case "json_object":
+                return "a JSON object."
+            case "choice":
+                return f"one of these texts:\n{json.dumps(self.value, ensure_ascii=False)}"
+            case "regex" | "grammar":
+                return f"text that matches this {self.kind}:\n{self.value}"
+        return f"a JSON value that matches this schema:\n{json.dumps(self.value, ensure_ascii=False)}"
+
 
 class InputGrammar(NamedTuple):
     """The grammar of a custom tool's input."""

@@ -20,7 +20,7 @@ from outrider.server.settings import ApiKey
 # All clients of a server without keys are this principal.
 ANYONE = "anyone"
 # /metrics has its own rules, see `exposition`.
-OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/"})
+OPEN_PATHS = frozenset({"/health", "/v1/health", "/ready", "/version", "/metrics", "/"})
 # A browser sends no key with requests for the playground's files, and they contain nothing of the server.
 OPEN_PREFIX = "/page/"
 # Reading them needs no key; nothing else does.

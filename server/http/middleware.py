@@ -19,7 +19,7 @@ from outrider.server.telemetry.metrics import Metrics
 # A body must arrive at least this fast.
 MIN_BYTES_PER_SECOND = 1 << 14
 # These paths are polled every few seconds, so they are logged at level debug only.
-PROBES = ("/health", "/ready", "/metrics")
+PROBES = ("/health", "/v1/health", "/ready", "/metrics")
 log = logging.getLogger("outrider.requests")
 
 

@@ -120,7 +120,7 @@ def add_status_routes(app: FastAPI, pool: Pool[Served]) -> None:
     """/health, /ready and /version, which need no key. The server is ready before any model is loaded."""
 
     @app.get("/health")
-    @app.get("/v1/health", include_in_schema=False)  # llama-server's
+    @app.get("/v1/health")  # llama-server's
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 

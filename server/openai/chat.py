@@ -18,6 +18,7 @@ from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
 from outrider.server.chat.reasoning_parser import THINK, ReasoningParser, detect_reasoning
 from outrider.server.chat.response_template import derive_reasoning, tool_format_of
 from outrider.server.chat.structured_output import Enforced, GrammarChecker
+from outrider.server.chat.template import with_structures
 from outrider.server.chat.tools import FORMATS, Part, ToolParser, markers_of, tool_parser, with_model_ids
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import PictureInput, Request
@@ -175,7 +176,8 @@ class ChatEndpoint:
     def _rendered(self, body: ChatBody, picture_roles: Collection[str]) -> list[dict[str, Any]]:
         """The messages as the chat template takes them, with the pictures of these roles."""
         messages = [message.rendered(message.role in picture_roles) for message in body.messages]
-        return with_model_ids(messages, self._tool_format.call_id if self._tool_format else "")
+        structures = [each.description for each in body.structures.values()] if body.enabled_tools else []
+        return with_model_ids(with_structures(messages, structures), self._tool_format.call_id if self._tool_format else "")
 
     def _reasoning_limit(self, body: ChatBody, is_open: bool) -> ReasoningLimit | None:
         """The limit of the reasoning. None if the request has none, or the markers of reasoning are not tokens of the model."""

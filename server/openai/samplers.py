@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -12,8 +12,13 @@ from pydantic import AfterValidator, Field
 from outrider.server.openai.fields import MAX_PARTS
 from outrider.verify.sampling_params import SamplingParams
 
-# Samplers run in this order; those of equal rank commute.
-RANKS = {"penalties": 0, "top_k": 1, "temperature": 1, "top_p": 2, "min_p": 3, "infill": 3}
+# Pairs that give another distribution in the other order. Min-p before the temperature is another min-p after it.
+ORDERED = {("penalties", name) for name in ("top_k", "temperature", "top_p", "min_p", "infill")} | {
+    ("top_k", "top_p"),
+    ("temperature", "top_p"),
+    ("top_p", "min_p"),
+    ("top_p", "infill"),
+}
 # These values switch samplers off.
 OFF: dict[str, dict[str, Any]] = {
     "penalties": {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
@@ -32,9 +37,8 @@ Sampler = Literal[
 
 def check_order(samplers: list[Sampler]) -> list[Sampler]:
     """The list. Raises ValueError if its order would give another distribution than the order of this server."""
-    ranked = [name for name in samplers if name in RANKS]
-    for first, second in pairwise(ranked):
-        if RANKS[first] > RANKS[second]:
+    for first, second in combinations(dict.fromkeys(samplers), 2):
+        if (second, first) in ORDERED:
             raise ValueError(f"{second!r} is applied before {first!r} on this server; list it first")
     return samplers
 
@@ -47,4 +51,11 @@ def select(params: SamplingParams, samplers: Sequence[Sampler]) -> SamplingParam
     for name, values in OFF.items():
         if name not in samplers:
             params = replace(params, **values)
-    return replace(params, min_p=max(params.min_p, INFILL_MIN_P)) if "infill" in samplers else params
+    early = samplers[: samplers.index("temperature")] if "temperature" in samplers else ()
+    fractions = {"min_p": params.min_p, "infill": INFILL_MIN_P}
+    kept = [
+        fractions[name] ** (1 / params.temperature if name in early and params.temperature else 1)
+        for name in samplers
+        if name in fractions
+    ]
+    return replace(params, min_p=max(kept, default=0.0))

@@ -19,7 +19,7 @@ from outrider.server.settings import load_settings
 from tests.server.fakes import TOKENIZER, FakeEngine, app_with, fetch
 
 KEY = "a-key-of-some-length"
-OPEN_PATHS = {"/health", "/ready", "/version", "/metrics"}
+OPEN_PATHS = {"/health", "/v1/health", "/ready", "/version", "/metrics"}
 
 
 def test_all_routes_except_status_routes_need_a_key() -> None:

@@ -3,5 +3,6 @@
 from outrider.server.chat.template.abilities import TemplateAbilities
 from outrider.server.chat.template.chat_template import TEMPLATE_ERRORS, ChatTemplate, ChatTemplates
 from outrider.server.chat.template.form import fit
+from outrider.server.chat.template.tool_text import with_structures
 
-__all__ = ["TEMPLATE_ERRORS", "ChatTemplate", "ChatTemplates", "TemplateAbilities", "fit"]
+__all__ = ["TEMPLATE_ERRORS", "ChatTemplate", "ChatTemplates", "TemplateAbilities", "fit", "with_structures"]

@@ -1,7 +1,7 @@
 """Conversations in the form that a chat template takes.
 
 Promises that nothing gets lost, and that a conversation which grows keeps its beginning: what becomes of a message depends on
-the template and on the messages before it, never on later ones. At most the last message grows.
+the template and on the messages before it, never on those after the next answer. At most the last message grows.
 """
 
 from __future__ import annotations
@@ -30,10 +30,22 @@ def fit(
         text = tools_text(tools, format, results_are_text=not (abilities.calls or abilities.loose_results))
         form.add({"role": "system", "content": text})
         form.joins_system = True
-    for message in messages:
+    for message in in_order(messages):
         form.add(message)
     fitted = map(with_argument_texts, form.messages) if abilities.argument_texts else form.messages
     return list(map(in_parts, fitted) if abilities.parts_only else fitted)
+
+
+def in_order(messages: Sequence[Message]) -> list[Message]:
+    """The messages, with system messages that directly follow a user's before it.
+
+    Models are trained to answer the user's message when it is the last one; small ones else go on with the system's.
+    """
+    ordered: list[Message] = []
+    for message in messages:
+        follows = message["role"] == "system" and bool(ordered) and ordered[-1]["role"] == "user"
+        ordered.insert(len(ordered) - follows, message)
+    return ordered
 
 
 class Form:

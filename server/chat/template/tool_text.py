@@ -1,4 +1,4 @@
-"""Tools, calls and results as text, for chat templates that do not render them.
+"""Tools, calls and results as text, for chat templates that do not render them, and structures, which none renders.
 
 Promises that the model's parser reads the calls that are written here.
 """
@@ -6,13 +6,14 @@ Promises that the model's parser reads the calls that are written here.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from outrider.server.chat.tools import FORMATS, ToolFormat
 from outrider.server.chat.tools.formats import Words
 from outrider.server.chat.tools.gemma import QUOTE
 
+Message = dict[str, Any]
 Call = tuple[str, Mapping[str, Any]]  # the function's name, and the arguments
 RESULT = ("<tool_response>\n", "\n</tool_response>")
 EXAMPLE: Call = ("function_name", {"argument_name": "value"})
@@ -27,6 +28,18 @@ def tools_text(tools: Sequence[Mapping[str, Any]], format: ToolFormat, results_a
         f"To call a function, write its name and its arguments in this form:\n{calls_text([EXAMPLE], format)}\n"
         f"Write several calls one after the other.{response} If no function helps, answer without a call."
     )
+
+
+def with_structures(messages: list[Message], structures: Iterable[str]) -> list[Message]:
+    """The messages of a request that has tools, too, with structures described after its first system messages.
+
+    A model that does not know the structure calls again instead of writing it.
+    """
+    head = next((number for number, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    described = [
+        {"role": "system", "content": f"Your final answer, after the function calls, is {each}"} for each in structures
+    ]
+    return [*messages[:head], *described, *messages[head:]]
 
 
 def complete(tool: Mapping[str, Any]) -> dict[str, Any]:

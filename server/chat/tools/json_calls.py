@@ -20,6 +20,19 @@ def arguments_call(source: Source, writer: CallWriter, name: str) -> Reader[None
     yield from source.balanced(writer.arguments)
 
 
+def open_call(source: Source) -> Reader[bool]:
+    """Reads the brace that opens a call. True if it is doubled, as in the example of some chat templates. Raises Malformed."""
+    yield from source.expect("{")
+    return (yield from source.match("{"))
+
+
+def close_call(source: Source) -> Reader[None]:
+    """Reads what follows the brace that closes a call with a doubled one: models write any number of braces."""
+    yield from source.skip_space()
+    while (yield from source.match("}")):
+        yield from source.skip_space()
+
+
 def object_call(
     source: Source, writer: CallWriter, marked: bool, name_key: str = "name", arguments_key: str = "arguments"
 ) -> Reader[None]:
@@ -27,7 +40,7 @@ def object_call(
 
     Without a marker, an object is a call only if it has both. Raises Malformed.
     """
-    yield from source.expect("{")
+    doubled = yield from open_call(source)
     name: str | None = None
     begun, early = False, list[str]()  # arguments before the name
     has_arguments = False
@@ -58,6 +71,8 @@ def object_call(
         raise Malformed("a call without a name or arguments")
     if not has_arguments:
         writer.arguments("{}")
+    if doubled:
+        yield from close_call(source)
 
 
 def bare_calls(source: Source, writer: CallWriter, functions: Collection[str], keys: Collection[str]) -> Reader[None]:
@@ -70,9 +85,12 @@ def bare_calls(source: Source, writer: CallWriter, functions: Collection[str], k
         yield from source.run(NAME, lambda _: None)  # the fence's language
         yield from source.skip_space()
     while True:
+        doubled = yield from open_call(source)
         name, arguments = yield from exact_object(source, functions, keys)
         writer.begin(name)
         writer.arguments(arguments)
+        if doubled:
+            yield from close_call(source)
         source.hold()
         yield from source.skip_space()
         if fenced and (yield from source.match(FENCE)):
@@ -86,9 +104,8 @@ def bare_calls(source: Source, writer: CallWriter, functions: Collection[str], k
 
 
 def exact_object(source: Source, functions: Collection[str], keys: Collection[str]) -> Reader[tuple[str, str]]:
-    """Reads an object of two fields, in any order: the name of a function, and its arguments as JSON. Raises Malformed."""
+    """Reads an opened object of two fields, in any order: a function's name, and its arguments as JSON. Raises Malformed."""
     name, arguments = "", ""
-    yield from source.expect("{")
     for end in (",", "}"):
         yield from source.skip_space()
         key = yield from source.one_of(

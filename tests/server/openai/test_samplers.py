@@ -48,10 +48,30 @@ def test_infill_keeps_the_tokens_that_are_likely_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [["top_p", "top_k"], ["min_p", "top_p"], ["top_p", "temperature"], ["temperature", "penalties"], ["magic"], "kp"]
+    "names",
+    [
+        *(["top_p", "top_k"], ["min_p", "top_p"], ["top_p", "temperature"], ["temperature", "penalties"], ["magic"], "kp"),
+        *(["top_p", "min_p", "temperature"], ["min_p", "temperature", "top_p"], ["infill", "top_k", "top_p"]),
+    ],
 )
 def test_other_orders_and_names_are_refused(names: Any) -> None:
     with pytest.raises(ValidationError):
         ADAPTER.validate_python(names)
     assert ADAPTER.validate_python(["top_k", "temperature"]) and ADAPTER.validate_python(["temperature", "top_k"])
     assert {*VALUES} < {*get_args(Sampler)}
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.8, 1.0, 1.7])
+@pytest.mark.parametrize(
+    "names", [["min_p", "temperature"], ["min_p", "top_k", "temperature"], ["top_k", "infill", "temperature"]]
+)
+def test_min_p_before_the_temperature_keeps_the_tokens_that_it_keeps_without(temperature: float, names: list[Sampler]) -> None:
+    chosen = select(SamplingParams(temperature=temperature, min_p=0.15), ADAPTER.validate_python(names))
+    least = INFILL_MIN_P if "infill" in names else 0.15
+    for ratio in (0.01, 0.14, 0.16, 0.19, 0.21, 0.9):  # of a token's probability to the likeliest one's, before the temperature
+        assert (ratio ** (1 / temperature) >= chosen.min_p) == (ratio >= least)
+
+
+def test_min_p_before_a_temperature_that_is_greedy_or_not_listed_is_itself() -> None:
+    assert select(SamplingParams(temperature=0.0, min_p=0.1), ["min_p", "temperature"]).min_p == 0.1
+    assert select(SamplingParams(temperature=0.5, min_p=0.1), ["min_p"]).min_p == 0.1

@@ -35,6 +35,13 @@ def in_format(format: str, text: str) -> str:
         (f"```json\n{OSLO}\n```\n```json\n{PARIS}\n```", "", 2),
         (f"```json\n{OSLO}\n{PARIS}\n```", "", 2),
         (f"{OSLO}\n\nI will wait.", "I will wait.", 1),
+        ("{" + OSLO + "}", "", 1),
+        ("{" + OSLO, "", 1),
+        ("{" + OSLO + "}}\n", "", 1),
+        ("```json\n{" + OSLO + "}\n```", "", 1),
+        ("{" + OSLO + "}\n{" + PARIS + "}}", "", 2),
+        ("{" + OSLO + "}\n" + PARIS + "\nI will wait.", "I will wait.", 2),
+        ("{" + json.dumps(json.loads(OSLO), indent=2) + "\n}\n\nI will wait.", "I will wait.", 1),
     ],
 )
 def test_an_object_at_the_beginning_is_a_call(format: str, text: str, content: str, calls: int) -> None:
@@ -60,6 +67,9 @@ def test_an_object_at_the_beginning_is_a_call(format: str, text: str, content: s
         '{"name": "get_weather", "arguments": {}, "id": 1}',
         '{"name": "get_weather", "name": "get_weather"}',
         '{"name": "get_weather", "arguments": {"city": "Os',
+        "{{" + OSLO + "}}",
+        '{{"name": "get_weather", "arguments": {}, "answer": "It rains."}}',
+        '{{"answer": "Oslo"}}',
         "```python\nprint(1)\n```",
         "``` {",
         f"Here it is: {OSLO}",

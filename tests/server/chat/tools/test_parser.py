@@ -29,10 +29,12 @@ values = st.recursive(
 calls = st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), min_size=1, max_size=3)
 
 
-def render(format: str, expected: list[Call], indent: int | None) -> str:
-    """The calls in a model's format."""
+def render(format: str, expected: list[Call], indent: int | None, doubled: bool) -> str:
+    """The calls in a model's format, perhaps with the doubled braces of some chat templates' examples."""
     key = "parameters" if format == "llama3" else "arguments"
     objects = [json.dumps({"name": name, key: arguments}, indent=indent) for name, arguments in expected]
+    if doubled:
+        objects = ["{" + each + "}" for each in objects]
     match format:
         case "hermes":
             return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
@@ -145,11 +147,16 @@ def test_no_word_is_lost_however_the_text_is_split(format: str, data: st.DataObj
 
 
 @pytest.mark.parametrize("format", ["hermes", "llama3", "mistral", "pythonic"])
-@given(expected=calls, places=st.lists(st.integers(0, 1000), max_size=12), indent=st.sampled_from([None, 2]))
+@given(
+    expected=calls,
+    places=st.lists(st.integers(0, 1000), max_size=12),
+    indent=st.sampled_from([None, 2]),
+    doubled=st.booleans(),
+)
 def test_any_calls_do_not_depend_on_how_the_text_is_split(
-    format: str, expected: list[Call], places: list[int], indent: int | None
+    format: str, expected: list[Call], places: list[int], indent: int | None, doubled: bool
 ) -> None:
-    text = render(format, expected, indent)
+    text = render(format, expected, indent, doubled)
     assert content_and_calls(parse(format, split_at(text, places))) == ("", expected)
     assert parse(format, list(text)) == parse(format, [text])
 

@@ -161,6 +161,26 @@ def test_tools_that_are_described_never_become_special_tokens() -> None:
     assert TOKENIZER.eos_token_id not in engine.requests[0].prompt and prompt_of(engine).count(evil) == 6
 
 
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"response_format": SCHEMA}, 'schema:\n{"type": "object"'),
+        ({"response_format": {"type": "json_object"}}, "a JSON object."),
+        ({"choice": ["yes", "no"]}, '["yes", "no"]'),
+        ({"regex": "[0-9]+"}, "regex:\n[0-9]+"),
+        ({"grammar": 'start: "a"'}, 'grammar:\nstart: "a"'),
+    ],
+)
+def test_a_structure_beside_tools_is_described(fields: dict[str, Any], shown: str) -> None:
+    for tool_choice, described in (("auto", True), ("required", True), ("none", False)):
+        engine = FakeEngine("a")
+        answered(engine, WITHOUT_TOOLS, tools=[POINT_TOOL], tool_choice=tool_choice, **fields)
+        assert (shown in prompt_of(engine)) == described
+    engine = FakeEngine("a")
+    answered(engine, WITHOUT_TOOLS, **fields)
+    assert shown not in prompt_of(engine)
+
+
 def test_requests_with_tools_use_the_template_of_that_name() -> None:
     with_tools = "{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}" + WITHOUT_TOOLS + "{# <tool_call> #}"
     engine = FakeEngine(*POINT_CALL)

@@ -62,13 +62,14 @@ def test_later_instructions_are_the_users_where_the_template_takes_one_system_me
         "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
         "[{{ m.role }}: {{ m.content }}]{% endfor %}"
     )
-    items = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}, {"role": "developer", "content": "c"}]
+    turns = [("developer", "a"), ("user", "b"), ("assistant", "d"), ("developer", "c")]
+    items = [{"role": role, "content": text} for role, text in turns]
     for template, role in ((strict, "user"), (TEMPLATE.replace("|", ""), "system")):
         engine = FakeEngine("x")
         app = app_with(engine, template)
         assert fetch(app, "POST", PATH, {"input": items}).status_code == 200
         prompt = fetch(app, "POST", "/detokenize", {"tokens": engine.requests[0].prompt}).json()["prompt"]
-        assert prompt.replace(" ", "") == f"[system:a][user:b][{role}:c]"
+        assert prompt.replace(" ", "") == f"[system:a][user:b][assistant:d][{role}:c]"
 
 
 def test_a_whole_answer_has_the_call_of_the_stream() -> None:
