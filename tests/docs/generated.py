@@ -1,7 +1,7 @@
 """Generates configs/default.yaml and the tables of docs/settings.md from the settings tree, and those of docs/api.md,
-docs/agents.md, docs/papers.md and docs/roofline.md.
+docs/papers.md and docs/roofline.md.
 
-After a change of a setting, of `outrider.server.openai.unsupported` or of agents.json, ablations.json or roofline.json in
+After a change of a setting, of `outrider.server.openai.unsupported` or of ablations.json or roofline.json in
 bench/results, run `python -m tests.docs.generated` to rewrite the files.
 """
 
@@ -19,14 +19,11 @@ from bench.ablations import page as ablations
 from outrider.server.openai.responses import schema as responses
 from outrider.server.openai.unsupported import UNSUPPORTED, UNSUPPORTED_IN_CHATS, UNSUPPORTED_IN_COMPLETIONS, WITHOUT_EFFECT
 from outrider.server.settings.reference import Setting, SettingsSection, sections
-from tests.agents import summary
 
 ROOT = Path(__file__).parents[2]
 DEFAULT_YAML = ROOT / "configs" / "default.yaml"
 SETTINGS = ROOT / "docs" / "settings.md"
 API = ROOT / "docs" / "api.md"
-AGENTS = ROOT / "docs" / "agents.md"
-AGENTS_RESULTS = ROOT / "bench" / "results" / "agents.json"
 PAPERS = ROOT / "docs" / "papers.md"
 ABLATIONS_RESULTS = ROOT / "bench" / "results" / "ablations.json"
 ROOFLINE = ROOT / "docs" / "roofline.md"
@@ -60,11 +57,6 @@ def api(page: str) -> str:
     table = "\n".join(["| field | in | accepted values |", "|---|---|---|", *rows])
     names = textwrap.fill(", ".join(f"`{name}`" for name in WITHOUT_EFFECT) + ".", 128, break_on_hyphens=False)
     return _replace(_replace(page, "unsupported", f"\n{table}\n"), "without effect", names)
-
-
-def agents(page: str) -> str:
-    """docs/agents.md with the regenerated table of the agents."""
-    return _replace(page, "agents", f"\n{summary.table(json.loads(AGENTS_RESULTS.read_text())['runs'])}\n")
 
 
 def papers(page: str) -> str:
@@ -144,6 +136,5 @@ if __name__ == "__main__":
     DEFAULT_YAML.write_text(default_yaml())
     SETTINGS.write_text(settings(SETTINGS.read_text()))
     API.write_text(api(API.read_text()))
-    AGENTS.write_text(agents(AGENTS.read_text()))
     ROOFLINE.write_text(roofline(ROOFLINE.read_text()))
     PAPERS.write_text(papers(PAPERS.read_text()))

@@ -1,13 +1,11 @@
 """The generated files are up to date."""
 
 from tests.docs.generated import (
-    AGENTS,
     API,
     DEFAULT_YAML,
     PAPERS,
     ROOFLINE,
     SETTINGS,
-    agents,
     api,
     default_yaml,
     papers,
@@ -28,11 +26,6 @@ def test_the_tables_of_settings_are_up_to_date() -> None:
 def test_the_tables_of_unsupported_fields_are_up_to_date() -> None:
     page = API.read_text()
     assert page == api(page), "run python -m tests.docs.generated"
-
-
-def test_the_table_of_agents_is_up_to_date() -> None:
-    page = AGENTS.read_text()
-    assert page == agents(page), "run python -m tests.docs.generated"
 
 
 def test_the_tables_of_the_papers_are_up_to_date() -> None:

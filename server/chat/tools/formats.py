@@ -137,6 +137,7 @@ TABLE = (
         call=("<tool_call>", "\n", "%object", "\n", "</tool_call>"),
         between="\n",
         markers=(("<tool_call>",),),
+        also=("qwen3_coder",),  # Qwen Code's prompt has examples in that format
     ),
     ToolFormat(
         "mistral_args",

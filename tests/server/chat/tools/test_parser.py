@@ -212,6 +212,11 @@ def test_arguments_before_the_name_are_held_back() -> None:
     assert parts == [Part("call", "f"), Part("arguments", '{"a": 1}')]
 
 
+def test_hermes_reads_the_tagged_calls_of_a_clients_prompt() -> None:
+    text = "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"
+    assert content_and_calls(parse("hermes", list(text))) == ("", [("get_weather", {"city": "Oslo"})])
+
+
 def test_a_call_without_arguments_has_none() -> None:
     assert parse("hermes", ['<tool_call>{"name": "f"}</tool_call>']) == [Part("call", "f"), Part("arguments", "{}")]
 
