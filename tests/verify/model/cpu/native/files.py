@@ -98,6 +98,7 @@ def write_mixture(writer: gguf.GGUFWriter, config: Any, mixture: Mixture | None)
         return
     writer.add_expert_count(mixture.experts)
     writer.add_expert_used_count(mixture.used)
+    writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
     if config.model_type == "glm4_moe":
         writer.add_expert_weights_norm(mixture.normalizes)
         writer.add_expert_weights_scale(mixture.scale)
