@@ -98,7 +98,8 @@ def write_mixture(writer: gguf.GGUFWriter, config: Any, mixture: Mixture | None)
         return
     writer.add_expert_count(mixture.experts)
     writer.add_expert_used_count(mixture.used)
-    writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+    has_own = config.model_type not in ("gpt_oss", "mixtral", "olmoe", "granitemoe")
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size if has_own else config.intermediate_size)
     if config.model_type == "glm4_moe":
         writer.add_expert_weights_norm(mixture.normalizes)
         writer.add_expert_weights_scale(mixture.scale)
