@@ -110,6 +110,8 @@ def build(family: str, dtype: torch.dtype = torch.float32, **fields: Any) -> Pre
     for parameter in model.parameters():
         if parameter.ndim == 1:
             parameter.data.add_(0.1 * torch.randn_like(parameter))
+        elif not parameter.any():  # routers, in some versions: with equal scores, any experts are the best
+            parameter.data.normal_(std=0.2)
     model.config.dtype = dtype
     return model.to(dtype)
 
