@@ -98,7 +98,7 @@ def test_a_missing_model_is_one_sentence_and_ends_the_worker() -> None:
     [
         ("tokenizer.json", None, "The tokenizer of"),
         ("config.json", {"num_attention_heads": 0}, "ZeroDivisionError"),
-        ("config.json", {"vocab_size": 5}, "The model at"),
+        ("config.json", {"vocab_size": 5}, "and its configuration says 5 x"),
         ("config.json", {"num_hidden_layers": 10**6}, "says that it has 1000000 layers"),
     ],
 )

@@ -36,6 +36,7 @@ from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.model import HeadModel
 from outrider.verify.model import backend
 from outrider.verify.model.cache.shape import CacheShape, LayerShape
+from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.tokenizer import load_tokenizer
@@ -109,7 +110,7 @@ def test_both_models_have_their_revisions(monkeypatch: pytest.MonkeyPatch, tmp_p
     settings = load_settings(None, flags | {"model.device": "cpu", "draft_model.device": "cpu"})
     target = load_target(settings)
     draft = load_draft(settings, shared_options(settings, settings.draft_model), load_tokenizer(str(models.TARGET)), target)
-    assert isinstance(draft, TorchRunner)
+    assert isinstance(draft, NativeRunner)
     assert target.weight_bytes > draft.weight_bytes
 
 
@@ -172,8 +173,6 @@ def test_the_budget_of_a_request(tiny_runner: TorchRunner, monkeypatch: pytest.M
     assert made.budget(7) == {"max_nodes": 7, "curve": None}
     assert made.budget("auto") == {"max_nodes": MAX_NODES, "curve": made.curve}
     monkeypatch.setattr(tiny_runner, "mode", replace(tiny_runner.mode, bounds=InvariantRange(1, 72)))
-    assert made.budget(MAX_NODES)["max_nodes"] == MAX_NODES  # on a CPU, more rows are computed in turns
-    monkeypatch.setattr(tiny_runner, "mode", replace(tiny_runner.mode, in_pages=True))
     assert made.budget(MAX_NODES)["max_nodes"] == 71
     assert made.budget(7)["max_nodes"] == 7
     assert made.resources_of("anyone") is made.resources

@@ -130,9 +130,14 @@ class Packing:
     def decoder(self) -> Decoder:
         """Packs all weights. Raises ModelError."""
         known = self.architecture
-        table = Weights.stored(self.engine, self.tensors[f"{TABLE}.weight"], self.precision.rest)
-        if table.inputs != known.hidden:
-            raise ModelError(f"The embedding table of {self.tensors.path!r} does not fit its configuration.")
+        stored = self.tensors[f"{TABLE}.weight"]
+        if stored.shape != (known.vocabulary, known.hidden):
+            found, expected = (" x ".join(map(str, each)) for each in (stored.shape, (known.vocabulary, known.hidden)))
+            raise ModelError(
+                f"The embedding table of {self.tensors.path!r} is {found}, and its configuration says {expected}; download it"
+                " again, or name another one."
+            )
+        table = Weights.stored(self.engine, stored, self.precision.rest)
         tied = f"{HEAD}.weight" not in self.tensors
         head = table if tied and self.precision.head is None else self._head(TABLE if tied else HEAD)
         self.size.add(head)
@@ -265,7 +270,10 @@ class Packing:
             stored = self._taken(stored, rows, name)
         if stored.shape != shape:
             found, expected = (" x ".join(map(str, each)) for each in (stored.shape, shape))
-            raise ModelError(f"The tensor {name} of {self.tensors.path!r} is {found}, and its configuration says {expected}.")
+            raise ModelError(
+                f"The tensor {name} of {self.tensors.path!r} is {found}, and its configuration says {expected}; download it"
+                " again, or name another one."
+            )
         fits = self.precision.layers is not None and self.precision.layers.fits(shape[1])
         weights = Weights.stored(self.engine, stored, self.precision.layers if fits else self.precision.rest)
         self.kept.append(weights)
@@ -276,7 +284,10 @@ class Packing:
         try:
             return stored.take(rows)
         except IndexError:
-            raise ModelError(f"The tensor {name} of {self.tensors.path!r} is smaller than its configuration says.") from None
+            raise ModelError(
+                f"The tensor {name} of {self.tensors.path!r} is smaller than its configuration says; download it again, or name"
+                " another one."
+            ) from None
 
     def _norm(self, name: str) -> structures.Norm:
         """A norm; of kind 0 if the model has none there."""
