@@ -23,7 +23,7 @@ from outrider.server.telemetry.metrics import EncoderMetrics
 
 # A token has about this many characters. What waits is bounded in tokens, but encoders tokenize in their process.
 TOKEN_CHARACTERS = 4
-# No text has so many characters per token that more of them would be read; spaces alone can have more, and say nothing.
+# Longer texts are cut here before they are tokenized: apart from runs of spaces, no text has more characters per token.
 MAX_TOKEN_CHARACTERS = 16
 RETRY_SECONDS = 1.0
 

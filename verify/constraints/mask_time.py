@@ -16,7 +16,7 @@ MASKS_SECONDS, MASKS_SHARE = 0.02, 1 / 3
 # A slow mask of a root; and what all of them may take together, which grows likewise.
 SLOW_SECONDS = 0.005
 ROOTS_SECONDS, ROOTS_SHARE = 0.5, 0.1
-# A grammar that has ended an answer is refused for so long; the oldest of so many are forgotten.
+# A grammar whose masks ended an answer is refused for REFUSED_SECONDS. The MAX_REFUSED latest ones are remembered.
 REFUSED_SECONDS, MAX_REFUSED = 300.0, 64
 
 

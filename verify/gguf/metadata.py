@@ -162,7 +162,8 @@ def read(cursor: Cursor, size: int) -> Metadata:
     start = -(-cursor.position // alignment) * alignment
     placed = {name: replace(tensor, start=start + tensor.start) for name, tensor in found.items()}
     declared = entries.get(f"{entries.get('general.architecture')}.block_count", 0)
-    if found and (stored := count_layers(found)) < declared and SPLIT not in entries:  # building so many layers might not end
+    # Building the declared number of layers may take forever. A part of a split file has only some of them.
+    if found and (stored := count_layers(found)) < declared and SPLIT not in entries:
         raise ValueError(f"it says that it has {declared} layers, but its tensors are those of {stored}")
     weights = sum(prod(tensor.shape) for tensor in found.values())
     return Metadata(entries, placed, 8 * (size - start) / max(weights, 1))
