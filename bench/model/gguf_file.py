@@ -19,21 +19,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from bench.plan import BenchError
 from outrider.verify.tokenizer import load_tokenizer
 
-# The names of tensors, by their names in the folder.
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
 NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
 # The names of these types do not begin with MOSTLY.
 FILE_TYPES = {"F32": "ALL_F32"}
@@ -58,7 +43,7 @@ def write(file: Path, config: Any, tensors: Mapping[str, torch.Tensor], weights:
     """
     import gguf
 
-    writer = gguf.GGUFWriter(file, "llama")
+    writer, names = gguf.GGUFWriter(file, "llama"), gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     writer.add_file_type(gguf.LlamaFileType[FILE_TYPES.get(weights, f"MOSTLY_{weights}")])
     add_shape(writer, config)
     if tokenizer is None:
@@ -73,7 +58,7 @@ def write(file: Path, config: Any, tensors: Mapping[str, torch.Tensor], weights:
         if heads:
             values = interleaved(values, heads)
         kind = gguf.GGMLQuantizationType[tensor_type(name, values.ndim, weights)]
-        writer.add_tensor(tensor_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -106,34 +91,30 @@ def tensor_type(name: str, dimensions: int, weights: str) -> str:
     return "Q8_0" if weights == "Q4_0" and name in HEADS else weights
 
 
-def tensor_name(name: str) -> str:
-    """The name of a tensor in the file."""
-    stem, _, suffix = name.rpartition(".")
-    if stem in NAMES:
-        return f"{NAMES[stem]}.{suffix}"
-    _, _, layer, rest = stem.split(".", 3)
-    return f"blk.{layer}.{NAMES[rest]}.{suffix}"
-
-
 def interleaved(values: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     """The rows of a query or key projection with the halves of each rotated pair side by side."""
     return values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
 
 
 def add_shape(writer: Any, config: Any) -> None:
-    """The model's sizes."""
+    """All numbers of a Llama."""
+    add_sizes(writer, config)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+
+
+def add_sizes(writer: Any, config: Any) -> None:
+    """The numbers that files of every family have."""
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_rope_dimension_count(config.head_dim)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
 
 
 def add_tokenizer(writer: Any, folder: Path) -> None:

@@ -11,6 +11,7 @@ from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGMLQuantizationType, quants
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from bench.model.gguf_file import add_sizes
 from outrider.verify.model.architecture.config import read_config
 from outrider.verify.model.architecture.description import Mixture
 from outrider.verify.model.architecture.families import FAMILIES
@@ -66,14 +67,7 @@ def write(writer: gguf.GGUFWriter, name: str, values: NDArray[np.float32], kind:
 
 def write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     """All but what is about positions."""
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    add_sizes(writer, config)
     if hasattr(config, "rms_norm_eps"):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     else:
