@@ -11,7 +11,6 @@ import hashlib
 import importlib.util
 import logging
 import secrets
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -71,13 +70,12 @@ class PictureService:
 
     def __init__(self, settings: Settings) -> None:
         self._model, self._fetches = settings.model, settings.limits.fetch_pictures
-        self._threads = FairThreads([None] * PLACES, "outrider-pictures")
+        self._reading = FairThreads([None] * PLACES, "outrider-pictures")
+        self._preparing = FairThreads([None], "outrider-picture-process")  # the one thread that starts and asks the process
         self._running = Ledger(RUNNING_BYTES)
-        self._preparing = threading.RLock()  # held while the process is asked
         self._process: PictureProcess | None = None
         self._available: bool | None = None  # None = not known yet
         self._placeholder = ""
-        self._keeping = threading.Lock()  # held while the next one is used
         self._kept: OrderedDict[bytes, Prepared] = OrderedDict()  # by digest of principal and file; the latest last
         self._key = secrets.token_bytes(16)
 
@@ -85,7 +83,7 @@ class PictureService:
         """Whether pictures can be prepared: the packages are there, and read the model's processor. Raises EngineError."""
         if self._available is not None and (self._process is not None or not self._available):
             return self._available
-        return await self._threads.run("", lambda _: self._load())
+        return await self._preparing.run("", lambda _: self._load())
 
     async def prepare(self, principal: str, urls: Sequence[str]) -> RequestPictures:
         """The pictures at these URLs. Raises APIError and EngineError."""
@@ -93,8 +91,7 @@ class PictureService:
             raise invalid(f"The conversation has {len(urls)} pictures, and {MAX_PICTURES} are allowed; leave some out.")
         prepared, size, pixels = list[Prepared](), 0, 0
         for url in urls:
-            left = REQUEST_PIXELS - pixels, REQUEST_BYTES - size
-            found = await self._threads.run(principal, lambda _, url=url, left=left: self._read(principal, url, *left))  # type: ignore[misc]
+            found = await self._prepare_one(principal, url, REQUEST_PIXELS - pixels, REQUEST_BYTES - size)
             size, pixels = size + size_of(found), pixels + found.pixels
             if size > REQUEST_BYTES or pixels > REQUEST_PIXELS:  # by pictures that were kept
                 message = f"The pictures take more than {REQUEST_BYTES >> 20} MiB as the model reads them; scale them down."
@@ -106,7 +103,8 @@ class PictureService:
         """Ends the process."""
         if self._process is not None:
             await asyncio.to_thread(self._process.close)
-        await asyncio.to_thread(self._threads.close)
+        await asyncio.to_thread(self._preparing.close)
+        await asyncio.to_thread(self._reading.close)
 
     def _hold(self, principal: str, found: Prepared) -> Prepared:
         """A picture that counts among those of running requests until the request has ended. Raises Overloaded."""
@@ -119,46 +117,51 @@ class PictureService:
         weakref.finalize(arrays, self._running.release, principal, size).atexit = False
         return msgspec.structs.replace(found, arrays=arrays)
 
-    def _read(self, principal: str, url: str, max_pixels: int, max_bytes: int) -> Prepared:
+    async def _prepare_one(self, principal: str, url: str, max_pixels: int, max_bytes: int) -> Prepared:
         """The picture at a URL. Raises APIError and EngineError."""
+        data, digest = await self._reading.run(principal, lambda _: self._read(principal, url))
+        if digest in self._kept:
+            self._kept.move_to_end(digest)
+            return self._kept[digest]
+        request = encode(Prepare(data, max_pixels, max_bytes))
+        found = self._kept[digest] = await self._preparing.run(principal, lambda _: self._prepare(request))
+        while sum(map(size_of, self._kept.values())) > KEPT_BYTES:
+            self._kept.popitem(last=False)
+        return found
+
+    def _read(self, principal: str, url: str) -> tuple[bytes, bytes]:
+        """The file at a URL, and its digest for the principal. Raises APIError."""
         data = asyncio.run(read_picture(url, self._fetches))
-        digest = hashlib.blake2b(data, digest_size=16, key=hashlib.sha256(principal.encode()).digest()).digest()
-        with self._keeping:
-            if digest in self._kept:
-                self._kept.move_to_end(digest)
-                return self._kept[digest]
-        with self._preparing:
-            if not self._load():
-                raise WorkerLost("The process that prepares pictures cannot be started again; leave the pictures out.")
-            answer = self._ask(encode(Prepare(data, max_pixels, max_bytes)), ANSWER_SECONDS)
+        return data, hashlib.blake2b(data, digest_size=16, key=hashlib.sha256(principal.encode()).digest()).digest()
+
+    def _prepare(self, request: bytes) -> Prepared:
+        """What the process makes of a file. Raises APIError and EngineError."""
+        if not self._load():
+            raise WorkerLost("The process that prepares pictures cannot be started again; leave the pictures out.")
+        answer = self._ask(request, ANSWER_SECONDS)
         if isinstance(answer, Failed):
             raise invalid(f"A picture {answer.message}.")
         assert isinstance(answer, Prepared)
-        with self._keeping:
-            self._kept[digest] = answer
-            while sum(map(size_of, self._kept.values())) > KEPT_BYTES:
-                self._kept.popitem(last=False)
         return answer
 
     def _load(self) -> bool:
         """Starts the process if there is none, and waits until it has the model's processor; `is_available`."""
-        with self._preparing:
-            if self._available is None:
-                self._available = importlib.util.find_spec("PIL") is not None
-                if not self._available:
-                    log.warning("pictures are left out of prompts; they need an extra: pip install 'outrider[pictures]'")
-            if not self._available or self._process is not None:
-                return self._available
-            request = Load(self._model.path, self._model.revision, self._model.trust_remote_code)
-            answer = self._ask(encode(request), LOAD_SECONDS)
-            if isinstance(answer, Failed):
-                self._available = False
-                log.warning("pictures are left out of prompts; they %s", answer.message)
-                self._end()
-            else:
-                assert isinstance(answer, Loaded)
-                self._placeholder = answer.placeholder
+        if self._available is None:
+            self._available = importlib.util.find_spec("PIL") is not None
+            if not self._available:
+                log.warning("pictures are left out of prompts; they need an extra: pip install 'outrider[pictures]'")
+        if not self._available or self._process is not None:
             return self._available
+        request = Load(self._model.path, self._model.revision, self._model.trust_remote_code)
+        answer = self._ask(encode(request), LOAD_SECONDS)
+        if isinstance(answer, Failed):
+            self._available = False
+            log.warning("pictures are left out of prompts; they %s", answer.message)
+            self._end()
+        else:
+            assert isinstance(answer, Loaded)
+            self._placeholder = answer.placeholder
+        return self._available
 
     def _ask(self, message: bytes, seconds: float) -> Loaded | Prepared | Failed:
         """The process's answer. Raises EngineError, and APIError if a picture took too long."""
