@@ -1,17 +1,20 @@
 """Threads that principals share fairly; each thread has a resource of its own, such as a tokenizer.
 
 Promises that a principal has at most one thread at a time, that the principals take turns, and that work whose caller has
-left is not started. So one client's long work does not delay another's.
+left is not started. So one client's long work does not delay another's. Without keys, all clients are one principal, which may
+have all threads.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
+# All clients of a server without keys are this principal.
+ANYONE = "anyone"
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -23,7 +26,7 @@ class FairThreads(Generic[R]):
         """One thread per resource; `name` is the threads' prefix."""
         self._idle = list(resources)
         self._executor = ThreadPoolExecutor(len(resources), name)
-        self._running: set[str] = set()  # principals whose work is running
+        self._running = Counter[str]()  # threads by principal
         # The work of each principal in order; the principal whose turn is next comes first.
         self._waiting: OrderedDict[str, deque[tuple[Callable[[R], Any], asyncio.Future[Any]]]] = OrderedDict()
 
@@ -49,16 +52,16 @@ class FairThreads(Generic[R]):
             if not self._waiting[principal]:
                 del self._waiting[principal]
             if not future.cancelled():
-                self._running.add(principal)
+                self._running[principal] += 1
                 resource = self._idle.pop(0)
                 running = asyncio.get_running_loop().run_in_executor(self._executor, work, resource)
                 running.add_done_callback(lambda done, p=principal, r=resource, f=future: self._finish(p, r, f, done))  # type: ignore[misc]
 
     def _next(self) -> str | None:
-        return next((principal for principal in self._waiting if principal not in self._running), None)
+        return next((each for each in self._waiting if each == ANYONE or not self._running[each]), None)
 
     def _finish(self, principal: str, resource: R, future: asyncio.Future[Any], done: asyncio.Future[Any]) -> None:
-        self._running.discard(principal)
+        self._running -= Counter([principal])  # without those that have none
         if principal in self._waiting:
             self._waiting.move_to_end(principal)
         self._idle.insert(0, resource)

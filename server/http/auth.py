@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from outrider.server.fair_threads import ANYONE
 from outrider.server.http.errors import APIError
 from outrider.server.settings import ApiKey
 
-# All clients of a server without keys are this principal.
-ANYONE = "anyone"
 # /metrics has its own rules, see `exposition`.
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/ready", "/version", "/metrics", "/"})
 # A browser sends no key with requests for the playground's files, and they contain nothing of the server.

@@ -14,8 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
-from outrider.server.fair_threads import FairThreads
-from outrider.server.http.auth import ANYONE
+from outrider.server.fair_threads import ANYONE, FairThreads
 from outrider.server.http.errors import APIError, from_validation
 from outrider.server.http.json_body import InvalidJSON, decode
 

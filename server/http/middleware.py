@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.server.http.auth import ANYONE
+from outrider.server.fair_threads import ANYONE
 from outrider.server.http.body_budget import SMALL_BYTES, BodyBudget
 from outrider.server.http.errors import ANTHROPIC_PATHS, APIError
 from outrider.server.settings import Logging

@@ -13,7 +13,7 @@ from fastapi import Request as HTTPRequest
 from outrider.drafters.options import NEED_A_MODEL
 from outrider.server.chat.prompt import PromptEncoder
 from outrider.server.engine.messages import PictureInput, Ready, Request
-from outrider.server.http.auth import ANYONE
+from outrider.server.fair_threads import ANYONE
 from outrider.server.http.errors import APIError, ContextExceeded
 from outrider.server.http.json_route import turn_of
 from outrider.server.openai.conversation import beginning, content_text

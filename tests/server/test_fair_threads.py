@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from outrider.server.fair_threads import FairThreads
+from outrider.server.fair_threads import ANYONE, FairThreads
 
 
 class Rig:
@@ -58,6 +58,17 @@ def test_one_principal_cannot_hold_all_threads() -> None:
         rig.release.set()
         assert await asyncio.gather(*greedy, other) == [*(f"greedy {number}" for number in range(4)), "other"]
         assert rig.used == {"first", "second"}
+
+    run(body)
+
+
+def test_clients_without_keys_may_have_all_threads() -> None:
+    async def body(rig: Rig) -> None:
+        work = [rig.submit(ANYONE, f"{number}") for number in range(3)]
+        await rig.until_started(2)
+        assert rig.used == {"first", "second"}
+        rig.release.set()
+        assert await asyncio.gather(*work) == ["0", "1", "2"]
 
     run(body)
 

@@ -16,7 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider import models
 from outrider.server.datastore_builder import build_suffix
-from outrider.server.http.auth import ANYONE, OPEN_PATHS, Authenticator
+from outrider.server.fair_threads import ANYONE
+from outrider.server.http.auth import OPEN_PATHS, Authenticator
 from outrider.server.http.errors import APIError
 from outrider.server.settings import SettingsError, load_settings
 from tests.server.fakes import FakeEngine, app_with, fetch
