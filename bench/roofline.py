@@ -39,7 +39,7 @@ MODELS = {
     "Qwen3-30B-A3B": Model(lambda: Qwen3MoeConfig(num_hidden_layers=48, head_dim=128, max_position_embeddings=40960), 48, 61.1),
     "Qwen3.5-9B": Model(Qwen3_5TextConfig, 32, 17.9),  # transformers' default sizes
 }
-# What `bench.gpu` times: forwards after a short text. The picture of its figures shows this prediction.
+# What `bench.gpu` times: forwards after a short text.
 MEASURED = "llama-2-7b"
 MODELS_OF_GPU = {MEASURED: Model(SHAPES[MEASURED], 32, 13.5, context=64, nodes=(63,))}
 
