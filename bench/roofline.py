@@ -157,16 +157,6 @@ def counts_of(results: Mapping[str, Any], name: str) -> dict[int, Counts]:
     return {int(nodes): Counts(**each) for nodes, each in results["counts"][name].items() if nodes != "context"}
 
 
-def counts_table(results: Mapping[str, Any]) -> str:
-    """A Markdown table of gigabytes and launches by part."""
-    lines = ["| model | nodes | " + " | ".join(f"{part}: GB, launches" for part in PARTS) + " |", "|---" * 6 + "|"]
-    for name in MODELS:
-        for nodes, each in counts_of(results, name).items():
-            cells = [f"{each.bytes[part] / 1e9:.3f}, {each.launches[part]:,}" for part in PARTS]
-            lines.append(f"| {name} | {nodes} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def predictions_table(results: Mapping[str, Any], gpu: str) -> str:
     """A Markdown table of the predicted milliseconds on one GPU."""
     parts = [*PARTS, "launches", "host"]

@@ -59,9 +59,7 @@ def api(page: str) -> str:
 def roofline(page: str) -> str:
     """docs/roofline.md with regenerated tables."""
     results = json.loads(roofs.RESULT.read_text())
-    page = _replace(page, "counts", f"\n{roofs.counts_table(results)}\n")
-    for gpu in ("H100 SXM", "H200"):
-        page = _replace(page, gpu, f"\n{roofs.predictions_table(results, gpu)}\n")
+    page = _replace(page, "H200", f"\n{roofs.predictions_table(results, 'H200')}\n")
     page = _replace(page, "changes", f"\n{roofs.changes_table(results)}\n")
     return _replace(page, "figures", f"\n{roofs.figures_table(results)}\n")
 
@@ -107,17 +105,11 @@ def _comment(text: str, indent: str) -> str:
 
 
 def _table(section: SettingsSection) -> str:
-    lines = [
-        f"## `{section.name}`",
-        "",
-        section.description,
-        "",
-        "| setting | type | default | description |",
-        "|---|---|---|---|",
-    ]
+    lines = [f"## `{section.name}`", "", section.description, ""]
     for setting in section.settings:
         default = "required" if setting.required else f"`{setting.default}`" if is_value(setting) else setting.default
-        lines.append(f"| `{setting.name}` | {setting.type} | {default} | {setting.description} |")
+        kind = setting.type.replace(" (", ", ").replace(")", "")
+        lines.append(f"- `{setting.name}` ({kind}; {default}): {setting.description}")
     return "\n".join(lines) + "\n"
 
 
