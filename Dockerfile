@@ -31,8 +31,8 @@ COPY pyproject.toml constraints.txt requirements.py ./
 RUN python -m venv --without-pip /opt/outrider \
     && grep '^pip==' constraints.txt > pip.txt \
     && pip install --require-hashes -r pip.txt \
-    && torch=$(grep -o '^torch==[^ ]*' constraints.txt) \
-    && pip --python /opt/outrider/bin/python install --no-deps "$torch" ${TORCH_INDEX:+--index-url "$TORCH_INDEX/$TORCH"} \
+    && grep -o '^torch==[^ ]*' constraints.txt > torch.txt \
+    && pip --python /opt/outrider/bin/python install --no-deps -r torch.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX/$TORCH"} \
     && python requirements.py '.[pictures]' > requirements.txt \
     && pip --python /opt/outrider/bin/python install --build-constraint constraints.txt -c constraints.txt -r requirements.txt
 

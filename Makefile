@@ -29,10 +29,15 @@ $(BIN)/pip install --quiet --disable-pip-version-check --build-constraint constr
     -r build/requirements.txt
 endef
 
+# pip would leave out a build of torch in a folder of this machine's (its CPU build), as pip knows no hash of it before it is read.
 $(INSTALLED): pyproject.toml setup.py bench/pyproject.toml constraints.txt $(wildcard verify/model/cpu/native/*.cpp verify/model/cpu/native/*.h)
 	$(PYTHON) -m venv .venv
 	grep '^pip==' constraints.txt > .venv/pip.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/pip.txt
+	grep -o '^torch==[^ ]*' constraints.txt > .venv/torch.txt
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest build/torch -r .venv/torch.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-index --find-links build/torch -c constraints.txt torch
+	rm -r build/torch
 	$(call install_checked,'.[dev]' ./bench)
 	$(BIN)/pip install --quiet --disable-pip-version-check --build-constraint constraints.txt --no-deps --editable . --editable ./bench
 	touch $@

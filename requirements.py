@@ -1,6 +1,6 @@
 """Prints what projects need, so that pip can install it before them: a project's folder has no hash that pip could check.
 
-    python requirements.py '.[pictures,ray]' ./bench > requirements.txt
+python requirements.py '.[pictures,ray]' ./bench > requirements.txt
 """
 
 import re
