@@ -142,7 +142,9 @@ def test_the_delay_is_bounded_and_a_stable_worker_resets_it() -> None:
     run(body)
 
 
-def test_a_silent_busy_worker_and_a_stopped_idle_one_are_killed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silent_busy_worker_and_a_stopped_idle_one_are_killed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(supervisor, "WATCH_SECONDS", 0.01)
 
     async def body(watched: Watched) -> None:
