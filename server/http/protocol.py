@@ -20,7 +20,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Literal
 
-from httptools import HttpParserError, HttpParserUpgrade
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -147,6 +147,8 @@ class LimitedProtocol(HttpToolsProtocol):
                 data = b""
             except HttpParserUpgrade as upgrade:  # the parser expects another protocol after the head
                 data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self.parser = HttpRequestParser(self)  # the other one has ended if the connection is to be closed
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
             except HttpParserError as error:
                 cause = error.__context__
                 invalid = APIError(400, "The request is not valid HTTP.", code="invalid_http")

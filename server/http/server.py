@@ -147,6 +147,8 @@ def new_config(app: FastAPI, settings: Settings, metrics: Metrics, grace_seconds
         log_level="warning",
         log_config=None,
         timeout_graceful_shutdown=ceil(grace_seconds),
+        # uvicorn's 5 s are also those of httpx, which then loses a request that it sends as the connection is closed.
+        timeout_keep_alive=ceil(settings.server.read_seconds),
         server_header=False,
         proxy_headers=bool(settings.server.trusted_proxies),
         forwarded_allow_ips=list(settings.server.trusted_proxies),

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import yaml
 from fastapi import FastAPI
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from starlette.datastructures import Headers
 
 from outrider.server.app import create_app
@@ -68,6 +70,16 @@ def test_the_base_is_pinned_and_the_user_is_not_root() -> None:
     user, group = instructions("USER")[-1].split(":")  # numeric, so that Kubernetes can check that it is not root
     assert int(user) > 0 and int(group) > 0
     assert f"--chown={user}:{group} /var/cache/outrider" in DOCKERFILE
+
+
+def test_everything_that_is_installed_has_hashes() -> None:
+    lines = [line.partition(" ") for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9.-]+==[^*]+", name) and "--hash=sha256:" in rest for name, _, rest in lines)
+    extras = ",".join(PROJECT["project"]["optional-dependencies"].keys() - {"torchao"})  # installed by nothing here
+    command = [sys.executable, "requirements.py", f".[{extras}]", "./bench"]
+    needed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    names = {canonicalize_name(Requirement(line).name) for line in needed.splitlines()}
+    assert names <= {name.partition("==")[0] for name, _, _ in lines}
 
 
 def test_the_entry_point_and_its_files_exist() -> None:

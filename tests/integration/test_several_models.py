@@ -56,10 +56,12 @@ def workers(served: Served) -> int:
 
 def test_a_model_is_loaded_by_name_and_unloaded_when_idle_and_keeps_its_sessions(several: Served) -> None:
     assert statuses(several) == {"broken": "unloaded", "damaged": "unloaded", "one": "unloaded", "two": "unloaded"}
-    first, second = chat(several, "one", session_id="s").json(), chat(several, "two").json()
+    first = chat(several, "one", session_id="s").json()
+    assert statuses(several) == {"broken": "unloaded", "damaged": "unloaded", "one": "loaded", "two": "unloaded"}
+    second = chat(several, "two").json()
+    assert statuses(several)["two"] == "loaded"
     assert (first["model"], second["model"]) == ("one", "two")
     assert first["choices"][0]["message"]["content"] == second["choices"][0]["message"]["content"]
-    assert statuses(several) == {"broken": "unloaded", "damaged": "unloaded", "one": "loaded", "two": "loaded"}
     assert several.http.get("/v1/models/one").json()["context_length"] > 0
     wait_until(lambda: set(statuses(several).values()) == {"unloaded"})
     wait_until(lambda: workers(several) == 0)

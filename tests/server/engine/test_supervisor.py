@@ -142,7 +142,9 @@ def test_the_delay_is_bounded_and_a_stable_worker_resets_it() -> None:
     run(body)
 
 
-def test_a_silent_busy_worker_is_killed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silent_busy_worker_and_a_stopped_idle_one_are_killed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(supervisor, "WATCH_SECONDS", 0.01)
 
     async def body(watched: Watched) -> None:
@@ -157,6 +159,12 @@ def test_a_silent_busy_worker_is_killed(monkeypatch: pytest.MonkeyPatch, caplog:
         await until(lambda: len(watched.launcher.started) == 2)
         busy = False
         assert not worker.alive
+        watched.launcher.started[1].send(READY)
+        await asyncio.sleep(0.15)
+        assert watched.launcher.started[1].alive
+        monkeypatch.setattr(supervisor, "is_stopped", lambda _: True)  # no request comes that would find it out
+        await until(lambda: len(watched.launcher.started) == 3)
+        assert not watched.launcher.started[1].alive
         await watched.supervisor.stop()
 
     run(body, load_settings(None, {"scheduling.stall_seconds": 0.1}))

@@ -447,3 +447,17 @@ def test_a_request_that_offers_an_upgrade_keeps_its_body(upgrade: bytes, size: i
         assert transport.written.count(b"HTTP/1.1 200") == len(bodies) and transport.ended is None
 
     run(test())
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_an_upgrade_is_ignored_also_if_the_connection_ends_with_the_answer(version: bytes) -> None:
+    async def test() -> None:
+        protocol, transport = Served().connect()
+        fields = b"\r\nConnection: close, Upgrade\r\nUpgrade: h2c\r\n\r\n"
+        head = UPLOAD.replace(b"1000", b"3").replace(b"HTTP/1.1", b"HTTP/" + version)
+        protocol.data_received(head[:-4] + fields + b"abc")
+        assert bytes(protocol.cycle.body) == b"abc" and not protocol.cycle.more_body
+        await asyncio.sleep(1.0)
+        assert transport.written.count(b"HTTP/1.1 200") == 1 and transport.ended is not None
+
+    run(test())

@@ -16,6 +16,7 @@ from typing import Any, cast
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
 
 from outrider import models
 from outrider.server.engine.messages import Request, TokenEvent
@@ -24,6 +25,7 @@ from outrider.server.http.server import DrainingServer, MetricsServer, new_confi
 from outrider.server.serve import listen
 from outrider.server.settings import load_settings
 from outrider.server.system import allow_open_files
+from outrider.server.telemetry.metrics import Metrics
 from tests.server.fakes import FakeEngine, app_with
 from tests.server.http.test_protocol import GET, UPLOAD
 from tests.servers import wait_until
@@ -243,3 +245,9 @@ def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_of_the_connection(field
         assert body.startswith(b"data: {") and body.endswith(b"data: [DONE]\n\n")
     else:
         assert b"content-length: %d" % len(body) in lines and json.loads(body)["choices"]
+
+
+def test_idle_connections_are_kept_longer_than_by_httpx() -> None:
+    settings = load_settings()
+    kept = new_config(FastAPI(), settings, Metrics(), 1.0).timeout_keep_alive
+    assert kept >= settings.server.read_seconds > 5
