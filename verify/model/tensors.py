@@ -26,7 +26,7 @@ BYTES = {"U8": GGMLQuantizationType.I8}  # blocks of MXFP4
 HEADER = struct.Struct("<Q")
 LAYER = re.compile(r"(?:\.layers|^blk)\.(\d+)\.")
 # The ends of names without a kind in files.
-BARE = (".ssm_a", ".ssm_d")
+BARE = (".ssm_a", ".ssm_d", ".ffn_norm")
 # The ends of names of tensors that are computed from the configuration.
 COMPUTED = ("rotary_emb.inv_freq", "attn.masked_bias", "attention.masked_bias")
 

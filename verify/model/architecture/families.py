@@ -127,7 +127,7 @@ FAMILIES: dict[str, Family] = {
     "lfm2": Family("lfm2", state=State.CONVOLUTION),
     "lfm2_moe": Family("lfm2moe", state=State.CONVOLUTION, scores=Scores.SIGMOID),
     "granitemoehybrid": Family("granitehybrid", pairs_in_files=True, state=State.STATE_SPACE, scores=Scores.CHOSEN_SOFTMAX),
-    "falcon_h1": Family("falcon-h1", pairs_in_files=True, state=State.STATE_SPACE, has_both=True),
+    "falcon_h1": Family("falcon-h1", state=State.STATE_SPACE, has_both=True),
     "nemotron_h": Family("nemotron_h_moe", **NEMOTRON_H),
     "mamba2": Family("mamba2", state=State.STATE_SPACE, encodes_positions=False, feeds=False),
     "ernie4_5_moe": Family("ernie4_5-moe", pairs_in_checkpoints=True, pairs_in_files=True, normalizes=True),

@@ -44,6 +44,7 @@ EXPERTS: Mapping[str, Any] = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 48,
 }
+SHORT = {"layer_types": ["conv", "full_attention", "conv"] * 2}
 DELTA: Mapping[str, Any] = {
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
