@@ -57,7 +57,7 @@ IN_CHECKPOINTS = ("mistral", "ministral", "qwen2")
 UNSAID: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3_text": {"query_pre_attn_scalar": 16},
-    "nemotron_h": {"time_step_min": 0.0},
+    "nemotron_h": {"time_step_min": 1e-6},
 }
 NORMS = ["output_norm", *(f"blk.{layer}.{name}_norm" for layer in range(2) for name in ("attn", "ffn"))]
 
