@@ -109,4 +109,4 @@ format: install
 	$(BIN)/ruff check --fix .
 
 train: install
-	$(BIN)/python -m training.train $(ARGS)
+	$(BIN)/python -m outrider.models.embedded.train $(ARGS)

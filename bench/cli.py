@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from bench.gpu_command import bench_gpu
 from bench.live.command import bench_live
 from bench.options import (
     Config,
@@ -32,7 +31,6 @@ app = typer.Typer(help="Measure speed, cost and load.", no_args_is_help=True)
 
 
 app.command("live", context_settings=EXTRA_FLAGS)(bench_live)
-app.command("gpu")(bench_gpu)
 
 
 def register(outrider: typer.Typer) -> None:
@@ -171,31 +169,6 @@ def bench_replay(
         run(recordings, parse_drafters(drafter), parse_counts("--nodes", nodes), options, json, learn)
 
 
-@app.command("ablations")
-def bench_ablations(
-    chat: Annotated[Path | None, typer.Option(help="Recorded answers of a chat model, as for `replay`.")] = None,
-    code: Annotated[Path | None, typer.Option(help="Recorded answers of a code model.")] = None,
-    corpus: Corpus = None,
-    tokenizer: StreamTokenizer = "",
-    only: Annotated[str | None, typer.Option(help="Measure only these ablations again; names separated by commas.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Measure as little as possible, to see that it works.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder of ablations.json.")] = Path("bench/results"),
-) -> None:
-    """Repeat the tables and figures of the papers, as far as the available data and models allow."""
-    from bench.ablations.material import Recordings
-    from bench.ablations.run import choose, run
-    from bench.ablations.size import QUICK, Size
-    from bench.plan import BenchError
-
-    with errors_as_sentences():
-        if any((chat, code, corpus, tokenizer)) and not (chat and code and corpus and tokenizer):
-            raise BenchError("Recorded answers need all of --chat, --code, --corpus and --tokenizer.")
-        recordings = Recordings(chat, code, corpus, tokenizer) if chat and code and corpus else None
-        chosen = choose(only, recordings is not None)
-        out.mkdir(parents=True, exist_ok=True)
-        run(QUICK if quick else Size(), recordings, chosen, out, again=only is not None)
-
-
 @app.command("serve", context_settings=EXTRA_FLAGS)
 def bench_serve(
     context: typer.Context,
@@ -235,35 +208,14 @@ def bench_serve(
             load.run(server.url, requests, rates, clients, out)
 
 
-@app.command("peers", context_settings=EXTRA_FLAGS)
-def bench_peers(
-    context: typer.Context,
-    shape: Annotated[str, typer.Option(help="Shapes of random weights, separated by commas.")] = "llama-460m",
-    bits: Annotated[str, typer.Option(help="Bits per weight, separated by commas: 32, 16, 8 or 4.")] = "16,8,4",
-    peer: Annotated[str, typer.Option(help="Names of peers, separated by commas.")] = "outrider,llama.cpp",
-    forced: Annotated[Path | None, typer.Option(help="Emit the recorded answers of this stream.")] = None,
-    tokenizer: StreamTokenizer = "",
-    corpus: Corpus = None,
-    limit: Limit = None,
-    max_tokens: MaxTokens = 128,
-    repeats: Repeats = 5,
-    drafter: Drafters = "none,fusion",
-    config: Config = None,
-    out: Out = None,
+@app.command("gpu")
+def bench_gpu(
+    out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = Path("outrider-gpu.json"),
+    only: Annotated[str, typer.Option(help="Parts to measure, separated by commas; all by default.")] = "",
 ) -> None:
-    """Compare with llama.cpp in one process, with the same random weights and threads. Settings also work as flags."""
-    from bench.plan import BenchError, parse_drafters
-    from bench.turns import parse_peers
-
+    """Check and measure everything that needs a GPU, in minutes. Exit code 2 without one."""
     with errors_as_sentences():
-        if forced and not tokenizer:
-            raise BenchError("--forced needs --tokenizer.")
-        drafters = parse_drafters(drafter)
-        from bench.peers.contenders import PEERS
-        from bench.peers.run import Choice, parse_bits, run, settings_by_bits
-        from bench.recordings import Recordings
+        from bench import gpu
 
-        recordings = Recordings([forced], tokenizer, corpus or [], limit) if forced else None
-        peers, numbers = parse_peers(peer, list(PEERS)), parse_bits(bits)
-        choice = Choice(shape.split(","), numbers, peers, drafters, recordings, max_tokens, repeats)
-        run(settings_by_bits(config, context.args, numbers), choice, out)
+        gpu.check_device()
+        gpu.run(gpu.chosen_parts(only), out)

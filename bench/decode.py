@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -11,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.progress import Progress
 
 from bench import report
-from bench.model.bandwidth import read_bytes_per_second
+from bench.model.bandwidth import peak_memory_mb, read_bytes_per_second
 from bench.plan import Plan
 from outrider.drafters.interface import Ints
 from outrider.drafters.options import DrafterName, Options
@@ -118,13 +116,6 @@ def collect(
             for (temperature, name), tally in tallies.items()
         ],
     }
-
-
-def peak_memory_mb() -> int:
-    """Peak memory of this process in MiB: GPU memory if there is a GPU, else resident memory."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() >> 20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 def encode(runtime: Runtime, prompt: str) -> Ints:

@@ -1,7 +1,7 @@
-"""`outrider bench gpu`, also `python -m bench.gpu`: checks and measures everything that needs a GPU, in minutes.
+"""`outrider bench gpu`: checks and measures everything that needs a GPU, in minutes.
 
 Each part is saved as soon as it is done, so an interrupted run keeps its finished parts. What concerns several streams,
-invariant rows and pages is in `bench.model.gpu_streams`, and the command in `bench.gpu_command`.
+invariant rows and pages is in `bench.model.gpu_streams`.
 """
 
 from __future__ import annotations
@@ -11,21 +11,17 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import typer
 from rich.console import Console
 
 from bench import report
-from bench.gpu_command import bench_gpu
-from bench.model import gpu_drafts, gpu_kernels, gpu_streams
+from bench.model import gpu_kernels, gpu_streams
 from bench.model.bandwidth import read_bytes_per_second
 from bench.plan import PROMPTS, BenchError, Plan, read_prompts
-from bench.recordings import Recordings
 from outrider.server.settings import Settings
 from outrider.verify.model.invariance import MAX_COST
 
@@ -44,10 +40,7 @@ TESTS = (
 )
 SHAPE = "llama-2-7b"
 KERNEL_SHAPE = "llama-3-8b"
-DRAFT_SHAPES = ("llama-160m", "llama-1b")
-CONTEXT_TOKENS = 2304  # fits the longest replayed answer
-SAMPLED_STEP = {"0": 1.05, "8": 1.08, "16": 1.08}  # largest cost of a sampled step over its forward, by draft nodes
-GREEDY_STEP = 1.05
+CONTEXT_TOKENS = 2304
 EIGHT_STREAMS = 3.0  # least tokens of eight streams over one stream's, without drafts
 
 
@@ -67,23 +60,6 @@ def steps(compile: str) -> Callable[[], dict[str, Any]]:
         figures = run_steps(SHAPE, Settings.model_validate({"model": chosen}), None)
         torch.cuda.empty_cache()
         return figures
-
-    return measured
-
-
-def forced(stream: Path, tokenizer: str, corpus: Path | None, limit: int) -> Callable[[], dict[str, Any]]:
-    """Replays recorded answers on forwards of SHAPE."""
-    from bench.model.forced import load_replay
-    from bench.peers.contenders import OutriderShape, RandomWeights
-    from bench.peers.run import replay
-
-    def measured() -> dict[str, Any]:
-        settings = Settings.model_validate({"model": {"dtype": "bfloat16", "context_tokens": CONTEXT_TOKENS}})
-        recordings = Recordings([stream], tokenizer, [corpus] if corpus else [], limit)
-        lines, resources = load_replay(recordings, settings.speculation.options, CONTEXT_TOKENS)
-        with ExitStack() as stack:
-            peer = OutriderShape(RandomWeights(SHAPE, settings, None, resources, ["none", "fusion"]), stack)
-            return {"results": replay([peer], lines, repeats=1)}
 
     return measured
 
@@ -129,7 +105,6 @@ def claims(figures: dict[str, Any]) -> dict[str, bool]:
         share = done["steps"]["single_token_step_share_of_bandwidth"]
         results["a single-token step reads at 80 % of the memory's speed"] = share >= 0.8
         results["64 rows cost 1.25 times one at most"] = done["steps"]["nodes_over_single"]["63"] <= 1.25
-        results |= sampling_claims(done["steps"]["sampled_step_over_forward"])
     if "streams" in done:
         share = done["streams"]["tokens_over_one_stream"]["8"]
         results["eight streams have three times the tokens of one"] = share >= EIGHT_STREAMS
@@ -138,19 +113,7 @@ def claims(figures: dict[str, Any]) -> dict[str, bool]:
         results["rows are invariant for 5 % of a step at most"] = found["holds"] and found["cost"] <= MAX_COST
     if "pages" in done:
         results["joining and leaving takes no memory and loses no page"] = done["pages"]["steady"]
-    if "forced" in done:
-        results["forced replay is 2.3 times plain decoding"] = done["forced"]["results"][-1]["over_plain"] >= 2.3
     return results
-
-
-def sampling_claims(figures: dict[str, dict[str, dict[str, float]]]) -> dict[str, bool]:
-    """Whether choosing tokens costs little, from `bench.model.overhead.step_over_forward`."""
-    ratios = {name: {nodes: row["step_over_forward"] for nodes, row in by.items()} for name, by in figures.items()}
-    greedy, *_, sampled = ratios.values()
-    return {
-        "a greedy step with feedback costs 1.05 forwards at most": max(greedy.values()) <= GREEDY_STEP,
-        "a sampled step costs 1.05 to 1.08 forwards at most": all(sampled[n] <= limit for n, limit in SAMPLED_STEP.items()),
-    }
 
 
 def measure_parts(parts: dict[str, Callable[[], dict[str, Any]]], out: Path) -> dict[str, bool]:
@@ -178,10 +141,8 @@ def check_device() -> None:
         raise BenchError("torch finds no GPU; run bench gpu on a machine that has one.")
 
 
-def chosen_parts(
-    only: str, stream: Path | None, tokenizer: str, corpus: Path | None, limit: int
-) -> dict[str, Callable[[], dict[str, Any]]]:
-    """The parts to measure: those in `only`, or all; forced replay needs a `stream`. Raises BenchError."""
+def chosen_parts(only: str) -> dict[str, Callable[[], dict[str, Any]]]:
+    """The parts to measure: those in `only`, or all. Raises BenchError."""
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "lossless": lossless,
         "memory": memory,
@@ -190,12 +151,9 @@ def chosen_parts(
         "streams": partial(gpu_streams.together, SHAPE, CONTEXT_TOKENS),
         "invariance": partial(gpu_streams.invariant, SHAPE, CONTEXT_TOKENS),
         "kernels": partial(gpu_kernels.kernels_of_steps, KERNEL_SHAPE),
+        "steps_without_compile": steps("off"),
+        "tests": tests,
     }
-    for draft_shape in DRAFT_SHAPES:
-        parts[f"drafting_{draft_shape}"] = partial(gpu_drafts.drafting, SHAPE, draft_shape)
-    if stream is not None:
-        parts["forced"] = forced(stream, tokenizer, corpus, limit)
-    parts |= {"steps_without_compile": steps("off"), "tests": tests}
     if unknown := {*only.split(",")} - {*parts, ""}:
         raise BenchError(f"There is no part {sorted(unknown)[0]}; name some of {', '.join(parts)}.")
     return {name: part for name, part in parts.items() if not only or name in only.split(",")}
@@ -205,7 +163,3 @@ def run(parts: dict[str, Callable[[], dict[str, Any]]], out: Path) -> None:
     """Measures, saves and prints."""
     results = measure_parts(parts, out)
     report.print_table("Claims", ("claim", "holds"), [(claim, "yes" if holds else "NO") for claim, holds in results.items()])
-
-
-if __name__ == "__main__":
-    typer.run(bench_gpu)

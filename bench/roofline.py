@@ -39,7 +39,7 @@ MODELS = {
     "Qwen3-30B-A3B": Model(lambda: Qwen3MoeConfig(num_hidden_layers=48, head_dim=128, max_position_embeddings=40960), 48, 61.1),
     "Qwen3.5-9B": Model(Qwen3_5TextConfig, 32, 17.9),  # transformers' default sizes
 }
-# What `bench.gpu` times: forwards after a short text. The picture of its figures shows this prediction.
+# What `bench.gpu` times: forwards after a short text.
 MEASURED = "llama-2-7b"
 MODELS_OF_GPU = {MEASURED: Model(SHAPES[MEASURED], 32, 13.5, context=64, nodes=(63,))}
 
@@ -155,16 +155,6 @@ def run(models: Mapping[str, Model], gpus: Mapping[str, GPU]) -> dict[str, Any]:
 def counts_of(results: Mapping[str, Any], name: str) -> dict[int, Counts]:
     """The counts of a model in `roofline.json`, by draft nodes."""
     return {int(nodes): Counts(**each) for nodes, each in results["counts"][name].items() if nodes != "context"}
-
-
-def counts_table(results: Mapping[str, Any]) -> str:
-    """A Markdown table of gigabytes and launches by part."""
-    lines = ["| model | nodes | " + " | ".join(f"{part}: GB, launches" for part in PARTS) + " |", "|---" * 6 + "|"]
-    for name in MODELS:
-        for nodes, each in counts_of(results, name).items():
-            cells = [f"{each.bytes[part] / 1e9:.3f}, {each.launches[part]:,}" for part in PARTS]
-            lines.append(f"| {name} | {nodes} | {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def predictions_table(results: Mapping[str, Any], gpu: str) -> str:

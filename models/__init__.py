@@ -1,4 +1,4 @@
-"""The embedded models: a target, a smaller draft model, an EAGLE head, and a base tri-gram table (training/ has the recipe)."""
+"""The embedded models: target, draft model, EAGLE head, and a base tri-gram table; embedded/train.py is the recipe."""
 
 from pathlib import Path
 

@@ -25,7 +25,6 @@ SOURCES = (
     "verify",
     "models",
     "bench",
-    "training",
     "pyproject.toml",
     "setup.py",
     "README.md",

@@ -10,8 +10,8 @@ import httpx
 import msgspec
 
 from bench.live.setup import Question
+from bench.live.turns import Answer
 from bench.plan import BenchError
-from bench.turns import Answer
 
 
 def fields_of(question: Question) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def bench_live(
         drafters, temperatures = parse_drafters(drafter), parse_numbers("--temperature", temperature)
         from bench.live.run import PEERS, run
         from bench.live.setup import Choice
-        from bench.turns import parse_peers
+        from bench.live.turns import parse_peers
 
         chosen = parse_peers(peers, list(PEERS))
         choice = Choice(prompts, questions, drafters, temperatures, max_tokens, chosen, only, gguf, vllm)

@@ -9,7 +9,7 @@ from bench.http.process import start
 from bench.live.chat import ask, fields_of
 from bench.live.llama_server import KINDS, PLAIN
 from bench.live.setup import LivePeer, Question, Setup
-from bench.turns import Answer
+from bench.live.turns import Answer
 
 PACKAGES = {"gguf": "gguf", "xllamacpp": "xllamacpp"}
 WHOLE_DISTRIBUTION = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}

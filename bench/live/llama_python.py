@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack
 
 from bench.live.setup import LivePeer, Question, Setup
-from bench.turns import Answer
+from bench.live.turns import Answer
 
 PLAIN, LOOKUP, OUTRIDER = "plain", "lookup", "outrider"
 PACKAGES = {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}
@@ -19,7 +19,7 @@ class LlamaPython(LivePeer):
     packages = PACKAGES
 
     def __init__(self, setup: Setup, stack: ExitStack) -> None:
-        from bench.peers.llama_model import LlamaPromptLookupDecoding, Model
+        from bench.live.llama_model import LlamaPromptLookupDecoding, Model
         from outrider.engines.llama_cpp import DraftModel
 
         # The number of looked up tokens is the one that its documentation gives for CPUs.

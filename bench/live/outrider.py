@@ -8,11 +8,11 @@ from contextlib import ExitStack
 
 from rich.console import Console
 
-from bench.figures import OUTRIDER
 from bench.http.process import start_server
 from bench.live.chat import ask, fields_of
+from bench.live.figures import OUTRIDER
 from bench.live.setup import LivePeer, Question, Setup
-from bench.turns import Answer
+from bench.live.turns import Answer
 
 # No request learns from an earlier one, and there are no defaults that the others do not know.
 SERVER_FLAGS = ("--model.generation_config", "none", "--sessions.automatic", "off")

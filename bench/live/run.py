@@ -16,17 +16,17 @@ from rich.progress import Progress
 from transformers import AutoConfig
 
 from bench import report
-from bench.figures import figures, pool, record
 from bench.live import tables
+from bench.live.figures import figures, pool, record
 from bench.live.hugging_face import TransformersChat
 from bench.live.llama import LlamaChat
 from bench.live.llama_python import LlamaPython
 from bench.live.outrider import OutriderChat
 from bench.live.questions import Renderer, parse_tasks, read_tasks
 from bench.live.setup import Choice, LivePeer, Question, Setup
+from bench.live.turns import contenders, install_command, installed_version, take_turns
 from bench.live.vllm import VllmChat
 from bench.plan import BenchError
-from bench.turns import contenders, install_command, installed_version, take_turns
 from outrider.server.settings import Settings, load_settings, parse_flags
 from outrider.verify.gguf.metadata import read_metadata
 
@@ -101,7 +101,7 @@ def context_of(settings: Settings) -> int:
 def measure(peers: Sequence[LivePeer], questions: Sequence[Question], advance: Callable[[], None]) -> dict[str, Any]:
     """Every contender's answers to all questions but the last, which warms up."""
     *measured, warm_up = questions
-    answers = take_turns(contenders(peers), measured, 1, advance, [warm_up])
+    answers = take_turns(contenders(peers), measured, warm_up, advance)
     rows = record(answers, [len(question.ids) for question in measured])
     return {"commit": report.commit(), "machine": report.machine(), "rows": rows}
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from bench.live.turns import Peer
 from bench.model import gguf_file
 from bench.plan import BenchError
-from bench.turns import Peer
 from outrider.drafters.interface import Ints
 from outrider.server.settings import Settings
 

@@ -13,7 +13,7 @@ from typing import Any
 from bench.http.process import start
 from bench.live.chat import ask, fields_of
 from bench.live.setup import LivePeer, Question, Setup
-from bench.turns import Answer
+from bench.live.turns import Answer
 
 NAME, PLAIN = "vllm", "plain"
 SPECULATION: Mapping[str, Mapping[str, Any]] = {

@@ -1,1 +1,1 @@
-"""Benchmarks of the model: cost of a forward, forced replay, draft models, and peers."""
+"""Benchmarks of the model: the cost of a forward, streams in shared rounds, and what needs a GPU."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
 
@@ -48,3 +49,10 @@ def linear_pass(runner: TorchRunner) -> Callable[[], float]:
         return time.perf_counter() - started
 
     return once
+
+
+def peak_memory_mb() -> int:
+    """Peak memory of this process in MiB: GPU memory if there is a GPU, else resident memory."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() >> 20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

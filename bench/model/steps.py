@@ -9,9 +9,7 @@ from typing import Any
 import torch
 
 from bench import report
-from bench.decode import peak_memory_mb
-from bench.model import overhead
-from bench.model.bandwidth import linear_pass, read_bytes_per_second
+from bench.model.bandwidth import linear_pass, peak_memory_mb, read_bytes_per_second
 from bench.model.shapes import check_shape, random_runner
 from outrider.drafters.interface import MAX_NODES
 from outrider.server.settings import Settings
@@ -89,7 +87,6 @@ def run_steps(shape: str, settings: Settings, out: Path | None) -> dict[str, Any
             str(nodes): round(statistics.median(steps[index] / steps[0] for _, steps in rounds), 3)
             for index, nodes in enumerate(STEP_NODES)
         },
-        "sampled_step_over_forward": overhead.step_over_forward(runner),
         "peak_memory_mb": peak_memory_mb(),
     }
     show(figures)
@@ -125,4 +122,3 @@ def show(figures: dict[str, Any]) -> None:
         ],
         f"over N = 0: forwards alone from a context of {CONTEXTS[0]} tokens on; the other columns are whole steps.",
     )
-    overhead.show(figures["sampled_step_over_forward"])

@@ -1,7 +1,8 @@
 """`outrider bench decode --shape --forced --streams`: several recorded answers at once, in shared rounds and in turns.
 
-In turns, each stream has a forward of its own, as if it were alone. Also measures what a long prompt costs the streams beside
-which it is read.
+Forced replay: real forwards of random weights emit recorded answers. The costs are those of this machine, the acceptance is
+that of the model that wrote the answers. Logits of random weights are meaningless, so drafters get no feedback. In turns, each
+stream has a forward of its own, as if it were alone.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.progress import Progress
 
 from bench import report
-from bench.model.forced import context_of, forced_stream, load_replay
+from bench.model.shapes import SHAPES, check_shape
 from bench.model.steps import make_runner, node_budget
-from bench.recordings import Line, Recordings
-from outrider.drafters.none import NoDrafter
+from bench.plan import BenchError
+from bench.recordings import Line, Recordings, load_encoder, load_resources, load_stream
+from outrider.drafters.interface import DraftTree, Ints
 from outrider.drafters.options import DrafterName, Options
+from outrider.drafters.registry import Resources, make, warm
 from outrider.server.settings import Settings
-from outrider.verify.controller import Controller
 from outrider.verify.cost import CostCurve
 from outrider.verify.decode import step
 from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.model.transfer import Download
 from outrider.verify.round import run_round
+from outrider.verify.sampling.acceptance import Decision, NodeLogits, walk
+from outrider.verify.sampling.rows import is_on_host
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.verifier import Verifier
@@ -37,9 +43,44 @@ from outrider.verify.verifier import Verifier
 IN_TURNS = "in turns"
 # A step of each stream, and which of them have ended.
 Advance = Callable[[Sequence[Stream]], Iterator[bool]]
-# The tokens of the prompt that is read, and the number of streams whose steps share its rounds.
-PROMPT_TOKENS, BESIDE = 2000, 3
-PLAIN_ROUNDS, PROMPT_REPEATS = 20, 3
+
+
+class Recorded:
+    """Chooses the tokens of a recorded answer. Implements `outrider.verify.sampling.acceptance.Rule`."""
+
+    def __init__(self, answer: Ints) -> None:
+        self._answer = answer.tolist()
+
+    def decide(self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = ()) -> Callable[[], Decision]:
+        depths = [0, *tree.depths.tolist()]
+        on_record = [True]
+        for parent, depth, token in zip(tree.parents.tolist(), depths[1:], tree.tokens.tolist(), strict=True):
+            on_record.append(on_record[parent + 1] and self._next(first + depth - 1) == token)
+        chosen = [self._next(first + depth) if right else -1 for right, depth in zip(on_record, depths, strict=True)]
+        if is_on_host(logits):
+            return lambda: (*walk(tree, lambda row: _after_greedy_choice(logits[row], chosen[row])), [*extra])
+        download = Download(logits[:].argmax(-1).int(), *extra)  # as costly as a greedy choice
+        return lambda: (*walk(tree, chosen.__getitem__), download.arrays()[1:])
+
+    def _next(self, position: int) -> int:
+        return self._answer[position] if position < len(self._answer) else 0
+
+
+def _after_greedy_choice(logits: NDArray[np.float32], token: int) -> int:
+    """The recorded token, after the work of a greedy choice."""
+    logits.argmax(-1)
+    return token
+
+
+def forced_stream(
+    runner: TorchRunner, name: DrafterName, resources: Resources, line: Line, max_nodes: int, curve: CostCurve | None
+) -> Stream:
+    """A stream that reads the prompt of a recorded line and emits its answer, at the cost of greedy decoding."""
+    drafter = make(name, resources)
+    drafter.feedback = 0
+    options = DecodeOptions(SamplingParams(temperature=0), len(line.answer), max_nodes=max_nodes, curve=curve)
+    verifier = Verifier(runner, runner.new_cache(), lambda _: Recorded(line.answer))
+    return Stream(verifier, drafter, line.prompt, options)
 
 
 def run_streams(
@@ -55,7 +96,6 @@ def run_streams(
 ) -> dict[str, Any]:
     """Measures, prints, and saves the figures if `out` is given. Answers are cut to `max_tokens`. Raises BenchError."""
     lines, resources = load_replay(recordings, options, context_of(shape, settings))
-    longest = sorted(lines, key=lambda line: len(line.answer))[-BESIDE:]  # none ends while a prompt is read beside them
     lines = [replace(line, answer=line.answer[:max_tokens]) for line in lines]
     runner = make_runner(shape, settings)
     budget = node_budget(runner, settings)
@@ -73,7 +113,6 @@ def run_streams(
             for name, run in runs.items():
                 found[name].append(run())
                 progress.advance(task)
-    beside = [prompt_beside_streams(runner, longest, start, budget[1]) for _ in range(PROMPT_REPEATS)]
     figures = {
         "shape": shape,
         "dtype": str(runner.cache_shape.dtype),
@@ -81,12 +120,36 @@ def run_streams(
         "drafter": drafter,
         "answers": len(lines),
         "results": rates(found),
-        "prompt_beside_streams": [each for each in beside if each is not None],
     }
-    show(figures)
+    columns = {"streams": "streams", "tokens/s": "tokens_per_second:.2f", f"over {IN_TURNS}": "over_turns:.3f"}
+    report.print_figures(f"Forced replay of several streams, {drafter}", columns, rates(found))
     if out:
         report.save(out, figures)
     return figures
+
+
+def context_of(shape: str, settings: Settings) -> int:
+    """The context in tokens of random weights of this shape. Raises BenchError for an unknown one."""
+    check_shape(shape)
+    return settings.model.context_tokens or int(SHAPES[shape]().max_position_embeddings)
+
+
+def load_replay(recordings: Recordings, options: Options, context: int) -> tuple[list[Line], Resources]:
+    """The lines of the first stream that fit the context, and what drafters know of the corpus. Raises BenchError."""
+    encoder = load_encoder(recordings.tokenizer)
+    lines, _ = load_stream(recordings.streams[0], encoder, recordings.limit)
+    fitting = select_fitting(lines, context)
+    resources = load_resources(recordings.corpus, encoder, options)
+    warm(resources)
+    return fitting, resources
+
+
+def select_fitting(lines: Sequence[Line], context: int) -> list[Line]:
+    """The lines whose answers take less than half of the context, with the ends of their prompts. Raises BenchError."""
+    fitting = [line for line in lines if 1 < len(line.answer) < context // 2]
+    if not fitting:
+        raise BenchError("No recorded answer fits the context; increase --model.context_tokens.")
+    return [replace(line, prompt=line.prompt[-(context - len(line.answer) - 1) :]) for line in fitting]
 
 
 def together(active: Sequence[Stream]) -> Iterator[bool]:
@@ -133,81 +196,3 @@ def rates(found: dict[str, list[float]]) -> list[dict[str, Any]]:
         }
         for name, speeds in found.items()
     ]
-
-
-def prompt_beside_streams(
-    runner: TorchRunner, lines: Sequence[Line], start: Callable[[Line], Stream], curve: CostCurve | None
-) -> dict[str, float] | None:
-    """What a long prompt costs the streams beside which it is read, and what they cost it.
-
-    Their rounds while it is read are compared with rounds over the same text without it. Returns None if one of their answers
-    ends before the prompt is read.
-    """
-    controller = Controller()
-
-    def begun() -> list[Stream]:
-        streams = [start(line) for line in lines]
-        while any(stream.unread_prompt for stream in streams):
-            run_round(streams)
-        for _ in range(PLAIN_ROUNDS):
-            timed_round(streams, controller)
-        return streams
-
-    def until_first_token(others: Sequence[Stream]) -> list[float]:
-        options = DecodeOptions(SamplingParams(temperature=0), 2, max_nodes=0, curve=curve)
-        text = np.random.default_rng(1).integers(0, runner.vocabulary, PROMPT_TOKENS).astype(np.int32)
-        newcomer, seconds = Stream(Verifier(runner, runner.new_cache()), NoDrafter(), text, options), []
-        while newcomer.remaining == 2:
-            seconds.append(timed_round([*others, newcomer], controller))
-        newcomer.close()
-        return seconds
-
-    alone = until_first_token([])
-    streams = begun()
-    beside = until_first_token(streams)
-    left = [stream.remaining for stream in streams]
-    for stream in streams:
-        stream.close()
-    if not all(left):
-        return None
-    streams, plain = begun(), list[float]()
-    while sum(stream.remaining for stream in streams) > sum(left):
-        plain.append(timed_round(streams, controller))
-    for stream in streams:
-        stream.close()
-    return {
-        "round_ms": round(1e3 * statistics.median(plain), 2),
-        "median_gap_over_plain": round(statistics.median(beside) / statistics.median(plain), 2),
-        "p95_gap_over_plain": round(float(np.percentile(beside, 95) / np.percentile(plain, 95)), 2),
-        "longest_gap_in_rounds": round(max(beside) / statistics.median(plain), 2),
-        "alone_seconds": round(sum(alone), 3),
-        "first_token_over_alone": round(sum(beside) / sum(alone), 3),
-    }
-
-
-def timed_round(streams: Sequence[Stream], controller: Controller) -> float:
-    """The seconds of one round."""
-    started = time.perf_counter()
-    for outcome in run_round(streams, controller):
-        if isinstance(outcome, Exception):
-            raise outcome
-    return time.perf_counter() - started
-
-
-def show(figures: dict[str, Any]) -> None:
-    """Prints both tables."""
-    columns = {"streams": "streams", "tokens/s": "tokens_per_second:.2f", f"over {IN_TURNS}": "over_turns:.3f"}
-    report.print_figures(f"Forced replay of several streams, {figures['drafter']}", columns, figures["results"])
-    columns = {
-        "round\n(ms)": "round_ms:.2f",
-        "median gap\nover plain": "median_gap_over_plain:.2f",
-        "p95 gap\nover plain": "p95_gap_over_plain:.2f",
-        "longest gap\nin rounds": "longest_gap_in_rounds:.2f",
-        "first token\nalone (s)": "alone_seconds:.3f",
-        "first token\nover alone": "first_token_over_alone:.3f",
-    }
-    title = f"A prompt of {PROMPT_TOKENS} tokens, read during the steps of {BESIDE} streams"
-    if figures["prompt_beside_streams"]:
-        report.print_figures(title, columns, figures["prompt_beside_streams"])
-    else:
-        print(f"{title}: not measured, because the recorded answers end before it is read.")

@@ -4,7 +4,7 @@ Over the levels i that `outrider.drafters.tables.levels` lists, longest context 
 
     P(t) = sum_i  trust_i * prod_{j before i} (1 - trust_j) * q_i(t).
 
-`training/fit_prior.py` fits the trust table once on held-out documents of a corpus; it holds no text. A session keeps
+The prior of the trust table was fitted once on held-out documents of a corpus; it holds no text. A session keeps
 updating it with every committed token, drafted or not. A linear mixture gives no extra weight to a token on which two
 sources agree, so P(t) is multiplied by `boost`, the ratio of measured to predicted frequency in its cell, fitted on the
 same documents.

@@ -8,7 +8,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 import outrider.server.worker.main
-from bench.model.forced import Recorded
+from bench.model.streams import Recorded
 from outrider.drafters.interface import Ints
 from outrider.server.settings import Settings
 from outrider.server.worker import runtime

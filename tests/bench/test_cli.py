@@ -20,7 +20,7 @@ def test_the_entry_point_adds_the_commands() -> None:
     assert "bench" in listed
     assert "verify-lossless" in listed and "verify-quality" in listed
     commands = CliRunner().invoke(app, ["bench", "--help"]).output
-    assert all(name in commands for name in ("decode", "gpu", "live", "peers", "replay", "ablations", "serve"))
+    assert all(name in commands for name in ("decode", "gpu", "live", "replay", "serve"))
 
 
 def test_nothing_heavy_is_imported_with_the_commands() -> None:
@@ -37,11 +37,6 @@ def test_nothing_heavy_is_imported_with_the_commands() -> None:
         (["bench", "decode", "--shape", "llama-1b", "--forced", "x.jsonl"], "--forced needs --shape and --tokenizer"),
         (["bench", "decode", "--model.no_such", "1"], "model.no_such"),
         (["bench", "decode", "--draft.no_such", "1"], "no option --draft.no_such"),
-        (["bench", "peers", "--bits", "5"], "--bits takes some of 32, 16, 8, 4"),
-        (["bench", "peers", "--peer", "vllm"], "no peer vllm"),
-        (["bench", "peers", "--shape", "llama-9t"], "no shape 'llama-9t'"),
-        (["bench", "peers", "--forced", "x.jsonl"], "--forced needs --tokenizer"),
-        (["bench", "peers", "--model.quantize", "int8"], "leave out --model.quantize"),
         (["bench", "live", "--prompts", "x", "--peers", "ollama"], "no peer ollama"),
         (["bench", "live", "--prompts", "no-such-file", "--peers", ""], "Cannot read questions from no-such-file"),
         (["bench", "replay", "--stream", "x", "--tokenizer", "x", "--nodes", "many"], "--nodes takes whole numbers"),

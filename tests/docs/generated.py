@@ -1,8 +1,8 @@
-"""Generates configs/default.yaml and the tables of docs/settings.md from the settings tree, and those of docs/api.md,
-docs/papers.md and docs/roofline.md.
+"""Generates configs/default.yaml and the tables of docs/settings.md from the settings tree, and those of docs/api.md
+and docs/roofline.md.
 
-After a change of a setting, of `outrider.server.openai.unsupported` or of ablations.json or roofline.json in
-bench/results, run `python -m tests.docs.generated` to rewrite the files.
+After a change of a setting, of `outrider.server.openai.unsupported` or of bench/results/roofline.json, run
+`python -m tests.docs.generated` to rewrite the files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from bench import roofline as roofs
-from bench.ablations import page as ablations
 from outrider.server.openai.responses import schema as responses
 from outrider.server.openai.unsupported import UNSUPPORTED, UNSUPPORTED_IN_CHATS, UNSUPPORTED_IN_COMPLETIONS, WITHOUT_EFFECT
 from outrider.server.settings.reference import Setting, SettingsSection, sections
@@ -24,8 +23,6 @@ ROOT = Path(__file__).parents[2]
 DEFAULT_YAML = ROOT / "configs" / "default.yaml"
 SETTINGS = ROOT / "docs" / "settings.md"
 API = ROOT / "docs" / "api.md"
-PAPERS = ROOT / "docs" / "papers.md"
-ABLATIONS_RESULTS = ROOT / "bench" / "results" / "ablations.json"
 ROOFLINE = ROOT / "docs" / "roofline.md"
 
 HEADER = """\
@@ -59,20 +56,10 @@ def api(page: str) -> str:
     return _replace(_replace(page, "unsupported", f"\n{table}\n"), "without effect", names)
 
 
-def papers(page: str) -> str:
-    """docs/papers.md with the regenerated tables of its ablations."""
-    results = json.loads(ABLATIONS_RESULTS.read_text())["ablations"]
-    for paper in ("aded", "rest", "gsd", "pearl"):
-        page = _replace(page, paper, f"\n{ablations.tables(results, paper)}")
-    return page
-
-
 def roofline(page: str) -> str:
     """docs/roofline.md with regenerated tables."""
     results = json.loads(roofs.RESULT.read_text())
-    page = _replace(page, "counts", f"\n{roofs.counts_table(results)}\n")
-    for gpu in roofs.GPUS:
-        page = _replace(page, gpu, f"\n{roofs.predictions_table(results, gpu)}\n")
+    page = _replace(page, "H200", f"\n{roofs.predictions_table(results, 'H200')}\n")
     page = _replace(page, "changes", f"\n{roofs.changes_table(results)}\n")
     return _replace(page, "figures", f"\n{roofs.figures_table(results)}\n")
 
@@ -118,17 +105,11 @@ def _comment(text: str, indent: str) -> str:
 
 
 def _table(section: SettingsSection) -> str:
-    lines = [
-        f"## `{section.name}`",
-        "",
-        section.description,
-        "",
-        "| setting | type | default | description |",
-        "|---|---|---|---|",
-    ]
+    lines = [f"## `{section.name}`", "", section.description, ""]
     for setting in section.settings:
         default = "required" if setting.required else f"`{setting.default}`" if is_value(setting) else setting.default
-        lines.append(f"| `{setting.name}` | {setting.type} | {default} | {setting.description} |")
+        kind = setting.type.replace(" (", ", ").replace(")", "")
+        lines.append(f"- `{setting.name}` ({kind}; {default}): {setting.description}")
     return "\n".join(lines) + "\n"
 
 
@@ -137,4 +118,3 @@ if __name__ == "__main__":
     SETTINGS.write_text(settings(SETTINGS.read_text()))
     API.write_text(api(API.read_text()))
     ROOFLINE.write_text(roofline(ROOFLINE.read_text()))
-    PAPERS.write_text(papers(PAPERS.read_text()))

@@ -3,12 +3,10 @@
 from tests.docs.generated import (
     API,
     DEFAULT_YAML,
-    PAPERS,
     ROOFLINE,
     SETTINGS,
     api,
     default_yaml,
-    papers,
     roofline,
     settings,
 )
@@ -26,11 +24,6 @@ def test_the_tables_of_settings_are_up_to_date() -> None:
 def test_the_tables_of_unsupported_fields_are_up_to_date() -> None:
     page = API.read_text()
     assert page == api(page), "run python -m tests.docs.generated"
-
-
-def test_the_tables_of_the_papers_are_up_to_date() -> None:
-    page = PAPERS.read_text()
-    assert page == papers(page), "run python -m tests.docs.generated"
 
 
 def test_the_tables_of_the_roofline_are_up_to_date() -> None:

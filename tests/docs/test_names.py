@@ -13,7 +13,7 @@ from tests.docs.routes import fields, matches, routes
 
 SECTIONS = {section.name for section in sections()}
 TOP_SECTIONS = {name.partition(".")[0] for name in SECTIONS}
-FOLDERS = ("server", "drafters", "engines", "verify", "bench", "models", "training", "configs", "docker", "docs", "tests")
+FOLDERS = ("server", "drafters", "engines", "verify", "bench", "models", "configs", "docker", "docs", "tests")
 
 
 @pytest.mark.parametrize("page", PAGE_NAMES)

@@ -12,8 +12,8 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 from llama_cpp import Llama
 
+from bench.live.llama_model import avoid_amx
 from bench.model import gguf_file
-from bench.peers.llama_model import avoid_amx
 from outrider import models
 from outrider.drafters.library import Session
 from outrider.engines.llama_cpp import DraftModel

@@ -1,39 +1,27 @@
-"""Several recorded answers at once, and a prompt that is read during their steps, on a tiny model."""
+"""Several recorded answers at once, on a tiny model: forced replay emits what was recorded."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import numpy as np
 import pytest
 
 from bench.model import streams
-from bench.model.forced import forced_stream
+from bench.model.streams import forced_stream, select_fitting
+from bench.plan import BenchError
 from bench.recordings import Line
 from outrider.drafters.registry import Resources
+from outrider.verify.decode import finish
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.stream import Stream
 
 
-def lines(tokens: int) -> list[Line]:
-    """Two recorded answers of this length."""
-    return [Line(np.array([5, number], np.int32), np.arange(tokens, dtype=np.int32) % 90) for number in range(2)]
-
-
-def stream_of(runner: TorchRunner, line: Line) -> Stream:
-    return forced_stream(runner, "none", Resources(vocabulary=98), line, 0, None)
-
-
-@pytest.mark.parametrize(("tokens", "is_measured"), [(2, False), (60, True)])
-def test_a_prompt_is_measured_only_beside_answers_that_outlast_it(
-    tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, tokens: int, is_measured: bool
-) -> None:
-    monkeypatch.setattr(streams, "PROMPT_TOKENS", 40)
-    monkeypatch.setattr(streams, "PLAIN_ROUNDS", 3)
-    start = partial(stream_of, tiny_runner)
-    found = streams.prompt_beside_streams(tiny_runner, lines(tokens), start, None)
-    assert (found is not None) == is_measured
-    assert found is None or found["alone_seconds"] > 0
+@pytest.mark.parametrize("name", ["none", "lookup", "fusion"])
+def test_a_forced_answer_takes_fewer_steps_with_drafts(tiny_runner: TorchRunner, name: str) -> None:
+    answer = np.array([5, 6, 7, 8, 9, 10] * 6, np.int32)
+    line = Line(np.array([5, 6, 7, 8, 9, 10, 5], np.int32), answer)
+    decoded = finish(forced_stream(tiny_runner, name, Resources(vocabulary=98), line, 16, None))
+    assert decoded.tokens == answer.tolist()
+    assert len(decoded.steps) == len(answer) if name == "none" else len(decoded.steps) < 20
 
 
 @pytest.mark.parametrize("advance", [streams.together, streams.in_turns])
@@ -42,14 +30,22 @@ def test_all_answers_are_decoded(tiny_runner: TorchRunner, advance: streams.Adva
 
     def start(line: Line) -> Stream:
         started.append(line)
-        return stream_of(tiny_runner, line)
+        return forced_stream(tiny_runner, "none", Resources(vocabulary=98), line, 0, None)
 
-    given = lines(3) * 2
+    given = [Line(np.array([5, number], np.int32), np.arange(3, dtype=np.int32)) for number in range(2)] * 2
     assert streams.tokens_per_second(given, start, 2, advance) > 0
     assert started == given
 
 
-def test_a_measurement_that_is_missing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    results = [{"streams": "1", "tokens_per_second": 1.0, "over_turns": 1.0}]
-    streams.show({"drafter": "none", "results": results, "prompt_beside_streams": []})
-    assert "not measured, because the recorded answers end before it is read" in capsys.readouterr().out
+def test_only_answers_below_half_of_the_context_are_selected() -> None:
+    lines = [Line(np.zeros(3, np.int32), np.zeros(length, np.int32)) for length in (1, 2, 49, 50)]
+    assert [len(line.answer) for line in select_fitting(lines, 100)] == [2, 49]
+    with pytest.raises(BenchError, match="fits the context"):
+        select_fitting(lines[-1:], 100)
+
+
+def test_a_prompt_keeps_the_end_that_fits() -> None:
+    line = Line(np.arange(7, dtype=np.int32), np.zeros(24, np.int32))
+    assert [line.prompt.tolist() for line in select_fitting([line], 50)] == [list(range(7))]
+    long = Line(np.arange(90, dtype=np.int32), np.zeros(24, np.int32))
+    assert select_fitting([long], 64)[0].prompt.tolist() == list(range(51, 90))

@@ -47,7 +47,7 @@ def test_transformers_answers_are_plain_ones(folder: Path, prompts: list[torch.T
 @pytest.mark.slow
 def test_llama_cpps_answers_are_plain_ones(folder: Path, prompts: list[torch.Tensor], tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-    from bench.peers.llama_model import Model
+    from bench.live.llama_model import Model
     from outrider.engines.llama_cpp import DraftModel
 
     file = tmp_path / "model.gguf"

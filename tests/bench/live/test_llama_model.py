@@ -17,7 +17,7 @@ from outrider.server.settings import Settings
 from outrider.server.worker.runtime import load
 
 if TYPE_CHECKING:
-    from bench.peers.llama_model import Model
+    from bench.live.llama_model import Model
 
 MISSING = "This test needs llama-cpp-python; install it with pip install './bench[peers]'."
 TOKENS = 48
@@ -36,7 +36,7 @@ def generated(model: Model, prompt: list[int]) -> Iterator[int]:
 @pytest.mark.filterwarnings("ignore")
 def test_a_converted_model_emits_outriders_tokens(tmp_path: Path, exact: Settings) -> None:
     pytest.importorskip("llama_cpp", reason=MISSING)
-    from bench.peers.llama_model import LlamaPromptLookupDecoding, Model
+    from bench.live.llama_model import LlamaPromptLookupDecoding, Model
 
     drafts = LlamaPromptLookupDecoding()
     file, runtime, drafted_steps, tokens = tmp_path / "model.gguf", load(exact), 0, 0

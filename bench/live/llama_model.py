@@ -1,4 +1,4 @@
-"""llama-cpp-python's model, which counts its forwards and, for forced replay, emits a recorded answer."""
+"""llama-cpp-python's model, which counts its forwards."""
 
 from __future__ import annotations
 
@@ -33,8 +33,6 @@ class Model(Llama):  # type: ignore[misc]
     """A model of a GGUF file."""
 
     evaluations = 0  # forwards since `begin`, the prompt's included
-    _recorded: Sequence[int] = ()
-    _start = 0
 
     @classmethod
     @contextmanager
@@ -55,20 +53,11 @@ class Model(Llama):  # type: ignore[misc]
         finally:
             model.close()
 
-    def begin(self, recorded: Sequence[int] = (), start: int = 0) -> None:
-        """Empties the cache; the tokens from position `start` on will be the recorded ones, if there are any."""
+    def begin(self) -> None:
+        """Empties the cache."""
         self.reset()
-        self._recorded, self._start, self.evaluations = recorded, start, 0
+        self.evaluations = 0
 
     def eval(self, tokens: Sequence[int]) -> None:
         self.evaluations += 1
         super().eval(tokens)
-
-    def sample(self, *args: Any, idx: int | None = None, **options: Any) -> int:
-        """The recorded token, after the work of choosing one; the model's own without a record."""
-        chosen: int = super().sample(*args, idx=idx, **options)
-        if not self._recorded:
-            return chosen
-        assert idx is not None
-        position = idx + 1 - self._start
-        return self._recorded[position] if position < len(self._recorded) else 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.figures import figures, pool, record
-from bench.turns import Answer, Contender
+from bench.live.figures import figures, pool, record
+from bench.live.turns import Answer, Contender
 
 PROMPTS = [4, 4, 4]
 NONE, FUSION = Contender("outrider", "none", "HTTP"), Contender("outrider", "fusion", "HTTP")

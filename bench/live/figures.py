@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.turns import Answer, Contender
+from bench.live.turns import Answer, Contender
 
 Row = dict[str, Any]
 OUTRIDER = "outrider"

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from bench.plan import BenchError
-from bench.turns import (
+from bench.live.turns import (
     Answer,
     Contender,
     Peer,
     contenders,
-    count_items,
     install_command,
     installed_version,
     parse_peers,
     take_turns,
 )
+from bench.plan import BenchError
 
 OURS, PLAIN = Contender("outrider", "none"), Contender("llama.cpp", "plain")
 
@@ -38,23 +37,11 @@ def test_contenders_take_turns_item_by_item() -> None:
         return Answer(item, 1.0)
 
     found = take_turns(
-        {OURS: lambda item: run("a", item), PLAIN: lambda item: run("b", item)}, [1, 2, 3], 2, lambda: advanced.append(1)
+        {OURS: lambda item: run("a", item), PLAIN: lambda item: run("b", item)}, [1, 2, 3], 9, lambda: advanced.append(1)
     )
-    assert calls == ["a1", "b1", "b2", "a2", *["a1", "b1", "b2", "a2", "a3", "b3"] * 2]
-    assert len(advanced) == count_items(3, 2) == 8
-    assert [answer.tokens for answer in found[PLAIN]] == [1, 2, 3] * 2
-
-
-def test_other_items_may_warm_up() -> None:
-    asked: list[int] = []
-
-    def run(item: int) -> Answer:
-        asked.append(item)
-        return Answer(item, 1.0)
-
-    found = take_turns({OURS: run}, [1, 2], 1, lambda: None, warm_up=[9])
-    assert asked == [9, 1, 2]
-    assert [answer.tokens for answer in found[OURS]] == [1, 2]
+    assert calls == ["a9", "b9", "a1", "b1", "b2", "a2", "a3", "b3"]
+    assert len(advanced) == 4
+    assert [answer.tokens for answer in found[PLAIN]] == [1, 2, 3]
 
 
 def test_every_method_of_a_peer_is_a_contender() -> None:

@@ -14,7 +14,6 @@ from bench.plan import BenchError
 
 Item = TypeVar("Item")
 Transport = Literal["in process", "HTTP"]
-WARM_UP_ITEMS = 2
 
 
 @dataclass(frozen=True)
@@ -59,32 +58,25 @@ def contenders(peers: Sequence[Peer[Item]]) -> dict[Contender, Callable[[Item], 
 def take_turns(
     contenders: Mapping[Contender, Callable[[Item], Answer]],
     items: Sequence[Item],
-    repeats: int,
+    warm_up: Item,
     advance: Callable[[], None],
-    warm_up: Sequence[Item] | None = None,
 ) -> dict[Contender, list[Answer]]:
-    """The answers to all items, `repeats` times.
+    """The answers to all items.
 
-    Every contender answers an item before the next item's turn, and each item begins with another contender. A first round over
-    `warm_up`, by default the first items, is not measured. `advance` counts items.
+    Every contender answers an item before the next item's turn, and each item begins with another contender. `warm_up` is
+    answered first, and not measured. `advance` counts items.
     """
     order = list(contenders.items())
     answers: dict[Contender, list[Answer]] = {contender: [] for contender in contenders}
-    first = items[:WARM_UP_ITEMS] if warm_up is None else warm_up
-    for repeat in range(repeats + 1):
-        for index, item in enumerate(items if repeat else first):
-            turn = index % len(order)
-            for contender, run in (*order[turn:], *order[:turn]):
-                answer = run(item)
-                if repeat:
-                    answers[contender].append(answer)
-            advance()
+    for _, run in order:
+        run(warm_up)
+    advance()
+    for index, item in enumerate(items):
+        turn = index % len(order)
+        for contender, run in (*order[turn:], *order[:turn]):
+            answers[contender].append(run(item))
+        advance()
     return answers
-
-
-def count_items(items: int, repeats: int) -> int:
-    """How often `take_turns` advances."""
-    return items * repeats + min(items, WARM_UP_ITEMS)
 
 
 def parse_peers(text: str, known: Sequence[str]) -> list[str]:

@@ -1,1 +1,0 @@
-"""Other programs that serve the same weights, measured beside Outrider."""

@@ -1,0 +1,148 @@
+"""The recipe of the embedded models: texts are the same each time, steps learn, and an interrupted run resumes exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.models.embedded import train
+from outrider.models.embedded.train import (
+    BATCH_TOKENS,
+    SPECIAL_TOKENS,
+    Learner,
+    RunState,
+    batch,
+    bits_per_byte,
+    build_model,
+    documents,
+    rate_at,
+    resume,
+    save,
+    train_tokenizer,
+)
+from outrider.verify.tokenizer import load_tokenizer
+
+FUNCTION = '''
+@decorator
+def add(left, right):
+    """Add two numbers and return their sum.
+
+    A second paragraph.
+    """
+    total = left + right
+    return total
+'''
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An importable package as the only source."""
+    folder = tmp_path / "little"
+    (folder / "tests").mkdir(parents=True)
+    (folder / "__init__.py").write_text("VALUE = 'a module without functions'\n")
+    (folder / "add.py").write_text(FUNCTION)
+    (folder / "copy.py").write_text(FUNCTION)
+    (folder / "table.py").write_text("TABLE = [" + "1234567890, " * 50 + "]\n")
+    (folder / "tests" / "test_add.py").write_text("assert True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(train, "SOURCES", (train.Source("little", "MIT"), train.Source("not_installed", "MIT")))
+    return folder
+
+
+def test_documents_are_files_and_chats(package: Path) -> None:
+    texts = sorted(document.text for document in documents())
+    assert len(texts) == 3  # the copy, the table and the test are skipped
+    chat, *files = texts
+    assert all(text.endswith("<|end|>") for text in texts)
+    assert [text.startswith(("@decorator", "VALUE")) for text in files] == [True, True]
+    question, answer = chat.split("<|end|>\n<|assistant|>\n")
+    assert question.startswith("<|user|>\n") and "Add two numbers and return their sum." in question
+    assert answer == "```python\ndef add(left, right):\n    total = left + right\n    return total\n```<|end|>"
+
+
+def test_the_order_is_fixed_by_the_seed(package: Path) -> None:
+    assert documents(1) == documents(1)
+    assert sorted(map(str, documents(1))) == sorted(map(str, documents(2)))
+
+
+def test_a_file_and_its_chats_are_held_out_together(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "HELD_OUT_SHARE", 1.0)
+    assert all(document.held_out for document in documents())
+
+
+TEXT = "def add(left, right):\n    return left + right\n\n\n"
+
+
+def test_texts_round_trip_and_line_breaks_are_one_token(tmp_path: Path) -> None:
+    train_tokenizer([TEXT] * 20, tmp_path, context_tokens=64)
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == [0, 1, 2, 3]
+    for text in (TEXT, "naïve ☃\tx", "while True:\n    pass"):
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+    assert len(tokenizer.encode("\n    ", add_special_tokens=False)) == 1
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
+    assert chat == "<|user|>\nhi<|end|>\n<|assistant|>\n"
+
+
+SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def learner() -> Learner:
+    torch.manual_seed(0)
+    return Learner(SHAPE, "cpu", compiled=False)
+
+
+def test_the_rate_warms_up_and_ends_at_zero() -> None:
+    assert [rate_at(share) for share in (0.0, 0.005, 0.25, 0.5, 0.75, 1.0)] == [0.0, 0.5, 1.0, 1.0, 0.5, 0.0]
+
+
+def test_batches_read_the_text_in_order_and_wrap_around() -> None:
+    ids = np.arange(20_000, dtype=np.uint16)
+    first = batch(ids, RunState(), 512)
+    assert first.shape == (BATCH_TOKENS // 512, 513)
+    assert first.dtype == torch.int64
+    assert first[1, 0] == 512
+    assert batch(ids, RunState(tokens=BATCH_TOKENS), 512)[0, 0] == BATCH_TOKENS
+    assert int(batch(ids, RunState(tokens=10 * BATCH_TOKENS), 512).max()) < len(ids)
+
+
+def test_steps_lower_the_loss() -> None:
+    tokens = torch.arange(66).reshape(2, 33)
+    model = learner()
+    losses = [model.step(tokens, 1.0) for _ in range(5)]
+    assert losses[-1] < losses[0]
+
+
+def test_a_checkpoint_resumes_exactly(tmp_path: Path) -> None:
+    tokens = torch.arange(66).reshape(2, 33)
+    first, second = learner(), learner()
+    assert resume(tmp_path / "checkpoint.pt", (first,)) == RunState()
+    first.step(tokens, 1.0)
+    state = RunState(step=1, tokens=64, seconds=0.5, losses=[(64, 8.0, 8.5)])
+    save(tmp_path / "checkpoint.pt", (first,), state)
+    assert resume(tmp_path / "checkpoint.pt", (second,)).step == 1
+    assert first.step(tokens, 1.0) == second.step(tokens, 1.0)
+
+
+def test_training_stops_at_the_time_limit_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "BATCH_TOKENS", 64)
+    monkeypatch.setattr(train, "SHORT_WINDOW_TOKENS", 32)
+    monkeypatch.setattr(train, "CONTEXT_TOKENS", 32)
+    learners = (learner(), learner())
+    ids = np.arange(1000, dtype=np.uint16)
+    done = train.train(learners, ids, 0.001, tmp_path / "checkpoint.pt")
+    assert done.step >= 1
+    assert done.seconds >= 0.06
+    assert train.train(learners, ids, 0.001, tmp_path / "checkpoint.pt").tokens == done.tokens
+
+
+def test_a_uniform_model_takes_twelve_bits_per_token() -> None:
+    model = build_model(SHAPE)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    bits = bits_per_byte(model, np.arange(101, dtype=np.uint16), 100, "cpu")
+    assert bits == pytest.approx(12.0, abs=1e-3)  # 4096 tokens, one byte each
