@@ -39,7 +39,7 @@ class Scores(Enum):
 
 
 class State(Enum):
-    """What a recurrent layer keeps of the text before a row: the last inputs of a convolution, and, but for CONVOLUTION, matrices."""
+    """What a recurrent layer keeps of a text: the last inputs of a convolution, and, but for CONVOLUTION, a matrix per head."""
 
     DELTA_RULE = 0  # Yang et al., Gated Delta Networks
     STATE_SPACE = 1  # Dao and Gu, Mamba 2

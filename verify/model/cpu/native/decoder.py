@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
 from outrider.verify.errors import ModelError
-from outrider.verify.model.architecture.description import Architecture, Layer, Mixture, Recurrence, State
+from outrider.verify.model.architecture.description import Architecture, Layer, Mixture
 from outrider.verify.model.architecture.families import BY_FILE
 from outrider.verify.model.architecture.rotary import frequencies
 from outrider.verify.model.cpu.native import structures
 from outrider.verify.model.cpu.native.library import Engine
-from outrider.verify.model.cpu.native.weights import Kind, Weights
+from outrider.verify.model.cpu.native.packing import Packer, Precision, Size
+from outrider.verify.model.cpu.native.recurrence import NAMES as RECURRENT
+from outrider.verify.model.cpu.native.recurrence import pack_recurrence
+from outrider.verify.model.cpu.native.weights import Weights
 from outrider.verify.model.experts import expert_name
-from outrider.verify.model.stored import Stored
 from outrider.verify.model.tensors import Tensors
 
 # Sizes are multiples of this (vector.h).
@@ -37,11 +37,6 @@ FUSED_ATTENTION, GATE, UP, DOWN = "attn_qkv", "ffn_gate", "ffn_up", "ffn_down"
 ROUTER, ROUTER_BIAS, SHARED_GATE, SINKS = "ffn_gate_inp", "exp_probs_b.bias", "ffn_gate_inp_shexp", "attn_sinks.weight"
 SHARED = {"gate": "ffn_gate_shexp", "up": "ffn_up_shexp", "down": "ffn_down_shexp"}
 LINEARS = {"query": "attn_q", "key": "attn_k", "value": "attn_v", "output": "attn_output", "gate": GATE, "up": UP, "down": DOWN}
-# Of recurrent layers.
-STATE_INPUT, STATE_OUTPUT, STATE_NORM, CONVOLUTION = "ssm_in", "ssm_out", "ssm_norm", "ssm_conv1d"
-DECAY, SKIP, STEP, STATE_GATE, ALPHA, BETA, BOTH = "ssm_a", "ssm_d", "ssm_dt", "attn_gate", "ssm_alpha", "ssm_beta", "ssm_ba"
-SHORT_INPUT, SHORT_OUTPUT, SHORT = "shortconv.in_proj", "shortconv.out_proj", "shortconv.conv"
-STATES = (STATE_INPUT, STATE_OUTPUT, STATE_NORM, CONVOLUTION, DECAY, SKIP, STEP, STATE_GATE, ALPHA, BETA, BOTH)
 NORMS = {
     "attention_norm": "attn_norm",
     "attention_post_norm": "post_attention_norm",
@@ -50,11 +45,6 @@ NORMS = {
     "query_norm": "attn_q_norm",
     "key_norm": "attn_k_norm",
 }
-
-
-# A recurrent layer's linear layers, the names of its output and its convolution, and the order of the channels.
-StateParts = tuple[dict[str, structures.Linear], str, str, NDArray[np.int64]]
-HALVES = (GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
 
 def supports(architecture: Architecture) -> bool:
@@ -66,27 +56,6 @@ def supports(architecture: Architecture) -> bool:
     fit = all(each.key_dim % SUMMED == each.value_dim % SUMMED == 0 and each.window <= MOST_WINDOW for each in states)
     alike = len({(each.kind, each.window, each.heads, each.key_dim, each.value_dim) for each in states}) <= 1
     return architecture.hidden % SUMMED == 0 and widths and groups and fit and alike
-
-
-@dataclass(frozen=True)
-class Precision:
-    """To what a checkpoint's weights are rounded; None = as they are, in the form that the library has for them."""
-
-    layers: Kind | None = None
-    head: Kind | None = None
-    rest: Kind | None = None  # the embedding table, and layers that `layers` does not fit
-
-
-@dataclass
-class Size:
-    """Bytes and number of the weights that a step reads."""
-
-    nbytes: int = 0
-    weights: int = 0
-
-    def add(self, weights: Weights) -> None:
-        self.nbytes += weights.nbytes
-        self.weights += weights.outputs * weights.inputs
 
 
 @dataclass(eq=False)
@@ -127,18 +96,14 @@ def pack(architecture: Architecture, tensors: Tensors, engine: Engine, precision
     return packing.decoder() if packing.uses_all() else None
 
 
-class Packing:
+class Packing(Packer):
     """Packs one model."""
-
-    def __init__(self, architecture: Architecture, tensors: Tensors, engine: Engine, precision: Precision) -> None:
-        self.architecture, self.tensors, self.engine, self.precision = architecture, tensors, engine, precision
-        self.size, self.kept = Size(), list[object]()
 
     def uses_all(self) -> bool:
         """Whether every tensor is one that is packed: others would make the model another one."""
         known = {TABLE, HEAD, NORM, LFM2_NORM, "rope_freqs", "rope_factors_long", "rope_factors_short"}
         parts = [*LINEARS.values(), *NORMS.values(), *SHARED.values(), FUSED_ATTENTION, ROUTER, SHARED_GATE]
-        parts += [*STATES, SHORT_INPUT, SHORT_OUTPUT, SHORT, *(name.rpartition(".")[0] for name in (ROUTER_BIAS, SINKS))]
+        parts += [*RECURRENT, *(name.rpartition(".")[0] for name in (ROUTER_BIAS, SINKS))]
         mixture, layers = self.architecture.mixture, range(len(self.architecture.layers))
         for expert in range(mixture.experts if mixture else 0):
             parts += [f"ffn_{part}_exps.{expert}" for part in ("gate", "up", "down")]
@@ -171,8 +136,8 @@ class Packing:
             logit_cap=known.logit_cap or 0.0,
             layer=ctypes.cast(layers, ctypes.POINTER(structures.Layer)),
             embedding=table.matrix,
-            head=structures.Linear(head.matrix, self._vector(f"{HEAD}.bias")),
-            norm=self._norm(NORM if f"{NORM}.weight" in self.tensors else LFM2_NORM),
+            head=structures.Linear(head.matrix, self.vector(f"{HEAD}.bias")),
+            norm=self.norm(NORM if f"{NORM}.weight" in self.tensors else LFM2_NORM),
         )
         return Decoder(known, description, layers, table, head, self.size, [self.kept, table, head])
 
@@ -184,14 +149,14 @@ class Packing:
         layer = known.layers[number]
         parts: dict[str, Any] = dict(self._attention(place, layer)) if layer.heads else {}
         if layer.recurrence is not None:
-            parts["recurrence"] = ctypes.pointer(self._recurrence(place, number, layer.recurrence))
+            parts["recurrence"] = ctypes.pointer(pack_recurrence(self, place, number, layer.recurrence))
         if not layer.feeds:
             pass
-        elif self.architecture.mixture is not None and f"{place}{ROUTER}.weight" in self.tensors:
+        elif self.architecture.mixture is not None and self.has(place + ROUTER):
             parts |= self._mixture(number, self.architecture.mixture)
         else:
             parts |= self._feed_forward(place)
-        norms = {name: self._norm(place + stored) for name, stored in NORMS.items()}
+        norms = {name: self.norm(place + stored) for name, stored in NORMS.items()}
         for name, heads in (("query_norm", layer.heads), ("key_norm", layer.kv_heads)):
             norms[name].size = min(norms[name].size, heads * layer.head_dim)
         if not layer.heads and layer.recurrence is None:
@@ -203,7 +168,7 @@ class Packing:
         return structures.Layer(
             **norms,
             **parts,
-            sinks=self._vector(place + SINKS),
+            sinks=self.vector(place + SINKS),
             heads=layer.heads,
             kv_heads=layer.kv_heads,
             head_dim=layer.head_dim,
@@ -223,12 +188,12 @@ class Packing:
         hidden, width = self.architecture.hidden, layer.head_dim
         if layer.is_gated:  # a head's query, then its gate
             pairs = np.arange(2 * query).reshape(layer.heads, 2, width)
-            rest = {name: self._linear(place + LINEARS[name], (key, hidden)) for name in ("key", "value")}
+            rest = {name: self.linear(place + LINEARS[name], (key, hidden)) for name in ("key", "value")}
             both = {name: pairs[:, part].reshape(-1) for part, name in enumerate(("query", "query_gate"))}
-            found = {name: self._linear(place + LINEARS["query"], (query, hidden), rows) for name, rows in both.items()}
-            return found | rest | {"output": self._linear(place + LINEARS["output"], (hidden, query))}
+            found = {name: self.linear(place + LINEARS["query"], (query, hidden), rows) for name, rows in both.items()}
+            return found | rest | {"output": self.linear(place + LINEARS["output"], (hidden, query))}
         starts = {"query": (0, query), "key": (query, query + key), "value": (query + key, query + 2 * key)}
-        fused = f"{place}{FUSED_ATTENTION}.weight" in self.tensors
+        fused = self.has(place + FUSED_ATTENTION)
         found = {}
         for name, (start, end) in starts.items():
             source = place + (FUSED_ATTENTION if fused else LINEARS[name])
@@ -237,124 +202,38 @@ class Packing:
                 size = self.architecture.rotaries[layer.rotary].size
                 rows = rows[halves(len(rows) // layer.head_dim, layer.head_dim, size)]
             taken = rows if fused or self.architecture.has_pairs else None
-            found[name] = self._linear(source, (end - start, hidden), taken, self._multiplier(name))
-        return found | {"output": self._linear(place + LINEARS["output"], (hidden, query), None, self._multiplier("output"))}
-
-    def _multiplier(self, name: str) -> float:
-        return self.architecture.multipliers.get(name, 1.0)
-
-    def _recurrence(self, place: str, number: int, known: Recurrence) -> structures.Recurrence:
-        """A recurrent layer."""
-        before = [each.recurrence for each in self.architecture.layers[:number] if each.recurrence is not None]
-        hidden, inner, keys = self.architecture.hidden, known.heads * known.value_dim, known.key_heads * known.key_dim
-        found = structures.Recurrence(
-            kind=known.kind.value,
-            window=known.window,
-            channels=hidden if known.kind is State.CONVOLUTION else 2 * keys + inner,
-            heads=known.heads,
-            key_heads=known.key_heads,
-            key_dim=known.key_dim,
-            value_dim=known.value_dim,
-            tiled=known.is_tiled,
-            normed_gated=known.gates_first,
-            convolution=len(before),
-            state=len(before),
-            least=known.steps[0],
-            most=known.steps[1],
-        )
-        source = {State.CONVOLUTION: self._short, State.DELTA_RULE: self._delta, State.STATE_SPACE: self._space}[known.kind]
-        linears, output, convolution, order = source(place, known)
-        for name, linear in linears.items():
-            setattr(found, name, linear)
-        found.output = self._linear(place + output, (hidden, inner or hidden), None, self._multiplier("state output"))
-        taps = self._float(f"{place}{convolution}.weight").reshape(found.channels, known.window + 1)
-        found.taps = self._keep(taps[order].T)
-        if f"{place}{convolution}.bias" in self.tensors:
-            found.bias = self._keep(self._float(f"{place}{convolution}.bias")[order])
-        if known.kind is State.CONVOLUTION:
-            return found
-        decay = self._float(f"{place}{DECAY}.weight").reshape(-1)
-        found.decay = self._keep(-np.exp(decay) if self.architecture.decays_as_logarithms else decay)
-        found.step_bias = self._vector(f"{place}{STEP}.bias")
-        found.skip = self._vector(f"{place}{SKIP}.weight")
-        if f"{place}{STATE_NORM}.weight" in self.tensors:
-            size = known.value_dim if known.kind is State.DELTA_RULE else inner // known.key_heads
-            found.norm = structures.Norm(self._vector(f"{place}{STATE_NORM}.weight"), None, self.architecture.norm.value, size)
-        return found
-
-    def _short(self, place: str, known: Recurrence) -> StateParts:
-        """LFM2's: what is convolved is multiplied by `beta`, and the result by `gate`."""
-        hidden = self.architecture.hidden
-        parts = {name: slice(part * hidden, (part + 1) * hidden) for part, name in enumerate(("beta", "gate", "convolved"))}
-        linears = {name: self._linear(place + SHORT_INPUT, (hidden, hidden), rows) for name, rows in parts.items()}
-        return linears, SHORT_OUTPUT, SHORT, np.arange(hidden)
-
-    def _delta(self, place: str, known: Recurrence) -> StateParts:
-        """Qwen's: four tensors, or two whose rows are those of one key head after another."""
-        hidden, inner, keys = self.architecture.hidden, known.heads * known.value_dim, known.key_heads * known.key_dim
-        channels, ratio = 2 * keys + inner, known.heads // known.key_heads
-        if f"{place}{FUSED_ATTENTION}.weight" in self.tensors:
-            rows: dict[str, Any] = {"convolved": (FUSED_ATTENTION, None), "gate": (STATE_GATE, None)}
-        else:
-            sizes = np.cumsum([0, known.key_dim, known.key_dim, ratio * known.value_dim, ratio * known.value_dim])
-            fused = np.arange(channels + inner).reshape(known.key_heads, -1)
-            query, key, value, gate = (fused[:, start:end].reshape(-1) for start, end in pairwise(sizes))
-            rows = {"convolved": (STATE_INPUT, np.r_[query, key, value]), "gate": (STATE_INPUT, gate)}
-        if f"{place}{BOTH}.weight" in self.tensors:
-            fused = np.arange(2 * known.heads).reshape(known.key_heads, 2, ratio)
-            rows |= {name: (BOTH, fused[:, part].reshape(-1)) for part, name in enumerate(("beta", "step"))}
-        else:
-            rows |= {"beta": (BETA, None), "step": (ALPHA, None)}
-        outputs = {"convolved": channels, "gate": inner, "beta": known.heads, "step": known.heads}
-        linears = {name: self._linear(place + source, (outputs[name], hidden), each) for name, (source, each) in rows.items()}
-        return linears, STATE_OUTPUT, CONVOLUTION, np.arange(channels)
-
-    def _space(self, place: str, known: Recurrence) -> StateParts:
-        """Mamba 2's: the gate, values, keys and queries of all groups, and steps in one tensor."""
-        hidden, inner, keys = self.architecture.hidden, known.heads * known.value_dim, known.key_heads * known.key_dim
-        ends = np.cumsum([0, inner, inner, keys, keys, known.heads])
-        gate, value, key, query, step = (np.arange(start, end) for start, end in pairwise(ends))
-        order = np.r_[query, key, value]
-        scales = np.repeat([self._multiplier(name) for name in ("queries", "keys", "values")], [keys, keys, inner])
-        given: dict[str, tuple[Any, Any]] = {
-            "convolved": (order, scales.astype(np.float32)[:, None] if self.architecture.multipliers else 1.0),
-            "gate": (gate, self._multiplier("state gate")),
-            "step": (step, self._multiplier("step")),
-        }
-        linears = {
-            name: self._linear(place + STATE_INPUT, (len(rows), hidden), rows, scale) for name, (rows, scale) in given.items()
-        }
-        return linears, STATE_OUTPUT, CONVOLUTION, order - inner
+            found[name] = self.linear(source, (end - start, hidden), taken, self.multiplier(name))
+        return found | {"output": self.linear(place + LINEARS["output"], (hidden, query), None, self.multiplier("output"))}
 
     def _feed_forward(self, place: str) -> dict[str, structures.Linear]:
         hidden = self.architecture.hidden
-        if f"{place}{SHARED['down']}.weight" in self.tensors:  # Granite's, of a model without experts
+        if self.has(place + SHARED["down"]):  # Granite's, of a model without experts
             return self._shared(place)
         inner = self.tensors[f"{place}{DOWN}.weight"].shape[1]
-        found = {"down": self._linear(place + DOWN, (hidden, inner), None, self._multiplier("down"))}
-        if f"{place}{GATE}.weight" in self.tensors:
-            linears = {name: (LINEARS[name], self._multiplier(name)) for name in ("gate", "up")}
-            return found | {name: self._linear(place + of, (inner, hidden), None, by) for name, (of, by) in linears.items()}
+        found = {"down": self.linear(place + DOWN, (hidden, inner), None, self.multiplier("down"))}
+        if self.has(place + GATE):
+            linears = {name: (LINEARS[name], self.multiplier(name)) for name in ("gate", "up")}
+            return found | {name: self.linear(place + of, (inner, hidden), None, by) for name, (of, by) in linears.items()}
         if self.tensors[f"{place}{UP}.weight"].shape[0] == inner:
-            return found | {"up": self._linear(place + UP, (inner, hidden))}
+            return found | {"up": self.linear(place + UP, (inner, hidden))}
         halves = {"gate": slice(0, inner), "up": slice(inner, 2 * inner)}  # fused
-        return found | {name: self._linear(place + UP, (inner, hidden), rows) for name, rows in halves.items()}
+        return found | {name: self.linear(place + UP, (inner, hidden), rows) for name, rows in halves.items()}
 
     def _mixture(self, number: int, known: Mixture) -> dict[str, Any]:
         """The experts of a layer, and the shared one."""
-        hidden, place = self.architecture.hidden, f"blk.{number}."
+        place = f"blk.{number}."
         counted, self.size = self.size, Size()  # a step reads those that it uses
         experts = [each for expert in range(known.experts) for each in self._expert(number, expert)]
         counted.nbytes += self.size.nbytes * known.used // known.experts
         counted.weights += self.size.weights * known.used // known.experts
         self.size = counted
         array = (structures.Linear * len(experts))(*experts)
-        has_gate = f"{place}{SHARED_GATE}.weight" in self.tensors
+        has_gate = self.has(place + SHARED_GATE)
         mixture = structures.Mixture(
-            router=self._router(place + ROUTER, known.experts),
-            bias=self._vector(place + ROUTER_BIAS),
+            router=self.router(place + ROUTER, known.experts),
+            bias=self.vector(place + ROUTER_BIAS),
             experts=ctypes.cast(array, ctypes.POINTER(structures.Linear)),
-            shared_gate=self._router(place + SHARED_GATE, 1) if has_gate else structures.Linear(),
+            shared_gate=self.router(place + SHARED_GATE, 1) if has_gate else structures.Linear(),
             count=known.experts,
             used=known.used,
             scores=known.scores.value,
@@ -365,15 +244,15 @@ class Packing:
         )
         self.kept += [array, mixture]
         found: dict[str, Any] = {"mixture": ctypes.pointer(mixture)}
-        return found | (self._shared(place) if f"{place}{SHARED['down']}.weight" in self.tensors else {})
+        return found | (self._shared(place) if self.has(place + SHARED["down"]) else {})
 
     def _shared(self, place: str) -> dict[str, structures.Linear]:
         """A shared expert."""
         hidden, inner = self.architecture.hidden, self.tensors[f"{place}{SHARED['down']}.weight"].shape[1]
         shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
-        has_gate = f"{place}{SHARED['gate']}.weight" in self.tensors
+        has_gate = self.has(place + SHARED["gate"])
         names = {name: shape for name, shape in shapes.items() if has_gate or name != "gate"}
-        return {name: self._linear(place + SHARED[name], shape) for name, shape in names.items()}
+        return {name: self.linear(place + SHARED[name], shape) for name, shape in names.items()}
 
     def _expert(self, layer: int, number: int) -> list[structures.Linear]:
         """Gate, up and down."""
@@ -381,81 +260,8 @@ class Packing:
         gate, up, down = (expert_name(layer, part, number).removesuffix(".weight") for part in ("gate", "up", "down"))
         inner = self.tensors[f"{down}.weight"].shape[1]
         has_gate = f"{gate}.weight" in self.tensors
-        first = self._linear(gate, (inner, hidden)) if has_gate else structures.Linear()
-        return [first, self._linear(up, (inner, hidden)), self._linear(down, (hidden, inner))]
-
-    def _router(self, name: str, outputs: int) -> structures.Linear:
-        """A small layer, whose products decide: in float32, whatever the others are rounded to."""
-        weights = Weights.of(self.engine, Kind.FLOAT32, self.tensors[f"{name}.weight"].floats().reshape(outputs, -1))
-        self.kept.append(weights)
-        return structures.Linear(weights.matrix, self._vector(f"{name}.bias"))
-
-    def _linear(
-        self,
-        name: str,
-        shape: tuple[int, int],
-        rows: NDArray[np.int64] | slice | None = None,
-        scale: float | NDArray[np.float32] = 1.0,
-    ) -> structures.Linear:
-        """A linear layer, of these rows, times `scale`. Raises ModelError unless its shape is [outputs, inputs]."""
-        stored = self.tensors[f"{name}.weight"]
-        if rows is not None:
-            stored = self._taken(stored, rows, name)
-        if stored.shape != shape:
-            found, expected = (" x ".join(map(str, each)) for each in (stored.shape, shape))
-            raise ModelError(
-                f"The tensor {name} of {self.tensors.path!r} is {found}, and its configuration says {expected}; download it"
-                " again, or name another one."
-            )
-        fits = self.precision.layers is not None and self.precision.layers.fits(shape[1])
-        kind = self.precision.layers if fits else self.precision.rest
-        if not np.isscalar(scale) or scale != 1:
-            stored = scaled(stored, scale)
-        weights = Weights.stored(self.engine, stored, kind)
-        self.kept.append(weights)
-        self.size.add(weights)
-        return structures.Linear(weights.matrix, self._vector(f"{name}.bias", rows))
-
-    def _taken(self, stored: Stored, rows: NDArray[np.int64] | slice, name: str) -> Stored:
-        try:
-            return stored.take(rows)
-        except IndexError:
-            raise ModelError(
-                f"The tensor {name} of {self.tensors.path!r} is smaller than its configuration says; download it again, or name"
-                " another one."
-            ) from None
-
-    def _norm(self, name: str) -> structures.Norm:
-        """A norm; of kind 0 if the model has none there."""
-        if f"{name}.weight" not in self.tensors:
-            return structures.Norm()
-        add = 1.0 if self.architecture.norms_less_one else 0.0
-        weight = self._vector(f"{name}.weight", add=add)
-        size = self.tensors[f"{name}.weight"].shape[-1]
-        return structures.Norm(weight, self._vector(f"{name}.bias"), self.architecture.norm.value, size)
-
-    def _vector(self, name: str, rows: NDArray[np.int64] | slice | None = None, add: float = 0.0) -> int | None:
-        """The address of a vector as float32; None if the model has none."""
-        if name not in self.tensors:
-            return None
-        stored = self.tensors[name]
-        return self._keep((stored if rows is None else self._taken(stored, rows, name)).floats() + np.float32(add))
-
-    def _float(self, name: str) -> NDArray[np.float32]:
-        return self.tensors[name].floats()
-
-    def _keep(self, values: NDArray[np.float32]) -> int:
-        """The address of an array's copy."""
-        kept = np.array(values, np.float32, order="C")
-        self.kept.append(kept)
-        return int(kept.ctypes.data)
-
-
-def scaled(stored: Stored, scale: float | NDArray[np.float32]) -> Stored:
-    """A tensor times a number, or times numbers for its rows: in its own type if that is one of 16 bits, else in float32."""
-    values = stored.floats() * np.float32(scale)
-    kind = stored.type if stored.type in HALVES else GGMLQuantizationType.F32
-    return Stored(quants.quantize(values, kind).view(np.uint8).reshape(len(values), -1), kind, stored.shape)
+        first = self.linear(gate, (inner, hidden)) if has_gate else structures.Linear()
+        return [first, self.linear(up, (inner, hidden)), self.linear(down, (hidden, inner))]
 
 
 def halves(heads: int, width: int, rotary: int) -> NDArray[np.int64]:
