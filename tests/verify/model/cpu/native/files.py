@@ -145,7 +145,7 @@ def converted(name: str, values: NDArray[np.float32], known: Architecture) -> ND
         values = -np.exp(values)
     for ending, scale in multipliers(known).items():
         if ending in name:
-            return values * scale
+            return np.asarray(values * scale, np.float32)
     found = known.layers[0].recurrence
     if found is None or known.name not in ("qwen35", "qwen35moe") or "linear_attn" not in name:
         return values
@@ -153,12 +153,12 @@ def converted(name: str, values: NDArray[np.float32], known: Architecture) -> ND
     tiled = np.arange(found.heads).reshape(found.key_heads, ratio).T.reshape(-1)
     channels = (tiled[:, None] * found.value_dim + np.arange(found.value_dim)).reshape(-1)
     if "qkv" in name or "conv1d" in name:
-        return np.concatenate([values[:keys], values[keys:][channels]])
+        return np.concatenate([values[:keys], values[keys:].take(channels, 0)])
     if "in_proj_z" in name:
-        return values[channels]
+        return values.take(channels, 0)
     if "out_proj" in name:
-        return values[:, channels]
-    return values if "norm" in name else values[tiled]
+        return values.take(channels, 1)
+    return values if "norm" in name else values.take(tiled, 0)
 
 
 def multipliers(known: Architecture) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def multipliers(known: Architecture) -> dict[str, Any]:
     assert found is not None
     inner, keys = found.heads * found.value_dim, found.key_heads * found.key_dim
     parts = [given[each] for each in ("state gate", "values", "keys", "queries", "step")]
-    rows = np.repeat(np.float32(parts), [inner, inner, keys, keys, found.heads])[:, None]
+    rows = np.repeat(np.array(parts, np.float32), [inner, inner, keys, keys, found.heads])[:, None]
     whole = {"in_proj": rows, "embed_tokens": known.embedding_scale, "lm_head": known.logit_scale}
     return {ending: given[name] for ending, name in zip(endings, names, strict=True)} | whole
 
