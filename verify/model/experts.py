@@ -15,9 +15,12 @@ from outrider.verify.model.stored import Stored
 SINGLE = re.compile(r"\.layers\.(\d+)\..*\bexperts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.(weight|bias)$")
 # Of all experts of a layer.
 FUSED = re.compile(
-    r"\.layers\.(\d+)\..*\b(experts\.gate_up_proj|experts\.down_proj|input_linear\.weight|output_linear\.weight)$"
+    r"\.layers\.(\d+)\..*\b(experts\.gate_up_proj|experts\.up_proj|experts\.down_proj"
+    r"|moe\.input_linear\.weight|moe\.output_linear\.weight)$"
 )
 FUSED_BIAS = re.compile(r"\.layers\.(\d+)\..*\bexperts\.(gate_up_proj|down_proj)_bias$")
+# A shared expert, whose gate and up are one tensor.
+SHARED = re.compile(r"\.layers\.(\d+)\..*\bshared_mlp\.input_linear\.weight$")
 PACKED = re.compile(r"(\.layers\.(\d+)\..*\bexperts\.(gate_up_proj|down_proj))_blocks$")
 IN_FILE = re.compile(r"^blk\.(\d+)\.ffn_(gate|up|down)_exps\.(weight|bias)$")
 PARTS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
@@ -50,7 +53,13 @@ def split_checkpoint(tensors: Mapping[str, Stored], is_turned: bool) -> dict[str
     for name, stored in tensors.items():
         if (match := SINGLE.search(name)) is not None:
             found[expert_name(match[1], PARTS[match[3]], match[2], match[4])] = stored
-        elif (match := FUSED.search(name)) is not None:
+        elif (match := SHARED.search(name)) is not None:
+            half = stored.shape[0] // 2
+            found[f"blk.{match[1]}.ffn_gate_shexp.weight"] = stored.take(slice(0, half))
+            found[f"blk.{match[1]}.ffn_up_shexp.weight"] = stored.take(slice(half, None))
+        elif (match := FUSED.search(name)) is not None and "experts.up_proj" in name:
+            found |= {expert_name(match[1], "up", number): each for number, each in enumerate(each_expert(stored))}
+        elif match is not None:
             is_down = "down" in match[2] or "output" in match[2]
             experts = (turned(each) for each in each_expert(stored)) if is_turned else each_expert(stored)
             found |= apart(match[1], experts, is_down, is_turned, "weight")

@@ -25,6 +25,8 @@ TYPES = {"F32": GGMLQuantizationType.F32, "F16": GGMLQuantizationType.F16, "BF16
 BYTES = {"U8": GGMLQuantizationType.I8}  # blocks of MXFP4
 HEADER = struct.Struct("<Q")
 LAYER = re.compile(r"(?:\.layers|^blk)\.(\d+)\.")
+# The ends of names without a kind in files.
+BARE = (".ssm_a", ".ssm_d", ".ffn_norm")
 # The ends of names of tensors that are computed from the configuration.
 COMPUTED = ("rotary_emb.inv_freq", "attn.masked_bias", "attention.masked_bias")
 
@@ -56,7 +58,7 @@ def read_gguf(path: Path, metadata: Metadata) -> Tensors:
         if not tensor.shape or tensor.shape[-1] % block or end > len(content):
             raise ModelError(f"{str(path)!r} ends within the tensor {name}; download the file again.")
         rows = content[tensor.start : end].reshape(prod(tensor.shape[:-1]), -1)
-        found[name] = Stored(rows, kind, tensor.shape)
+        found[f"{name}.weight" if name.endswith(BARE) else name] = Stored(rows, kind, tensor.shape)
     return Tensors(str(path), split_file(found))
 
 
@@ -109,6 +111,9 @@ def as_gguf(path: str, tensors: Mapping[str, Stored], architecture: Architecture
 def renamed(name: str) -> str:
     """A name that GGUF's tables know."""
     name = name.replace(".gate.moe_statics.", ".moe_statics.").replace("_moe.router.weight", "_moe.router.layer.weight")
+    if ".mixer." in name:
+        name = name.replace("model.layers.", "backbone.layers.")
+    name = name.replace(".dt_bias", ".dt_proj.bias").replace(".expert_bias", ".expert_bias.bias")
     return name.replace("e_score_correction_bias", "e_score_correction.bias")
 
 

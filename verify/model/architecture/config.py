@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.verify.model.architecture.description import Activation, Architecture, Layer, Mixture, Rotary
+from outrider.verify.model.architecture.description import (
+    Activation,
+    Architecture,
+    Layer,
+    Mixture,
+    Recurrence,
+    Rotary,
+    State,
+)
 from outrider.verify.model.architecture.families import FAMILIES, Family
 from outrider.verify.model.architecture.rotary import is_known
 
+# Of models that do not say how long texts may be.
+MOST_TOKENS = 1 << 20
 ACTIVATIONS = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
@@ -21,15 +32,19 @@ ACTIVATIONS = {
 }
 
 
+# Kinds of layers, by the names of `layer_types`.
+RECURRENT, FEED_FORWARD = ("linear_attention", "mamba", "conv"), ("mlp", "moe")
+
+
 def read_config(config: Any) -> Architecture | None:
     """The decoder of a configuration; None if its family is not known, or if it has what the family does not."""
     family = FAMILIES.get(config.model_type)
     if family is None or getattr(config, "use_bidirectional_attention", False):
         return None
-    name = getattr(config, "hidden_activation", None) or config.hidden_act
+    name = first_of(config, "hidden_activation", "mlp_hidden_act", "hidden_act") or "silu"
     hidden = config.hidden_size
     rotaries, numbers = read_rotaries(config)
-    if name not in ACTIVATIONS or not all(map(is_known, rotaries)):
+    if name not in ACTIVATIONS or not all(map(is_known, rotaries)) or getattr(config, "moe_latent_size", None):
         return None
     found = Architecture(
         name=family.name,
@@ -37,8 +52,8 @@ def read_config(config: Any) -> Architecture | None:
         vocabulary=config.vocab_size,
         layers=tuple(read_layer(config, family, number, numbers) for number in range(config.num_hidden_layers)),
         rotaries=tuple(rotaries),
-        context_tokens=config.max_position_embeddings,
-        epsilon=first(config, "rms_norm_eps", "layer_norm_eps", "norm_eps"),
+        context_tokens=getattr(config, "max_position_embeddings", MOST_TOKENS),
+        epsilon=first(config, "rms_norm_eps", "layer_norm_eps", "norm_eps", "layer_norm_epsilon"),
         norm=family.norm,
         activation=family.activation if family.activation is Activation.CLAMPED_SILU else ACTIVATIONS[name],
         mixture=read_mixture(config, family),
@@ -48,10 +63,12 @@ def read_config(config: Any) -> Architecture | None:
         norms_after_attention=family.norms_after_attention,
         embedding_scale=float(hidden**0.5) if family.scales_embeddings else getattr(config, "embedding_multiplier", 1.0),
         residual_scale=getattr(config, "residual_multiplier", 1.0),
-        logit_scale=getattr(config, "logit_scale", None) or 1 / getattr(config, "logits_scaling", 1.0),
+        logit_scale=first_of(config, "logit_scale", "lm_head_multiplier") or 1 / getattr(config, "logits_scaling", 1.0),
         logit_cap=getattr(config, "final_logit_softcapping", None),
         has_pairs=family.pairs_in_checkpoints,
         norms_less_one=family.norms_less_one,
+        decays_as_logarithms=True,
+        multipliers=read_multipliers(config),
     )
     return found
 
@@ -59,7 +76,7 @@ def read_config(config: Any) -> Architecture | None:
 def read_mixture(config: Any, family: Family) -> Mixture | None:
     """The mixtures of experts; None if there are none."""
     counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    count = next((each for name in counts if (each := getattr(config, name, None))), None)
+    count = first_of(config, *counts)
     if not count:
         return None
     normalizes = getattr(config, "norm_topk_prob", False) if family.normalizes is None else family.normalizes
@@ -76,11 +93,18 @@ def read_mixture(config: Any, family: Family) -> Mixture | None:
 
 def read_layer(config: Any, family: Family, number: int, numbers: Mapping[str | None, int]) -> Layer:
     """One layer; `numbers` are those of the rotary tables by the kind of layer."""
+    kind = kind_of(config, number)
+    if kind in FEED_FORWARD:
+        return Layer()
+    recurrence = read_recurrence(config, family) if family.has_both or kind in RECURRENT else None
+    if kind in RECURRENT:
+        return Layer(recurrence=recurrence, feeds=family.feeds)
     heads = config.num_attention_heads
     width = head_width(config)
-    kind = kind_of(config, number)
     scale = getattr(config, "query_pre_attn_scalar", None) or width
     rotated = family.rotates_all or kind == "sliding_attention" or not config.sliding_window
+    if getattr(config, "position_embedding_type", "rope") != "rope":
+        rotated = False
     if (plain := getattr(config, "no_rope_layers", None)) is not None:
         rotated = bool(plain[number])
     return Layer(
@@ -91,12 +115,62 @@ def read_layer(config: Any, family: Family, number: int, numbers: Mapping[str | 
         window=config.sliding_window if kind == "sliding_attention" else None,
         rotary=numbers.get(kind, numbers.get(None)) if rotated else None,
         cap=getattr(config, "attn_logit_softcapping", None),
+        is_gated=family.gates_attention,
+        recurrence=recurrence,
+        feeds=family.feeds,
     )
+
+
+def read_recurrence(config: Any, family: Family) -> Recurrence:
+    """The mixer of recurrent layers."""
+    assert family.state is not None
+    if family.state is State.CONVOLUTION:
+        return Recurrence(family.state, config.conv_L_cache - 1)
+    if family.state is State.DELTA_RULE:
+        return Recurrence(
+            family.state,
+            config.linear_conv_kernel_dim - 1,
+            heads=config.linear_num_value_heads,
+            key_heads=config.linear_num_key_heads,
+            key_dim=config.linear_key_head_dim,
+            value_dim=config.linear_value_head_dim,
+            gates_first=False,
+        )
+    least = getattr(config, "time_step_min", 0.0) if family.name.startswith("nemotron_h") else 0.0
+    return Recurrence(
+        family.state,
+        first(config, "mamba_d_conv", "conv_kernel") - 1,
+        heads=first(config, "mamba_n_heads", "mamba_num_heads", "num_heads"),
+        key_heads=first(config, "mamba_n_groups", "n_groups"),
+        key_dim=first(config, "mamba_d_state", "ssm_state_size", "state_size"),
+        value_dim=first(config, "mamba_d_head", "mamba_head_dim", "head_dim"),
+        gates_first=not getattr(config, "mamba_norm_before_gate", False),
+        steps=(least, math.inf) if least else tuple(getattr(config, "time_step_limit", (0.0, math.inf))),
+    )
+
+
+def read_multipliers(config: Any) -> dict[str, float]:
+    """What Falcon-H1's linear layers are multiplied by."""
+    if not hasattr(config, "ssm_multipliers"):
+        return {}
+    gate, down = config.mlp_multipliers
+    given, attention = config.ssm_in_multiplier, config.attention_in_multiplier
+    names = ("state gate", "values", "keys", "queries", "step")
+    return {
+        "query": attention,
+        "key": attention * config.key_multiplier,
+        "value": attention,
+        "output": config.attention_out_multiplier,
+        "gate": gate,
+        "down": down,
+        "state output": config.ssm_out_multiplier,
+        **{name: given * each for name, each in zip(names, config.ssm_multipliers, strict=True)},
+    }
 
 
 def kind_of(config: Any, number: int) -> str:
     """The kind of a layer, as `layer_types` names it."""
-    kinds = getattr(config, "layer_types", None)
+    kinds = getattr(config, "layers_block_type", None) or getattr(config, "layer_types", None)
     if kinds:
         return str(kinds[number])
     return "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
@@ -104,7 +178,9 @@ def kind_of(config: Any, number: int) -> str:
 
 def read_rotaries(config: Any) -> tuple[list[Rotary], dict[str | None, int]]:
     """The rotary tables, and their numbers by kind of layer; None is any kind."""
-    given = config.rope_parameters
+    given = getattr(config, "rope_parameters", None)
+    if not given or not FAMILIES[config.model_type].encodes_positions:
+        return [], {}
     by_kind = {None: given} if "rope_theta" in given else given
     width = head_width(config)
     tables: list[Rotary] = []
@@ -122,6 +198,11 @@ def read_rotaries(config: Any) -> tuple[list[Rotary], dict[str | None, int]]:
 def head_width(config: Any) -> int:
     """The width of an attention head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def first_of(config: Any, *names: str) -> Any:
+    """The first of these that the configuration has; None without any."""
+    return next((each for name in names if (each := getattr(config, name, None))), None)
 
 
 def first(config: Any, *names: str) -> Any:

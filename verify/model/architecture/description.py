@@ -5,6 +5,7 @@ Weights are named as in GGUF files. Which layers have norms and biases, the weig
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -37,6 +38,14 @@ class Scores(Enum):
     CHOSEN_SOFTMAX = 2
 
 
+class State(Enum):
+    """What a recurrent layer keeps of a text: the last inputs of a convolution, and, but for CONVOLUTION, a matrix per head."""
+
+    DELTA_RULE = 0  # Yang et al., Gated Delta Networks
+    STATE_SPACE = 1  # Dao and Gu, Mamba 2
+    CONVOLUTION = 2
+
+
 @dataclass(frozen=True)
 class Rotary:
     """A table of rotary angles (Su et al., RoFormer, equation 34)."""
@@ -62,16 +71,36 @@ class Mixture:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A layer of attention and a feed-forward part."""
+class Recurrence:
+    """A mixer that keeps a state."""
 
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scaling: float  # of scores
+    kind: State
+    window: int  # inputs before a row that its convolution reads
+    heads: int = 0
+    key_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    is_tiled: bool = False  # head h reads the key head h % key_heads, and not h / (heads / key_heads)
+    gates_first: bool = True  # outputs of a state space are multiplied by the gate before they are normed
+    steps: tuple[float, float] = (0.0, math.inf)  # the smallest and the largest
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of attention, of recurrence, or of both, and a feed-forward part; each may be absent."""
+
+    heads: int = 0  # 0 = no attention
+    kv_heads: int = 0
+    head_dim: int = 0
+    scaling: float = 1.0  # of scores
     window: int | None = None  # positions that a row attends to, its own included; None = all
     rotary: int | None = None  # index of the table; None = positions are not encoded
     cap: float | None = None  # soft limit of scores
+    is_gated: bool = (
+        False  # outputs of attention are multiplied by the sigmoid of a gate, which weights have beside each query head
+    )
+    recurrence: Recurrence | None = None
+    feeds: bool = True  # whether there is a feed-forward part
 
 
 @dataclass(frozen=True)
@@ -97,5 +126,8 @@ class Architecture:
     # How the weights are stored.
     has_pairs: bool = False  # values of queries and keys that are rotated together lie side by side, not half a head apart
     norms_less_one: bool = False
+    decays_as_logarithms: bool = False
+    # What outputs of linear layers are multiplied by, by the library's names.
+    multipliers: Mapping[str, float] = field(default_factory=dict)
     turns_experts: bool = False  # a checkpoint's fused weights are [experts, inputs, outputs], and gate and up take turns
     norms_after_attention: bool = True  # else the norm before the feed-forward part is named so

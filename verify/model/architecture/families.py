@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from outrider.verify.model.architecture.description import Activation, Norm, Scores
+from outrider.verify.model.architecture.description import Activation, Norm, Scores, State
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,12 @@ class Family:
     normalizes: bool | None = None  # the weights of experts; None = as the configuration says
     truncates_yarn: bool = True  # where a file does not say it
     turns_experts: bool = False
+    state: State | None = None  # of recurrent layers
+    tiles_in_files: bool = False
+    gates_attention: bool = False
+    has_both: bool = False  # attention and recurrence in each layer
+    encodes_positions: bool = True
+    feeds: bool = True  # else a layer is a mixer or a feed-forward part
     wide_scaling_at: int | None = None  # models of this many layers scale scores by the width of all heads together
 
 
@@ -45,6 +52,19 @@ GEMMA2 = Family(
     capped=(50.0, 30.0),
     wide_scaling_at=46,
 )
+QWEN_STATES: dict[str, Any] = {
+    "norms_less_one": True,
+    "norms_after_attention": False,
+    "state": State.DELTA_RULE,
+    "gates_attention": True,
+}
+NEMOTRON_H: dict[str, Any] = {
+    "activation": Activation.SQUARED_RELU,
+    "state": State.STATE_SPACE,
+    "encodes_positions": False,
+    "feeds": False,
+    "scores": Scores.SIGMOID,
+}
 # By `model_type` in config.json. Of those that share a name in GGUF files, the first one is taken for a file.
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
@@ -101,8 +121,18 @@ FAMILIES: dict[str, Family] = {
         truncates_yarn=False,
         turns_experts=True,
     ),
+    "qwen3_5_text": Family("qwen35", **QWEN_STATES, tiles_in_files=True),
+    "qwen3_5_moe_text": Family("qwen35moe", **QWEN_STATES, tiles_in_files=True, normalizes=True),
+    "qwen3_next": Family("qwen3next", **QWEN_STATES),
+    "lfm2": Family("lfm2", state=State.CONVOLUTION),
+    "lfm2_moe": Family("lfm2moe", state=State.CONVOLUTION, scores=Scores.SIGMOID),
+    "granitemoehybrid": Family("granitehybrid", pairs_in_files=True, state=State.STATE_SPACE, scores=Scores.CHOSEN_SOFTMAX),
+    "falcon_h1": Family("falcon-h1", state=State.STATE_SPACE, has_both=True),
+    "nemotron_h": Family("nemotron_h_moe", **NEMOTRON_H),
+    "mamba2": Family("mamba2", state=State.STATE_SPACE, encodes_positions=False, feeds=False),
     "ernie4_5_moe": Family("ernie4_5-moe", pairs_in_checkpoints=True, pairs_in_files=True, normalizes=True),
 }
 BY_FILE: dict[str, Family] = {}
 for each in FAMILIES.values():
     BY_FILE.setdefault(each.name, each)
+BY_FILE["nemotron_h"] = Family("nemotron_h", **NEMOTRON_H)  # without experts

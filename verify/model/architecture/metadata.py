@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.verify.model.architecture.description import Architecture, Layer, Mixture, Rotary, Scores
+from outrider.verify.model.architecture.description import (
+    Architecture,
+    Layer,
+    Mixture,
+    Recurrence,
+    Rotary,
+    Scores,
+    State,
+)
 from outrider.verify.model.architecture.families import BY_FILE, Family
 from outrider.verify.model.architecture.rotary import is_known
 
@@ -45,7 +53,7 @@ def read_entries(given: Mapping[str, Any], vocabulary: int, vectors: Mapping[str
     if family is None:
         return None
     count, hidden = entries.get("block_count") - entries.get("nextn_predict_layers", 0), entries.get("embedding_length")
-    rotaries = read_rotaries(entries, family, vectors)
+    rotaries = read_rotaries(entries, family, vectors) if family.encodes_positions else []
     if not all(map(is_known, rotaries)):
         return None
     epsilon = entries.get("attention.layer_norm_rms_epsilon") or entries.get("attention.layer_norm_epsilon")
@@ -91,17 +99,23 @@ def read_mixture(entries: Entries, family: Family) -> Mixture | None:
 
 def head_width(entries: Entries) -> int:
     heads = entries.by_layer("attention.head_count", 1)[0]
-    return int(entries.get("attention.key_length") or entries.get("embedding_length") // heads)
+    return int(entries.get("attention.key_length") or entries.get("embedding_length") // max(1, heads))
 
 
 def read_layers(entries: Entries, family: Family, count: int, tables: int) -> list[Layer]:
     heads = entries.by_layer("attention.head_count", count)
+    recurrent, feeds = read_recurrent(entries, family, count), entries.by_layer("feed_forward_length", count)
     kv_heads = entries.by_layer("attention.head_count_kv", count, heads)
     window, windowed = entries.get("attention.sliding_window"), read_pattern(entries, family, count)
     width = head_width(entries)
     scale = entries.get("embedding_length") // heads[0] if count == family.wide_scaling_at else width
     found = []
     for number in range(count):
+        recurrence = read_recurrence(entries, family) if recurrent[number] else None
+        has_feed = family.feeds or bool(feeds[number])
+        if not kv_heads[number] or (recurrence and not family.has_both):
+            found.append(Layer(recurrence=recurrence, feeds=has_feed))
+            continue
         is_local = bool(window and windowed[number])
         rotated = family.rotates_all or is_local or not window
         if family.plain_every:
@@ -117,9 +131,43 @@ def read_layers(entries: Entries, family: Family, count: int, tables: int) -> li
                 window=window if is_local else None,
                 rotary=(tables - 1 if is_local else 0) if rotated else None,
                 cap=entries.get("attn_logit_softcapping", family.capped and family.capped[0]) or None,
+                is_gated=family.gates_attention,
+                recurrence=recurrence,
+                feeds=has_feed,
             )
         )
     return found
+
+
+def read_recurrent(entries: Entries, family: Family, count: int) -> list[bool]:
+    """Which layers keep a state."""
+    if family.state is None or family.has_both:
+        return [family.has_both] * count
+    if family.state is State.DELTA_RULE:
+        every = entries.get("full_attention_interval", 4)
+        plain = [(number + 1) % every != 0 for number in range(count)]
+        return list(entries.get("attention.recurrent_layers", plain))[:count]
+    kv_heads = entries.by_layer("attention.head_count_kv", count, 0)
+    feeds = entries.by_layer("feed_forward_length", count)
+    return [not each and (family.feeds or not feed) for each, feed in zip(kv_heads, feeds, strict=False)]
+
+
+def read_recurrence(entries: Entries, family: Family) -> Recurrence:
+    """The mixer of recurrent layers."""
+    assert family.state is not None
+    if family.state is State.CONVOLUTION:
+        return Recurrence(family.state, entries.get("shortconv.l_cache") - 1)
+    heads = entries.get("ssm.time_step_rank")
+    return Recurrence(
+        family.state,
+        entries.get("ssm.conv_kernel") - 1,
+        heads=heads,
+        key_heads=entries.get("ssm.group_count"),
+        key_dim=entries.get("ssm.state_size"),
+        value_dim=entries.get("ssm.inner_size") // heads,
+        is_tiled=family.tiles_in_files,
+        gates_first=family.state is State.STATE_SPACE,
+    )
 
 
 def read_pattern(entries: Entries, family: Family, count: int) -> list[bool]:

@@ -26,7 +26,8 @@ from outrider.verify.model.untouched import discard, zeros
 class TensorCache(KVCache):
     """Keys and values of up to `positions` tokens, and the states of recurrent layers; the first `length` are committed."""
 
-    def __init__(self, shape: CacheShape, positions: int) -> None:
+    def __init__(self, shape: CacheShape, positions: int, states: RecurrentStates | None = None) -> None:
+        """`states` are those of recurrent layers; default: as `shape` describes them."""
         self.positions = positions
         self.length = 0
         self.pages: list[Page] = []
@@ -47,7 +48,7 @@ class TensorCache(KVCache):
         self._uniform: torch.Tensor | None = None
         if shape.is_uniform:
             self._uniform = self._planes[0].view(len(shape.layers), 2, *self._planes[0].shape[1:])
-        self.recurrent = new_states(shape)
+        self.recurrent = states or new_states(shape)
         self.windowed: WindowedRows | None = None
         if shape.window is not None and shape.releases:
             pairs = [pair for pair, layer in zip(self.layers, shape.layers, strict=True) if layer.window is not None]

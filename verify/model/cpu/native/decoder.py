@@ -15,9 +15,11 @@ from outrider.verify.model.architecture.families import BY_FILE
 from outrider.verify.model.architecture.rotary import frequencies
 from outrider.verify.model.cpu.native import structures
 from outrider.verify.model.cpu.native.library import Engine
-from outrider.verify.model.cpu.native.weights import Kind, Weights
+from outrider.verify.model.cpu.native.packing import Packer, Precision, Size
+from outrider.verify.model.cpu.native.recurrence import NAMES as RECURRENT
+from outrider.verify.model.cpu.native.recurrence import pack_recurrence
+from outrider.verify.model.cpu.native.weights import Weights
 from outrider.verify.model.experts import expert_name
-from outrider.verify.model.stored import Stored
 from outrider.verify.model.tensors import Tensors
 
 # Sizes are multiples of this (vector.h).
@@ -26,7 +28,10 @@ SUMMED = 16
 MOST_WIDTH = 256
 # The largest number of query heads for one key head.
 MOST_GROUPS = 64
+# The most inputs before a row that its convolution reads (recurrence.h).
+MOST_WINDOW = 15
 TABLE, HEAD, NORM = "token_embd", "output", "output_norm"
+LFM2_NORM = "token_embd_norm"  # NORM of its family
 FUSED_ATTENTION, GATE, UP, DOWN = "attn_qkv", "ffn_gate", "ffn_up", "ffn_down"
 # Names of a layer's tensors in files, by the library's names.
 ROUTER, ROUTER_BIAS, SHARED_GATE, SINKS = "ffn_gate_inp", "exp_probs_b.bias", "ffn_gate_inp_shexp", "attn_sinks.weight"
@@ -44,30 +49,13 @@ NORMS = {
 
 def supports(architecture: Architecture) -> bool:
     """Whether the library computes a decoder of these sizes."""
-    widths = all(each.head_dim % SUMMED == 0 and each.head_dim <= MOST_WIDTH for each in architecture.layers)
-    groups = all(each.heads // each.kv_heads <= MOST_GROUPS for each in architecture.layers)
-    return architecture.hidden % SUMMED == 0 and widths and groups
-
-
-@dataclass(frozen=True)
-class Precision:
-    """To what a checkpoint's weights are rounded; None = as they are, in the form that the library has for them."""
-
-    layers: Kind | None = None
-    head: Kind | None = None
-    rest: Kind | None = None  # the embedding table, and layers that `layers` does not fit
-
-
-@dataclass
-class Size:
-    """Bytes and number of the weights that a step reads."""
-
-    nbytes: int = 0
-    weights: int = 0
-
-    def add(self, weights: Weights) -> None:
-        self.nbytes += weights.nbytes
-        self.weights += weights.outputs * weights.inputs
+    attending = [each for each in architecture.layers if each.heads]
+    widths = all(each.head_dim % SUMMED == 0 and each.head_dim <= MOST_WIDTH for each in attending)
+    groups = all(each.heads // each.kv_heads <= MOST_GROUPS for each in attending)
+    states = [each.recurrence for each in architecture.layers if each.recurrence is not None]
+    fit = all(each.key_dim % SUMMED == each.value_dim % SUMMED == 0 and each.window <= MOST_WINDOW for each in states)
+    alike = len({(each.kind, each.window, each.heads, each.key_dim, each.value_dim) for each in states}) <= 1
+    return architecture.hidden % SUMMED == 0 and widths and groups and fit and alike
 
 
 @dataclass(eq=False)
@@ -108,18 +96,14 @@ def pack(architecture: Architecture, tensors: Tensors, engine: Engine, precision
     return packing.decoder() if packing.uses_all() else None
 
 
-class Packing:
+class Packing(Packer):
     """Packs one model."""
-
-    def __init__(self, architecture: Architecture, tensors: Tensors, engine: Engine, precision: Precision) -> None:
-        self.architecture, self.tensors, self.engine, self.precision = architecture, tensors, engine, precision
-        self.size, self.kept = Size(), list[object]()
 
     def uses_all(self) -> bool:
         """Whether every tensor is one that is packed: others would make the model another one."""
-        known = {TABLE, HEAD, NORM, "rope_freqs", "rope_factors_long", "rope_factors_short"}
+        known = {TABLE, HEAD, NORM, LFM2_NORM, "rope_freqs", "rope_factors_long", "rope_factors_short"}
         parts = [*LINEARS.values(), *NORMS.values(), *SHARED.values(), FUSED_ATTENTION, ROUTER, SHARED_GATE]
-        parts += [name.rpartition(".")[0] for name in (ROUTER_BIAS, SINKS)]
+        parts += [*RECURRENT, *(name.rpartition(".")[0] for name in (ROUTER_BIAS, SINKS))]
         mixture, layers = self.architecture.mixture, range(len(self.architecture.layers))
         for expert in range(mixture.experts if mixture else 0):
             parts += [f"ffn_{part}_exps.{expert}" for part in ("gate", "up", "down")]
@@ -152,8 +136,8 @@ class Packing:
             logit_cap=known.logit_cap or 0.0,
             layer=ctypes.cast(layers, ctypes.POINTER(structures.Layer)),
             embedding=table.matrix,
-            head=structures.Linear(head.matrix, self._vector(f"{HEAD}.bias")),
-            norm=self._norm(NORM),
+            head=structures.Linear(head.matrix, self.vector(f"{HEAD}.bias")),
+            norm=self.norm(NORM if f"{NORM}.weight" in self.tensors else LFM2_NORM),
         )
         return Decoder(known, description, layers, table, head, self.size, [self.kept, table, head])
 
@@ -163,14 +147,20 @@ class Packing:
     def _layer(self, number: int) -> structures.Layer:
         known, place = self.architecture, f"blk.{number}."
         layer = known.layers[number]
-        parts: dict[str, Any] = dict(self._attention(place, layer))
-        if self.architecture.mixture is not None and f"{place}{ROUTER}.weight" in self.tensors:
+        parts: dict[str, Any] = dict(self._attention(place, layer)) if layer.heads else {}
+        if layer.recurrence is not None:
+            parts["recurrence"] = ctypes.pointer(pack_recurrence(self, place, number, layer.recurrence))
+        if not layer.feeds:
+            pass
+        elif self.architecture.mixture is not None and self.has(place + ROUTER):
             parts |= self._mixture(number, self.architecture.mixture)
         else:
             parts |= self._feed_forward(place)
-        norms = {name: self._norm(place + stored) for name, stored in NORMS.items()}
+        norms = {name: self.norm(place + stored) for name, stored in NORMS.items()}
         for name, heads in (("query_norm", layer.heads), ("key_norm", layer.kv_heads)):
             norms[name].size = min(norms[name].size, heads * layer.head_dim)
+        if not layer.heads and layer.recurrence is None:
+            norms |= {"feed_forward_norm": norms["attention_norm"]}  # files name the only one so
         if not known.norms_after_attention:
             norms |= {"attention_post_norm": structures.Norm(), "feed_forward_norm": norms["attention_post_norm"]}
         if known.is_parallel and not norms["feed_forward_norm"].kind:
@@ -178,11 +168,11 @@ class Packing:
         return structures.Layer(
             **norms,
             **parts,
-            sinks=self._vector(place + SINKS),
+            sinks=self.vector(place + SINKS),
             heads=layer.heads,
             kv_heads=layer.kv_heads,
             head_dim=layer.head_dim,
-            cached=number,
+            cached=sum(bool(each.heads) for each in known.layers[:number]),
             window=layer.window or 0,
             rotary=-1 if layer.rotary is None else layer.rotary,
             activation=known.activation.value,
@@ -195,9 +185,15 @@ class Packing:
 
     def _attention(self, place: str, layer: Layer) -> dict[str, structures.Linear]:
         query, key = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
-        hidden = self.architecture.hidden
+        hidden, width = self.architecture.hidden, layer.head_dim
+        if layer.is_gated:  # a head's query, then its gate
+            pairs = np.arange(2 * query).reshape(layer.heads, 2, width)
+            rest = {name: self.linear(place + LINEARS[name], (key, hidden)) for name in ("key", "value")}
+            both = {name: pairs[:, part].reshape(-1) for part, name in enumerate(("query", "query_gate"))}
+            found = {name: self.linear(place + LINEARS["query"], (query, hidden), rows) for name, rows in both.items()}
+            return found | rest | {"output": self.linear(place + LINEARS["output"], (hidden, query))}
         starts = {"query": (0, query), "key": (query, query + key), "value": (query + key, query + 2 * key)}
-        fused = f"{place}{FUSED_ATTENTION}.weight" in self.tensors
+        fused = self.has(place + FUSED_ATTENTION)
         found = {}
         for name, (start, end) in starts.items():
             source = place + (FUSED_ATTENTION if fused else LINEARS[name])
@@ -205,35 +201,39 @@ class Packing:
             if name != "value" and self.architecture.has_pairs and layer.rotary is not None:
                 size = self.architecture.rotaries[layer.rotary].size
                 rows = rows[halves(len(rows) // layer.head_dim, layer.head_dim, size)]
-            found[name] = self._linear(source, (end - start, hidden), rows if fused or self.architecture.has_pairs else None)
-        return found | {"output": self._linear(place + LINEARS["output"], (hidden, query))}
+            taken = rows if fused or self.architecture.has_pairs else None
+            found[name] = self.linear(source, (end - start, hidden), taken, self.multiplier(name))
+        return found | {"output": self.linear(place + LINEARS["output"], (hidden, query), None, self.multiplier("output"))}
 
     def _feed_forward(self, place: str) -> dict[str, structures.Linear]:
         hidden = self.architecture.hidden
+        if self.has(place + SHARED["down"]):  # Granite's, of a model without experts
+            return self._shared(place)
         inner = self.tensors[f"{place}{DOWN}.weight"].shape[1]
-        found = {"down": self._linear(place + DOWN, (hidden, inner))}
-        if f"{place}{GATE}.weight" in self.tensors:
-            return found | {name: self._linear(place + LINEARS[name], (inner, hidden)) for name in ("gate", "up")}
+        found = {"down": self.linear(place + DOWN, (hidden, inner), None, self.multiplier("down"))}
+        if self.has(place + GATE):
+            linears = {name: (LINEARS[name], self.multiplier(name)) for name in ("gate", "up")}
+            return found | {name: self.linear(place + of, (inner, hidden), None, by) for name, (of, by) in linears.items()}
         if self.tensors[f"{place}{UP}.weight"].shape[0] == inner:
-            return found | {"up": self._linear(place + UP, (inner, hidden))}
+            return found | {"up": self.linear(place + UP, (inner, hidden))}
         halves = {"gate": slice(0, inner), "up": slice(inner, 2 * inner)}  # fused
-        return found | {name: self._linear(place + UP, (inner, hidden), rows) for name, rows in halves.items()}
+        return found | {name: self.linear(place + UP, (inner, hidden), rows) for name, rows in halves.items()}
 
     def _mixture(self, number: int, known: Mixture) -> dict[str, Any]:
         """The experts of a layer, and the shared one."""
-        hidden, place = self.architecture.hidden, f"blk.{number}."
+        place = f"blk.{number}."
         counted, self.size = self.size, Size()  # a step reads those that it uses
         experts = [each for expert in range(known.experts) for each in self._expert(number, expert)]
         counted.nbytes += self.size.nbytes * known.used // known.experts
         counted.weights += self.size.weights * known.used // known.experts
         self.size = counted
         array = (structures.Linear * len(experts))(*experts)
-        has_gate = f"{place}{SHARED_GATE}.weight" in self.tensors
+        has_gate = self.has(place + SHARED_GATE)
         mixture = structures.Mixture(
-            router=self._router(place + ROUTER, known.experts),
-            bias=self._vector(place + ROUTER_BIAS),
+            router=self.router(place + ROUTER, known.experts),
+            bias=self.vector(place + ROUTER_BIAS),
             experts=ctypes.cast(array, ctypes.POINTER(structures.Linear)),
-            shared_gate=self._router(place + SHARED_GATE, 1) if has_gate else structures.Linear(),
+            shared_gate=self.router(place + SHARED_GATE, 1) if has_gate else structures.Linear(),
             count=known.experts,
             used=known.used,
             scores=known.scores.value,
@@ -244,68 +244,24 @@ class Packing:
         )
         self.kept += [array, mixture]
         found: dict[str, Any] = {"mixture": ctypes.pointer(mixture)}
-        if f"{place}{SHARED['down']}.weight" in self.tensors:
-            inner = self.tensors[f"{place}{SHARED['down']}.weight"].shape[1]
-            shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
-            found |= {name: self._linear(place + SHARED[name], shape) for name, shape in shapes.items()}
-        return found
+        return found | (self._shared(place) if self.has(place + SHARED["down"]) else {})
+
+    def _shared(self, place: str) -> dict[str, structures.Linear]:
+        """A shared expert."""
+        hidden, inner = self.architecture.hidden, self.tensors[f"{place}{SHARED['down']}.weight"].shape[1]
+        shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+        has_gate = self.has(place + SHARED["gate"])
+        names = {name: shape for name, shape in shapes.items() if has_gate or name != "gate"}
+        return {name: self.linear(place + SHARED[name], shape) for name, shape in names.items()}
 
     def _expert(self, layer: int, number: int) -> list[structures.Linear]:
         """Gate, up and down."""
         hidden = self.architecture.hidden
         gate, up, down = (expert_name(layer, part, number).removesuffix(".weight") for part in ("gate", "up", "down"))
         inner = self.tensors[f"{down}.weight"].shape[1]
-        return [*(self._linear(name, (inner, hidden)) for name in (gate, up)), self._linear(down, (hidden, inner))]
-
-    def _router(self, name: str, outputs: int) -> structures.Linear:
-        """A small layer, whose products decide: in float32, whatever the others are rounded to."""
-        weights = Weights.of(self.engine, Kind.FLOAT32, self.tensors[f"{name}.weight"].floats().reshape(outputs, -1))
-        self.kept.append(weights)
-        return structures.Linear(weights.matrix, self._vector(f"{name}.bias"))
-
-    def _linear(self, name: str, shape: tuple[int, int], rows: NDArray[np.int64] | slice | None = None) -> structures.Linear:
-        """A linear layer, of these rows. Raises ModelError unless its shape is [outputs, inputs]."""
-        stored = self.tensors[f"{name}.weight"]
-        if rows is not None:
-            stored = self._taken(stored, rows, name)
-        if stored.shape != shape:
-            found, expected = (" x ".join(map(str, each)) for each in (stored.shape, shape))
-            raise ModelError(
-                f"The tensor {name} of {self.tensors.path!r} is {found}, and its configuration says {expected}; download it"
-                " again, or name another one."
-            )
-        fits = self.precision.layers is not None and self.precision.layers.fits(shape[1])
-        weights = Weights.stored(self.engine, stored, self.precision.layers if fits else self.precision.rest)
-        self.kept.append(weights)
-        self.size.add(weights)
-        return structures.Linear(weights.matrix, self._vector(f"{name}.bias", rows))
-
-    def _taken(self, stored: Stored, rows: NDArray[np.int64] | slice, name: str) -> Stored:
-        try:
-            return stored.take(rows)
-        except IndexError:
-            raise ModelError(
-                f"The tensor {name} of {self.tensors.path!r} is smaller than its configuration says; download it again, or name"
-                " another one."
-            ) from None
-
-    def _norm(self, name: str) -> structures.Norm:
-        """A norm; of kind 0 if the model has none there."""
-        if f"{name}.weight" not in self.tensors:
-            return structures.Norm()
-        add = 1.0 if self.architecture.norms_less_one else 0.0
-        weight = self._vector(f"{name}.weight", add=add)
-        size = self.tensors[f"{name}.weight"].shape[-1]
-        return structures.Norm(weight, self._vector(f"{name}.bias"), self.architecture.norm.value, size)
-
-    def _vector(self, name: str, rows: NDArray[np.int64] | slice | None = None, add: float = 0.0) -> int | None:
-        """The address of a vector as float32; None if the model has none."""
-        if name not in self.tensors:
-            return None
-        stored = self.tensors[name]
-        values = np.array((stored if rows is None else self._taken(stored, rows, name)).floats(), np.float32) + np.float32(add)
-        self.kept.append(values)
-        return int(values.ctypes.data)
+        has_gate = f"{gate}.weight" in self.tensors
+        first = self.linear(gate, (inner, hidden)) if has_gate else structures.Linear()
+        return [first, self.linear(up, (inner, hidden)), self.linear(down, (hidden, inner))]
 
 
 def halves(heads: int, width: int, rotary: int) -> NDArray[np.int64]:

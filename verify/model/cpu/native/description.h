@@ -13,6 +13,9 @@ enum NormKind : int32_t { NO_NORM = 0, RMS_NORM = 1, LAYER_NORM = 2 };
 enum Activation : int32_t { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, SQUARED_RELU = 4, CLAMPED_SILU = 5 };
 // Of the logits of a router: softmax of all, sigmoid, or softmax of those that are chosen.
 enum Scores : int32_t { SOFTMAX = 0, SIGMOID = 1, CHOSEN_SOFTMAX = 2 };
+// What a recurrent layer keeps of the text before a row: the last inputs of its convolution, and, but for CONVOLUTION, a matrix for
+// each head.
+enum StateKind : int32_t { DELTA_RULE = 0, STATE_SPACE = 1, CONVOLUTION = 2 };
 
 struct Norm {
   const float *weight, *bias;  // bias: null = none
@@ -44,14 +47,32 @@ struct Mixture {
   float scale;                  // of weights
 };
 
+// A layer that keeps a state of the text before a row (recurrence.h).
+struct Recurrence {
+  // Of the normed residual. What is convolved: queries and keys of all key heads, then values. CONVOLUTION: `beta` is multiplied with
+  // what is convolved, and `gate` with the result.
+  Linear convolved, gate, beta, step, output;
+  const float *taps, *bias;               // of the convolution: [window + 1, channels]; [channels], or null
+  const float *decay, *step_bias, *skip;  // [heads]; skip: null = none
+  Norm norm;                              // of outputs; several groups of values if it is smaller than a row
+  int32_t kind, window, channels;
+  int32_t heads, key_heads, key_dim, value_dim;
+  int32_t tiled;         // whether head h reads the key head h % key_heads, and not h / (heads / key_heads)
+  int32_t normed_gated;  // whether the gate comes before the norm
+  int32_t convolution, state;  // numbers among the layers that have one
+  float least, most;           // steps are between them
+};
+
 struct Layer {
   // Before and after attention and the feed-forward part. What is normed after is the output, before it is added to the residual.
   Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
   Norm query_norm, key_norm;  // of each head, or of all heads together
   Linear query, key, value, output, gate, up, down;  // gate: may be absent. With a mixture, the last three are the shared expert
+  Linear query_gate;                                 // whose sigmoid the output of attention is multiplied by; may be absent
   const Mixture* mixture;                            // null = none
+  const Recurrence* recurrence;                      // null = none
   const float* sinks;                                // [heads], scores of a position without a value; null = none
-  int32_t heads, kv_heads, head_dim;
+  int32_t heads, kv_heads, head_dim;                 // heads: 0 = no attention
   int32_t cached;  // layer of the cache
   int32_t window;  // positions that a row attends to, its own included; 0 = all
   int32_t rotary;  // index of the table; -1 = none
@@ -98,6 +119,16 @@ struct CachedPart {
   int64_t head_stride, position_stride;  // bytes
 };
 
+// The states of a stream, and what the rows since have written. A forward first folds rows that are committed now.
+struct Slot {
+  float* matrices;                // [states, heads, key_dim, value_dim]
+  float *keys, *writes, *decays;  // [states, heads, capacity, key_dim], [..., value_dim], [...]
+  float* inputs;                  // of convolutions: [convolutions, window + capacity, channels]
+  float *next_matrices, *next_inputs;  // after the rows, which then are not kept; null = they are
+  const int32_t* parents;              // of known rows and rows: the one before it in its text; -1 = the committed tokens
+  int32_t capacity, folded, known;     // rows to fold, and rows after them that an earlier forward has computed
+};
+
 // The rows of one stream. They are written to its cache from slot `start` on.
 struct Stream {
   const CachedPart* parts;  // [layers, 2]: keys and values
@@ -109,6 +140,7 @@ struct Stream {
   const int32_t* counts;  // of rows that each row attends to, itself included; null = all before it and itself
   const int32_t* slots;   // of these rows, row after row
   const Adapter* adapter; // null = none
+  const Slot* states;     // null = the model keeps none
 };
 }
 

@@ -16,8 +16,9 @@ void outrider_engine_delete(Engine* engine) { delete engine; }
 
 // The sizes of the structures that callers describe: a caller whose sizes differ was written for another version.
 int32_t outrider_sizes(int64_t* sizes, int32_t most) {
-  const int64_t found[] = {sizeof(Matrix), sizeof(Norm),         sizeof(Linear),  sizeof(Rotary), sizeof(Mixture), sizeof(Layer),     sizeof(Model),
-                           sizeof(LowRank), sizeof(AdapterLayer), sizeof(Adapter), sizeof(Tap),   sizeof(CachedPart), sizeof(Stream)};
+  const int64_t found[] = {sizeof(Matrix),     sizeof(Norm),    sizeof(Linear),       sizeof(Rotary),  sizeof(Mixture),
+                           sizeof(Recurrence), sizeof(Layer),   sizeof(Model),        sizeof(LowRank), sizeof(AdapterLayer),
+                           sizeof(Adapter),    sizeof(Tap),     sizeof(CachedPart),   sizeof(Slot),    sizeof(Stream)};
   const int32_t count = (int32_t)std::size(found);
   std::copy_n(found, std::min(count, most), sizes);
   return count;
@@ -60,6 +61,19 @@ void outrider_multiply(Engine* engine, const Linear* linear, const float* rows, 
       });
     });
   });
+}
+
+// Folds rows of a slot that are committed now, and keeps `known` ones that follow.
+void outrider_fold(Engine* engine, const Model* model, const Slot* slot) {
+  for (int index = 0; index < model->layers; index++) {
+    const Recurrence* layer = model->layer[index].recurrence;
+    if (!layer) continue;
+    fold_inputs(*slot, *layer);
+    if (layer->kind == CONVOLUTION) continue;
+    engine->team.run(false, [&](int) {
+      engine->team.share(layer->heads, [&](int head) { HeadState(*slot, *layer, head).fold(slot->folded, slot->known); });
+    });
+  }
 }
 
 // The logits, float32 [kept_count, outputs of the head], of the rows `kept`.

@@ -7,6 +7,7 @@
 #include "adaptation.h"
 #include "attention.h"
 #include "mixture.h"
+#include "recurrence.h"
 
 namespace outrider {
 
@@ -24,10 +25,13 @@ struct Engine {
   Habit habits[6];  // of forwards of fewer than FEW_ROWS, by the bits of their number of rows
   Buffer<float> residual, normed, queries, keys, values, attended, gated, added, angles;
   Buffer<float> scores, gathered, inner, outputs;  // of mixtures
+  Buffer<float> gates;                             // of attention
+  Buffer<float> mixed, convolved, matrices;        // of recurrent layers
   Uses uses;
   Adaptation adaptation;
   Buffer<RowBlock> blocks;
   std::vector<Text> texts;
+  std::vector<Paths> paths;  // of streams
 };
 
 // The largest of a size over all layers.
@@ -45,7 +49,7 @@ class Forward {
       : engine_(engine), team_(engine.team), adaptation_(engine.adaptation), model_(model), rows_(rows), positions_(positions),
         streams_(streams) {
     const size_t count = rows;
-    const int attended = widest(model, [](const Layer& layer) { return layer.heads * layer.head_dim; });
+    const int attended = widest(model, [](const Layer& layer) { return std::max(layer.heads * layer.head_dim, inputs_of_output(layer)); });
     const int cached = widest(model, [](const Layer& layer) { return layer.kv_heads * layer.head_dim; });
     const int gated = widest(model, [](const Layer& layer) { return layer.down.matrix.inputs; });
     for (int table = 0; table < model.rotaries; table++) angles_width_ += model.rotary[table].size;
@@ -56,11 +60,15 @@ class Forward {
     values_ = engine.values.of(count * cached);
     attended_ = engine.attended.of(count * attended);
     gated_ = engine.gated.of(count * gated);
+    gates_ = engine.gates.of(count * widest(model, [](const Layer& layer) { return layer.query_gate.matrix.outputs; }));
+    mixed_ = engine.mixed.of(count * widest(model, [](const Layer& layer) { return layer.recurrence ? mixed_width(*layer.recurrence) : 0; }));
+    convolved_ = engine.convolved.of(count * widest(model, [](const Layer& layer) { return layer.recurrence ? layer.recurrence->channels : 0; }));
     // What a post-norm reads, or what adapters add to `up`.
     added_ = engine.added.of(count * std::max(gated, model.hidden));
     angles_ = engine.angles.of(count * angles_width_);
     find_texts();
     adaptation_.find(streams, rows);
+    find_paths();
     const size_t uses = count * widest(model, [](const Layer& layer) { return layer.mixture ? layer.mixture->used : 0; });
     const int inner = widest(model, [](const Layer& layer) { return layer.mixture ? layer.mixture->experts[2].matrix.inputs : 0; });
     scores_ = engine.scores.of(count * widest(model, [](const Layer& layer) { return layer.mixture ? layer.mixture->count : 0; }));
@@ -76,21 +84,9 @@ class Forward {
     for (int index = 0; index < model_.layers; index++) {
       const Layer& layer = model_.layer[index];
       keep_inputs(tap, index);
-      const Rows normed = read_residual(layer.attention_norm, layer.query.matrix.quantized() || layer.key.matrix.quantized() ||
-                                                                  layer.value.matrix.quantized());
-      project(layer, normed, index);
-      if (layer.parallel) feed(layer, index);
-      team_.share(rows_, [&](int row) { place(layer, row); });
-      attend_all(thread, layer);
-      const Rows attended = prepare(attended_, rows_, layer.output.matrix.inputs, layer.output.matrix.quantized());
-      add<&AdapterLayer::output>(layer.output, attended, layer.attention_post_norm, index);
+      if (layer.heads || layer.recurrence) mix_texts(thread, layer, index);
       if (!layer.parallel) feed(layer, index);
-      if (layer.mixture) {
-        mix(layer, *layer.mixture, index);
-        continue;
-      }
-      const Rows gated = prepare(gated_, rows_, layer.down.matrix.inputs, layer.down.matrix.quantized());
-      add<&AdapterLayer::down>(layer.down, gated, layer.feed_forward_post_norm, index);
+      add_fed(layer, index);
     }
     if (tap.states && !tap.count)
       team_.share(rows_, [&](int row) { norm_row(model_.norm, row, tap.states + (size_t)row * model_.hidden); });
@@ -101,6 +97,55 @@ class Forward {
   }
 
  private:
+  // Attention and recurrence: what a row reads of its text.
+  void mix_texts(int thread, const Layer& layer, int index) {
+    const Recurrence* recurrence = layer.recurrence;
+    const Rows normed = read_residual(layer.attention_norm, any_quantized({&layer.query, &layer.key, &layer.value, &layer.query_gate}) ||
+        (recurrence && any_quantized({&recurrence->convolved, &recurrence->gate, &recurrence->beta, &recurrence->step})));
+    if (layer.heads) project(layer, normed, index);
+    if (recurrence) project(*recurrence, normed);
+    if (layer.parallel) feed(layer, index);
+    if (layer.heads) {
+      team_.share(rows_, [&](int row) { place(layer, row); });
+      attend_all(thread, layer);
+      const int width = layer.heads * layer.head_dim;
+      const Rows attended = prepare(attended_, rows_, width, layer.output.matrix.quantized(), [&](int row) {
+        float *to = attended_ + (size_t)row * width, *gate = gates_ + (size_t)row * width;
+        for (int i = 0; layer.query_gate.matrix.outputs && i < width; i += LANES)
+          store(to + i, load(to + i) / (all(1) + exponential(-load(gate + i))));
+      });
+      add<&AdapterLayer::output>(layer.output, attended, layer.attention_post_norm, index);
+    }
+    if (recurrence) recur(thread, layer, *recurrence, index);
+  }
+
+  // Adds the feed-forward part, if there is one, to the residual.
+  void add_fed(const Layer& layer, int index) {
+    if (layer.mixture) return mix(layer, *layer.mixture, index);
+    if (!layer.down.matrix.outputs) return;
+    const Rows gated = prepare(gated_, rows_, layer.down.matrix.inputs, layer.down.matrix.quantized());
+    add<&AdapterLayer::down>(layer.down, gated, layer.feed_forward_post_norm, index);
+  }
+
+  static bool any_quantized(std::initializer_list<const Linear*> linears) {
+    return std::any_of(linears.begin(), linears.end(), [](const Linear* each) { return each->matrix.quantized(); });
+  }
+
+  static int inputs_of_output(const Layer& layer) { return layer.recurrence ? layer.recurrence->output.matrix.inputs : 0; }
+
+  void find_paths() {
+    engine_.paths.clear();
+    size_t matrices = 0;
+    for (const Stream& stream : streams_) {
+      if (!stream.states) return;
+      engine_.paths.emplace_back(stream.states->parents, stream.states->known + stream.rows);
+      matrices = std::max<size_t>(matrices, engine_.paths.back().matrices);
+    }
+    const auto size = [](const Layer& layer) { return layer.recurrence ? (layer.recurrence->key_dim + 1) * layer.recurrence->value_dim : 0; };
+    space_ = (matrices + 1) * widest(model_, size);
+    matrices_ = engine_.matrices.of(space_ * team_.working());
+  }
+
   void find_texts() {
     engine_.texts.resize(rows_);
     int row = 0;
@@ -175,18 +220,78 @@ class Forward {
     return prepare(normed_, rows_, model_.hidden, quantized, [&](int row) { norm_row(norm, row, normed_ + (size_t)row * model_.hidden); });
   }
 
+  // A product of some rows, and where an adapter's part of it is.
+  struct Product {
+    const Linear* linear;
+    float* out;
+    int stride;
+    LowRank AdapterLayer::*adapter = nullptr;
+  };
+
+  // Computes products of the same rows.
+  template <size_t COUNT>
+  void multiply_all(const Product (&products)[COUNT], const Rows& rows, int index) {
+    int panels = 0;
+    for (const Product& each : products) panels += each.linear->matrix.panels();
+    team_.share(panels, [&](int panel) {
+      int number = 0;
+      for (int count; panel >= (count = products[number].linear->matrix.panels()); number++) panel -= count;
+      const auto [linear, out, stride, adapter] = products[number];
+      write_panel(*linear, panel, rows, out, stride);
+      if (adapter) adaptation_.raise(adapter, number, index, panel, out, stride);
+    });
+  }
+
   void project(const Layer& layer, const Rows& rows, int index) {
     adaptation_.lower<&AdapterLayer::query, &AdapterLayer::key, &AdapterLayer::value>(team_, rows, index);
-    static constexpr LowRank AdapterLayer::*adapters[] = {&AdapterLayer::query, &AdapterLayer::key, &AdapterLayer::value};
-    const Linear* parts[] = {&layer.query, &layer.key, &layer.value};
-    float* outs[] = {queries_, keys_, values_};
-    const int first = layer.query.matrix.panels(), second = first + layer.key.matrix.panels();
-    team_.share(second + layer.value.matrix.panels(), [&](int task) {
-      const int part = task < first ? 0 : task < second ? 1 : 2;
-      const int panel = task - (part == 0 ? 0 : part == 1 ? first : second), outputs = parts[part]->matrix.outputs;
-      write_panel(*parts[part], panel, rows, outs[part], outputs);
-      adaptation_.raise(adapters[part], part, index, panel, outs[part], outputs);
+    const Product products[] = {{&layer.query, queries_, layer.query.matrix.outputs, &AdapterLayer::query},
+                                {&layer.key, keys_, layer.key.matrix.outputs, &AdapterLayer::key},
+                                {&layer.value, values_, layer.value.matrix.outputs, &AdapterLayer::value},
+                                {&layer.query_gate, gates_, layer.query_gate.matrix.outputs}};
+    multiply_all(products, rows, index);
+  }
+
+  void project(const Recurrence& layer, const Rows& rows) {
+    const int width = mixed_width(layer), gate = layer.channels, beta = gate + layer.gate.matrix.outputs;
+    const Product products[] = {{&layer.convolved, mixed_, width},
+                                {&layer.gate, mixed_ + gate, width},
+                                {&layer.beta, mixed_ + beta, width},
+                                {&layer.step, mixed_ + beta + beta_width(layer), width}};
+    multiply_all(products, rows, 0);
+  }
+
+  // Adds the output of a recurrent layer, whose inputs are projected, to the residual.
+  void recur(int thread, const Layer& layer, const Recurrence& recurrence, int index) {
+    const int streams = (int)streams_.size(), heads = recurrence.kind == CONVOLUTION ? 0 : recurrence.heads;
+    const int width = recurrence.output.matrix.inputs;
+    team_.share(streams, [&](int s) { fold_inputs(*streams_[s].states, recurrence); });
+    team_.share(rows_, [&](int row) {
+      const auto [s, first] = locate(row);
+      recurring(recurrence, s, first).keep_input(row - first);
     });
+    team_.share(rows_, [&](int row) {
+      const auto [s, first] = locate(row);
+      recurring(recurrence, s, first).convolve(row - first, attended_ + (size_t)row * width);
+    });
+    team_.share(streams * heads, [&](int task) {
+      const int s = task / heads, head = task % heads;
+      int first = 0;
+      for (int before = 0; before < s; before++) first += streams_[before].rows;
+      float* out = attended_ + (size_t)first * width + head * recurrence.value_dim;
+      recurring(recurrence, s, first).scan(head, engine_.paths[s], matrices_ + thread * space_, out, width);
+    });
+    const Rows found = prepare(attended_, rows_, width, recurrence.output.matrix.quantized(), [&](int row) {
+      const auto [s, first] = locate(row);
+      if (heads) recurring(recurrence, s, first).finish(row - first, model_.epsilon, attended_ + (size_t)row * width);
+    });
+    const Product products[] = {{&recurrence.output, added_, model_.hidden}};
+    multiply_all(products, found, index);
+    team_.share(rows_, [&](int row) { add_row(layer.attention_post_norm, row); });
+  }
+
+  Recurring recurring(const Recurrence& layer, int stream, int first) {
+    return {layer, *streams_[stream].states, streams_[stream].rows, mixed_ + (size_t)first * mixed_width(layer),
+            convolved_ + (size_t)first * layer.channels};
   }
 
   // One panel of a product, with the bias.
@@ -333,6 +438,7 @@ class Forward {
 
   // The inner values of the feed-forward part: act(gate x) * (up x), or act(up x).
   void feed(const Layer& layer, int index) {
+    if (!layer.up.matrix.outputs && !layer.mixture) return;
     const bool is_gated = layer.gate.matrix.outputs;
     const Rows rows = read_residual(layer.feed_forward_norm, layer.up.matrix.quantized() || layer.gate.matrix.quantized());
     adaptation_.lower<&AdapterLayer::gate, &AdapterLayer::up>(team_, rows, index);
@@ -394,13 +500,19 @@ class Forward {
     float *keys = keys_ + (size_t)row * layer.kv_heads * width, *values = values_ + (size_t)row * layer.kv_heads * width;
     turn(layer, layer.query_norm, row, queries_ + (size_t)row * layer.heads * width, layer.heads, query_scale(layer, row));
     turn(layer, layer.key_norm, row, keys, layer.kv_heads, 1);
-    int first = 0, s = 0;
-    while (row - first >= streams_[s].rows) first += streams_[s++].rows;
+    const auto [s, first] = locate(row);
     const int64_t slot = streams_[s].start + row - first;
     for (int head = 0; head < layer.kv_heads; head++) {
       write_position(plane(streams_[s], layer.cached, 0, head), slot, width, keys + head * width);
       write_position(plane(streams_[s], layer.cached, 1, head), slot, width, values + head * width);
     }
+  }
+
+  // A row's stream, and its first row.
+  std::pair<int, int> locate(int row) const {
+    int s = 0, first = 0;
+    while (row - first >= streams_[s].rows) first += streams_[s++].rows;
+    return {s, first};
   }
 
   static Plane plane(const Stream& stream, int layer, int part, int head) {
@@ -453,7 +565,8 @@ class Forward {
   const int64_t* positions_;
   const std::span<const Stream> streams_;
   float *residual_, *normed_, *queries_, *keys_, *values_, *attended_, *gated_, *added_, *angles_;
-  float *scores_, *gathered_, *inner_, *outputs_;
+  float *scores_, *gathered_, *inner_, *outputs_, *gates_, *mixed_, *convolved_, *matrices_ = nullptr;
+  size_t space_ = 0;  // of a thread's matrices
   int angles_width_ = 0;
 };
 

@@ -17,6 +17,7 @@ from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.native.adapter import NativeAdapter
 from outrider.verify.model.cpu.native.decoder import Decoder
 from outrider.verify.model.cpu.native.library import Engine
+from outrider.verify.model.cpu.native.states import NativeStates
 from outrider.verify.model.cpu.native.structures import CachedPart, Stream, Tap
 from outrider.verify.model.segment import Segment, keep_hidden
 
@@ -57,6 +58,9 @@ class NativeForward:
             ctypes.c_void_p(self._logits.data_ptr()),
             ctypes.byref(tap),
         )
+        for segment in segments:
+            if isinstance(segment.cache.recurrent, NativeStates):
+                segment.cache.recurrent.written(segment.cache.length, segment.batch)
         if states is not None:
             keep_hidden(states, segments)
         return self._logits[:kept]
@@ -96,6 +100,9 @@ class _Described:
         if segment.adapter is not None:
             assert isinstance(segment.adapter, NativeAdapter)
             self.stream.adapter = ctypes.pointer(segment.adapter.description)
+        if isinstance(cache.recurrent, NativeStates):
+            slot, self._parents = cache.recurrent.describe(length, batch)
+            self.stream.states = ctypes.pointer(slot)
         if batch.ancestors is not None:
             ancestors = batch.ancestors[batch.known :]
             self._counts = ancestors.sum(1, dtype=np.int32)

@@ -20,8 +20,9 @@ from outrider.verify.hub import hub_errors, model_file
 from outrider.verify.model.architecture.config import read_config
 from outrider.verify.model.architecture.description import Architecture
 from outrider.verify.model.architecture.metadata import read_entries
-from outrider.verify.model.cpu.native.decoder import Precision, pack, supports
+from outrider.verify.model.cpu.native.decoder import pack, supports
 from outrider.verify.model.cpu.native.library import Engine, compiled_library
+from outrider.verify.model.cpu.native.packing import Precision
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import Kind
 from outrider.verify.model.download import download_progress

@@ -24,6 +24,7 @@ from outrider.verify.model.cpu.native.decoder import Decoder
 from outrider.verify.model.cpu.native.forward import NativeForward
 from outrider.verify.model.cpu.native.layers import NativeEmbedding, NativeHead
 from outrider.verify.model.cpu.native.library import Engine, variant
+from outrider.verify.model.cpu.native.states import NativeStates, shape_of
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.memory import keep_freed_memory
 from outrider.verify.model.runner import ModelRunner
@@ -61,8 +62,11 @@ class NativeRunner(ModelRunner):
         self.stop_tokens = stop_tokens
         self.model_tokens = known.context_tokens
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
-        layers = tuple(LayerShape(each.kv_heads, each.head_dim, each.head_dim, each.window) for each in known.layers)
-        self.cache_shape = CacheShape(layers, dtype, self.device, coded=CODED[kv_dtype])
+        layers = tuple(
+            LayerShape(each.kv_heads, each.head_dim, each.head_dim, each.window) for each in known.layers if each.heads
+        )
+        recurrent = shape_of(known.layers, known.hidden)
+        self.cache_shape = CacheShape(layers, dtype, self.device, recurrent, coded=CODED[kv_dtype])
         self._tapped: tuple[int, ...] | None = None
         self._forward: NativeForward | None = None
 
@@ -115,7 +119,9 @@ class NativeRunner(ModelRunner):
 
     def new_cache(self) -> TensorCache:
         """As in `ModelRunner`."""
-        return TensorCache(self.cache_shape, self.context_tokens + MARGIN_POSITIONS)
+        recurrent = self.cache_shape.recurrent
+        states = None if recurrent is None else NativeStates(recurrent, self.decoder, self._engine)
+        return TensorCache(self.cache_shape, self.context_tokens + MARGIN_POSITIONS, states)
 
     def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """As `ModelRunner.forward_all`, as many at once as the library takes."""

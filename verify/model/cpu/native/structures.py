@@ -53,13 +53,27 @@ class Mixture(Structure):
     )
 
 
+class Recurrence(Structure):
+    """A layer that keeps a state."""
+
+    _fields_ = (
+        *((name, Linear) for name in ("convolved", "gate", "beta", "step", "output")),
+        *((name, c_void_p) for name in ("taps", "bias", "decay", "step_bias", "skip")),
+        ("norm", Norm),
+        *((name, c_int32) for name in ("kind", "window", "channels", "heads", "key_heads", "key_dim", "value_dim", "tiled")),
+        *((name, c_int32) for name in ("normed_gated", "convolution", "state")),
+        *((name, c_float) for name in ("least", "most")),
+    )
+
+
 class Layer(Structure):
     """A layer of a decoder."""
 
     _fields_ = (
         *((name, Norm) for name in NORMS),
-        *((name, Linear) for name in PROJECTIONS),
+        *((name, Linear) for name in (*PROJECTIONS, "query_gate")),
         ("mixture", POINTER(Mixture)),
+        ("recurrence", POINTER(Recurrence)),
         ("sinks", c_void_p),
         *(
             (name, c_int32)
@@ -113,6 +127,18 @@ class CachedPart(Structure):
     _fields_ = (("data", c_void_p), ("head_stride", c_int64), ("position_stride", c_int64))
 
 
+class Slot(Structure):
+    """The states of a stream."""
+
+    _fields_ = (
+        *(
+            (name, c_void_p)
+            for name in ("matrices", "keys", "writes", "decays", "inputs", "next_matrices", "next_inputs", "parents")
+        ),
+        *((name, c_int32) for name in ("capacity", "folded", "known")),
+    )
+
+
 class Stream(Structure):
     """The rows of a stream."""
 
@@ -121,6 +147,7 @@ class Stream(Structure):
         *((name, c_int32) for name in ("stored", "rows", "start", "length", "kept", "padding")),
         *((name, c_void_p) for name in ("tokens", "depths", "counts", "slots")),
         ("adapter", POINTER(Adapter)),
+        ("states", POINTER(Slot)),
     )
 
 
@@ -131,6 +158,7 @@ ALL: tuple[type[Structure], ...] = (
     Linear,
     Rotary,
     Mixture,
+    Recurrence,
     Layer,
     Model,
     LowRank,
@@ -138,6 +166,7 @@ ALL: tuple[type[Structure], ...] = (
     Adapter,
     Tap,
     CachedPart,
+    Slot,
     Stream,
 )
 

@@ -13,11 +13,13 @@ from transformers import PreTrainedModel
 
 from bench.model.gguf_file import add_sizes
 from outrider.verify.model.architecture.config import read_config
-from outrider.verify.model.architecture.description import Mixture
+from outrider.verify.model.architecture.description import Architecture, Mixture, State
 from outrider.verify.model.architecture.families import FAMILIES
 from outrider.verify.model.experts import split_checkpoint
 from outrider.verify.model.tensors import renamed, stored_tensor
 
+EPSILONS = ("layer_norm_eps", "norm_eps", "layer_norm_epsilon")
+STATES = ("lfm2", "lfm2_moe", "nemotron_h", "mamba2")
 SCALINGS = {name: gguf.RopeScalingType[name.upper()] for name in ("linear", "yarn", "longrope")}
 
 
@@ -34,22 +36,24 @@ def write_gguf(model: PreTrainedModel, file: Path, kind: GGMLQuantizationType = 
     turned = family.pairs_in_files and not family.pairs_in_checkpoints
     stored = {name: stored_tensor(tensor) for name, tensor in model.state_dict().items()}
     tensors = split_checkpoint({name: each for name, each in stored.items() if each is not None}, family.turns_experts)
-    experts = {name for name in tensors if name.startswith("blk.")}
+    experts = {name for name in tensors if "_exps." in name}
     for place in sorted({(name.split(".")[1], name.split(".")[2], name.split(".")[4]) for name in experts}):
         layer, part, ending = place
         count = sum(name.startswith(f"blk.{layer}.{part}.") and name.endswith(ending) for name in experts)
         values = np.stack([tensors[f"blk.{layer}.{part}.{number}.{ending}"].floats() for number in range(count)])
         write(writer, f"blk.{layer}.{part}.{ending}", values, kind if ending == "weight" else GGMLQuantizationType.F32)
+    known_model = read_config(config)
+    assert known_model is not None
     for name, each in tensors.items():
         if name in experts or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
-        values = each.floats()
+        values = converted(name, each.floats(), known_model)
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         if heads and turned:
             values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-        if family.norms_less_one and "norm" in name and name.endswith("weight"):
+        if family.norms_less_one and "norm" in name and name.endswith("weight") and "linear_attn" not in name:
             values = values + 1
-        known = names.get_name(renamed(name), (".weight", ".bias"))
+        known = name if name.startswith("blk.") else names.get_name(renamed(name), (".weight", ".bias"))
         assert known is not None
         known = known if known.endswith((".weight", ".bias")) else f"{known}.weight"
         is_small = values.ndim < 2 or "gate_inp" in known
@@ -71,14 +75,16 @@ def write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     if hasattr(config, "rms_norm_eps"):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     else:
-        writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or config.norm_eps)
-    if config.model_type in ("granite", "granitemoe"):
+        epsilon = next(each for name in EPSILONS if (each := getattr(config, name, None)))
+        writer.add_layer_norm_rms_eps(epsilon) if config.model_type in STATES else writer.add_layer_norm_eps(epsilon)
+    if config.model_type in ("granite", "granitemoe", "granitemoehybrid"):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_logit_scale(config.logits_scaling)
     if known := read_config(config):
         write_mixture(writer, config, known.mixture)
+        write_states(writer, known)
     if getattr(config, "logit_scale", None):
         writer.add_logit_scale(config.logit_scale)
     if getattr(config, "final_logit_softcapping", None):
@@ -92,6 +98,11 @@ def write_mixture(writer: gguf.GGUFWriter, config: Any, mixture: Mixture | None)
         return
     writer.add_expert_count(mixture.experts)
     writer.add_expert_used_count(mixture.used)
+    if config.model_type in ("lfm2_moe", "nemotron_h"):
+        writer.add_expert_weights_norm(mixture.normalizes)
+        writer.add_expert_weights_scale(mixture.scale)
+        writer.add_expert_group_count(mixture.groups)
+        writer.add_expert_group_used_count(mixture.used_groups)
     has_own = config.model_type not in ("gpt_oss", "mixtral", "olmoe", "granitemoe")
     writer.add_expert_feed_forward_length(config.moe_intermediate_size if has_own else config.intermediate_size)
     if config.model_type == "glm4_moe":
@@ -102,10 +113,77 @@ def write_mixture(writer: gguf.GGUFWriter, config: Any, mixture: Mixture | None)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
+def write_states(writer: gguf.GGUFWriter, known: Architecture) -> None:
+    """The numbers of recurrent layers, and which layers they are."""
+    found = next((each.recurrence for each in known.layers if each.recurrence is not None), None)
+    if found is None:
+        return
+    if found.kind is State.CONVOLUTION:
+        writer.add_shortconv_l_cache(found.window + 1)
+    else:
+        writer.add_ssm_conv_kernel(found.window + 1)
+        writer.add_ssm_state_size(found.key_dim)
+        writer.add_ssm_group_count(found.key_heads)
+        writer.add_ssm_time_step_rank(found.heads)
+        writer.add_ssm_inner_size(found.heads * found.value_dim)
+    if found.kind is State.DELTA_RULE:
+        recurrent = [each.recurrence is not None for each in known.layers]
+        writer.add_array(f"{known.name}.attention.recurrent_layers", recurrent)
+    else:
+        writer.kv_data[0].pop(f"{known.name}.attention.head_count_kv", None)
+        writer.add_head_count_kv([each.kv_heads for each in known.layers])
+    if known.name in ("nemotron_h_moe", "mamba2"):
+        writer.kv_data[0].pop(f"{known.name}.feed_forward_length")
+        writer.add_feed_forward_length([48 if each.feeds else 0 for each in known.layers])
+
+
+def converted(name: str, values: NDArray[np.float32], known: Architecture) -> NDArray[np.float32]:
+    """A tensor as files have it."""
+    if "conv" in name and values.ndim == 2 and "proj" not in name:  # [channels, 1, inputs] as rows
+        values = values.reshape(values.shape[0], -1)
+    if name.endswith("A_log"):
+        values = -np.exp(values)
+    for ending, scale in multipliers(known).items():
+        if ending in name:
+            return np.asarray(values * scale, np.float32)
+    found = known.layers[0].recurrence
+    if found is None or known.name not in ("qwen35", "qwen35moe") or "linear_attn" not in name:
+        return values
+    ratio, keys = found.heads // found.key_heads, 2 * found.key_heads * found.key_dim
+    tiled = np.arange(found.heads).reshape(found.key_heads, ratio).T.reshape(-1)
+    channels = (tiled[:, None] * found.value_dim + np.arange(found.value_dim)).reshape(-1)
+    if "qkv" in name or "conv1d" in name:
+        return np.concatenate([values[:keys], values[keys:].take(channels, 0)])
+    if "in_proj_z" in name:
+        return values.take(channels, 0)
+    if "out_proj" in name:
+        return values.take(channels, 1)
+    return values if "norm" in name else values.take(tiled, 0)
+
+
+def multipliers(known: Architecture) -> dict[str, Any]:
+    """What Falcon-H1's converter multiplies tensors by, by parts of their names."""
+    given = known.multipliers
+    if not given:
+        return {}
+    names = ("query", "key", "value", "output", "gate", "down", "state output")
+    endings = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "out_proj")
+    found = known.layers[0].recurrence
+    assert found is not None
+    inner, keys = found.heads * found.value_dim, found.key_heads * found.key_dim
+    parts = [given[each] for each in ("state gate", "values", "keys", "queries", "step")]
+    rows = np.repeat(np.array(parts, np.float32), [inner, inner, keys, keys, found.heads])[:, None]
+    whole = {"in_proj": rows, "embed_tokens": known.embedding_scale, "lm_head": known.logit_scale}
+    return {ending: given[name] for ending, name in zip(endings, names, strict=True)} | whole
+
+
 def write_positions(writer: gguf.GGUFWriter, config: Any, has_local: bool) -> None:
     """Windows, rotary tables and their scaling."""
     if config.model_type in ("gemma2", "gemma3_text", "phi3", "olmo3", "cohere2", "exaone4", "gpt_oss"):
         writer.add_sliding_window(config.sliding_window)
+    writer.add_rope_scaling_finetuned(getattr(config, "position_embedding_type", "rope") == "rope")
+    if not getattr(config, "rope_parameters", None):
+        return
     given = config.rope_parameters.get("full_attention", config.rope_parameters)
     size = int(config.head_dim * given.get("partial_rotary_factor", 1.0))
     writer.add_rope_dimension_count(size)

@@ -44,6 +44,16 @@ EXPERTS: Mapping[str, Any] = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 48,
 }
+SHORT = {"layer_types": ["conv", "full_attention", "conv"] * 2}
+DELTA: Mapping[str, Any] = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,
+    "head_dim": 64,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"] * 2,
+}
+MAMBA = {"mamba_d_state": 16, "mamba_d_head": 32, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_chunk_size": 16}
 # By transformers' `model_type`: what differs from SIZES.
 FAMILIES: dict[str, Mapping[str, Any]] = {
     "llama": {"rope_parameters": {**PLAIN, "rope_type": "llama3", "factor": 8.0, **LLAMA3}},
@@ -98,6 +108,54 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
         "use_qk_norm": True,
     },
     "gpt_oss": {**EXPERTS, **WINDOWED, "rope_parameters": {**YARN, "truncate": False}},
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 32},
+    "qwen3_next": {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 32, "decoder_sparse_step": 1},
+    "lfm2": {
+        "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention", "conv"],
+        "block_auto_adjust_ff_dim": False,
+    },
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention", "conv"],
+        "num_dense_layers": 1,
+        **EXPERTS,
+    },
+    "granitemoehybrid": {
+        **MAMBA,
+        **EXPERTS,
+        "mamba_expand": 2,
+        "shared_intermediate_size": 32,
+        "layer_types": ["mamba", "attention", "mamba", "mamba", "attention", "mamba"],
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.1,
+    },
+    "falcon_h1": {
+        **MAMBA,
+        "mamba_d_ssm": 128,
+        "mlp_multipliers": [0.5, 0.8],
+        "ssm_multipliers": [0.9, 1.1, 0.7, 1.3, 0.8],
+        "ssm_in_multiplier": 1.2,
+        "ssm_out_multiplier": 0.6,
+        "key_multiplier": 0.5,
+        "attention_in_multiplier": 0.9,
+        "attention_out_multiplier": 0.7,
+        "embedding_multiplier": 2.0,
+        "lm_head_multiplier": 0.5,
+    },
+    "nemotron_h": {
+        **EXPERTS,
+        "layers_block_type": ["mamba", "attention", "moe", "mamba", "mlp", "attention"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 32,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "chunk_size": 16,
+        "n_routed_experts": 12,
+        "moe_shared_expert_intermediate_size": 32,
+    },
+    "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 2, "chunk_size": 16, "expand": 2},
     "ernie4_5_moe": {**EXPERTS, "moe_num_experts": 12, "moe_k": 3, "moe_layer_start_index": 1, "moe_num_shared_experts": 2},
 }
 

