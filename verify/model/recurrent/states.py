@@ -17,6 +17,7 @@ import torch
 from outrider.drafters.interface import MAX_NODES
 from outrider.verify.model.recurrent.state import advance
 from outrider.verify.model.transfer import to_device
+from outrider.verify.model.untouched import zeros
 
 # The rows of a step. Longer chunks of a prompt are read by the model's own chunked form.
 ROWS = MAX_NODES + 1
@@ -104,13 +105,13 @@ class RecurrentStates:
         self.shape = shape
         self.length = 0  # tokens before the state
         self.count = 0  # rows since
-        self.matrices = torch.zeros(*per_head, shape.key_dim, shape.value_dim, device=device)
-        self.keys = torch.zeros(*per_head, ROWS, shape.key_dim, device=device)
-        self.writes = torch.zeros(*per_head, ROWS, shape.value_dim, device=device)
-        self.decays = torch.zeros(*per_head, ROWS, shape.decay_dim, device=device)
+        floats = torch.float32
+        self.matrices = zeros((*per_head, shape.key_dim, shape.value_dim), floats, device)
+        self.keys = zeros((*per_head, ROWS, shape.key_dim), floats, device)
+        self.writes = zeros((*per_head, ROWS, shape.value_dim), floats, device)
+        self.decays = zeros((*per_head, ROWS, shape.decay_dim), floats, device)
         # The window before the state, then the rows.
-        size = (shape.convolutions, shape.window + ROWS, shape.channels)
-        self.inputs = torch.zeros(size, dtype=shape.dtype, device=device)
+        self.inputs = zeros((shape.convolutions, shape.window + ROWS, shape.channels), shape.dtype, device)
         self.chunk: Chunk | None = None
         self.snapshots: list[Snapshot] = []  # by length
 
@@ -180,6 +181,8 @@ class RecurrentStates:
 
     def _load(self, snapshot: Snapshot | None) -> int:
         """Replaces the state; None is the beginning of a text."""
+        if snapshot is None and not self.length and not self.count and self.chunk is None:
+            return 0  # it is untouched, and takes no memory
         self.chunk, self.count = None, 0
         window = self.inputs[:, : self.shape.window]
         if snapshot is None:
