@@ -27,6 +27,7 @@ from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import Kind
 from outrider.verify.model.download import download_progress
 from outrider.verify.model.load_options import LoadOptions, Quantization
+from outrider.verify.model.pictures import READERS
 from outrider.verify.model.stored import Stored
 from outrider.verify.model.tensors import Tensors, as_gguf, read_gguf, read_safetensors, stored_tensor
 
@@ -34,6 +35,8 @@ log = logging.getLogger("outrider.worker")
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 # A checkpoint may have it though it is tied to the embedding table.
 TIED_HEAD = "lm_head.weight"
+# The names of what computes text begin so in a checkpoint that also has what reads pictures.
+TEXT = "model.language_model."
 # The data type of keys and values of a GGUF file.
 CACHE_DTYPE = torch.bfloat16
 
@@ -82,6 +85,7 @@ def load_checkpoint(options: LoadOptions, location: Location) -> NativeRunner | 
         config = AutoConfig.from_pretrained(location.source, **source)
     except hub_errors() as error:
         raise ModelError(f"No model at {options.path!r}: {first_sentence(error)}") from None
+    config = config if config.model_type in READERS else config.get_text_config()  # what reads pictures or sounds is left out
     has_code = options.trust_remote_code and getattr(config, "auto_map", None)
     if not can_compute(config) or quantization_method(config) not in (None, "mxfp4") or has_code:
         return None
@@ -115,6 +119,9 @@ def of_model(model: PreTrainedModel, options: LoadOptions) -> NativeRunner | Non
 
 def by_names(known: Architecture, tensors: Mapping[str, Stored], config: Any, path: str) -> Tensors | None:
     """A checkpoint's tensors by the names of GGUF files, without a head that is the embedding table."""
+    if any(name.startswith(TEXT) for name in tensors):
+        kept = (name for name in tensors if name.startswith(TEXT) or name == TIED_HEAD)
+        tensors = {name.replace(TEXT, "model.", 1): tensors[name] for name in kept}
     tied = {TIED_HEAD} if config.tie_word_embeddings else set()
     own = {name: each for name, each in tensors.items() if name not in tied}
     return as_gguf(path, own, known)

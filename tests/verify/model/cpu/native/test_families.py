@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from outrider.verify.model.architecture.families import FAMILIES as KNOWN
 from outrider.verify.model.batch import ForwardBatch
@@ -44,6 +45,19 @@ def test_a_checkpoint_has_the_logits_of_transformers(family: str, tmp_path: Path
     other.fork(cache, CUT)
     for each in (cache, other):
         assert torch.equal(ours.forward(each, ForwardBatch.chain(TOKENS[CUT:])), whole[CUT:])
+
+
+def test_the_text_of_a_model_that_reads_pictures(tmp_path: Path) -> None:
+    text = build("qwen3_5_text").config.to_dict()
+    sizes = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    config = Qwen3_5Config(text_config=text, vision_config=sizes)
+    Qwen3_5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    ours = load_model(LoadOptions(str(tmp_path), device="cpu", context_tokens=128))
+    assert isinstance(ours, NativeRunner)
+    with torch.inference_mode():
+        expected = AutoModelForCausalLM.from_pretrained(tmp_path)(torch.from_numpy(TOKENS)[None]).logits[0]
+    found = ours.forward(ours.new_cache(), ForwardBatch.chain(TOKENS))
+    assert (found - expected).norm() < 1e-4 * expected.norm()
 
 
 def test_weights_that_transformers_ignores_are_ignored(tmp_path: Path) -> None:
