@@ -1,0 +1,103 @@
+"""States of recurrent layers: the bits of a text read at once, whatever was drafted, cut, forked or swapped before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.drafters.interface import DraftTree
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.tensor_cache import TensorCache
+from outrider.verify.model.cpu.native.library import compiled_library
+from outrider.verify.model.cpu.native.runner import NativeRunner
+from outrider.verify.model.recurrent import states
+from tests.verify.model.cpu.native.models import build, runner_of
+
+pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
+TEXT = np.arange(7, 307) * 13 % 97
+PARENTS = np.array([-1, 0, 1, 2, 1, 0, -1, 6, 6, 8], np.int32)
+TREE = DraftTree(
+    np.array([5, 9, 11, 40, 41, 42, 60, 61, 62, 63], np.int32),
+    PARENTS,
+    np.array([1, 2, 3, 4, 3, 2, 1, 2, 2, 3], np.int32),
+    np.linspace(0.9, 0.1, 10, dtype=np.float32),
+    np.zeros(10, np.uint8),
+)
+
+
+@pytest.fixture(scope="module", params=["qwen3_5_text", "lfm2", "granitemoehybrid", "falcon_h1", "mamba2"])
+def runner(request: pytest.FixtureRequest) -> NativeRunner:
+    return runner_of(build(request.param))
+
+
+@pytest.fixture(autouse=True)
+def few_tokens_between_snapshots(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
+    yield
+
+
+def read(runner: NativeRunner, cache: TensorCache, tokens: np.ndarray, piece: int = 512) -> torch.Tensor:
+    """The logits of the tokens' rows, which are committed."""
+    found = []
+    for start in range(0, len(tokens), piece):
+        part = tokens[start : start + piece]
+        found.append(runner.forward(cache, ForwardBatch.chain(part)).clone())
+        cache.commit(list(range(len(part))))
+    return torch.cat(found)
+
+
+def test_accepted_paths_leave_the_state_of_their_text(runner: NativeRunner) -> None:
+    cache, tree = runner.new_cache(), ForwardBatch.tree(7, TREE)
+    read(runner, cache, TEXT[:100])
+    text = list(TEXT[:100])
+    for rows in ([0], [0, 1, 2, 5], [0, 7, 9], [0, 1, 6], list(range(5))):
+        runner.forward(cache, tree)
+        cache.commit(rows)
+        text += [int(tree.tokens[row]) for row in rows]
+        found = runner.forward(cache, ForwardBatch.chain(TEXT[:9])).clone()  # and drops it
+        assert torch.equal(found, read(runner, runner.new_cache(), np.array([*text, *TEXT[:9]]))[-9:])
+
+
+def test_a_tree_in_two_parts_has_the_bits_of_the_whole(runner: NativeRunner) -> None:
+    cache, other, tree = runner.new_cache(), runner.new_cache(), ForwardBatch.tree(7, TREE)
+    for each in (cache, other):
+        read(runner, each, TEXT[:30])
+    whole = runner.forward(cache, tree).clone()
+    parts = [runner.forward(other, tree.part(0, 4)).clone(), runner.forward(other, tree.part(4, len(tree))).clone()]
+    assert torch.equal(torch.cat(parts), whole)
+    for each in (cache, other):
+        each.commit([0, 1, 2, 5])
+    assert torch.equal(*(runner.forward(each, ForwardBatch.chain(TEXT[:3])).clone() for each in (cache, other)))
+
+
+@pytest.mark.parametrize("piece", [5, 100, 300])
+def test_a_cut_text_is_read_again_from_where_its_state_is(runner: NativeRunner, piece: int) -> None:
+    cache = runner.new_cache()
+    whole = read(runner, cache, TEXT, piece)
+    for end in (299, 250, 131, 64, 10, 3):
+        cache.truncate(end)
+        assert cache.length <= end
+        start = cache.length
+        assert torch.equal(read(runner, cache, TEXT[start:]), whole[start:])
+
+
+def test_a_text_goes_on_after_it_was_swapped(runner: NativeRunner) -> None:
+    cache, other = runner.new_cache(), runner.new_cache()
+    whole = read(runner, cache, TEXT, 90)
+    cache.truncate(0)
+    read(runner, cache, TEXT[:203], 90)
+    other.fork(cache.swap_out(), 203)
+    assert cache.length == 0 and other.length == 203
+    assert torch.equal(read(runner, other, TEXT[203:]), whole[203:])
+
+
+def test_a_chunk_that_is_not_committed_leaves_no_trace(runner: NativeRunner) -> None:
+    cache = runner.new_cache()
+    whole = read(runner, cache, TEXT)
+    cache.truncate(0)
+    read(runner, cache, TEXT[:40])
+    runner.forward(cache, ForwardBatch.chain(TEXT[100:290]))
+    assert torch.equal(read(runner, cache, TEXT[40:]), whole[40:])
