@@ -2,7 +2,7 @@
 
 On a CPU, a small model's forward spends as much time in Python as in its layers. The trace's logits are checked to be
 bit-identical to the model's. `trace` returns None for models that cannot be traced: those with data-dependent routing, and
-those whose attention uses soft-capping or sinks.
+those with recurrent layers, or whose attention uses soft-capping or sinks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from outrider.verify.model.cpu.torchscript import ScriptList, run, script, trace
 from outrider.verify.model.hidden.tap import HiddenTap
 from outrider.verify.model.kwarg_injector import KwargInjector
 from outrider.verify.model.packed import packed_layers
-from outrider.verify.model.recurrent.rows import RecurrentRows, Scan
-from outrider.verify.model.recurrent.step import TENSORS, convolve_streams, scan_streams
 from outrider.verify.model.segment import Segment, keep_hidden, kept_rows, positions_of, tokens_of
 
 # The rows and the text lengths of the streams that are compared.
@@ -140,23 +138,6 @@ class _TracedAttention:
         return cast(torch.Tensor, out)
 
 
-class _TracedRecurrence:
-    """Calls the scripted recurrences while the model is traced. As `outrider.verify.model.recurrent.rows.Recurrence`."""
-
-    def __init__(self, scripts: tuple[Any, Any], states: list[torch.Tensor]) -> None:
-        self._convolve, self._scan = scripts
-        self._states = states
-        self._convolutions = self._scans = 0  # calls so far
-
-    def convolve(self, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        number, self._convolutions = self._convolutions, self._convolutions + 1
-        return cast(torch.Tensor, self._convolve(inputs, taps, bias, number, self._states, TENSORS))
-
-    def scan(self, rows: Scan, _: Any) -> torch.Tensor:
-        number, self._scans = self._scans, self._scans + 1
-        return cast(torch.Tensor, self._scan(*rows, number, self._states, TENSORS))
-
-
 class _Forward(torch.nn.Module):
     """The model as a function of tensors only."""
 
@@ -166,14 +147,11 @@ class _Forward(torch.nn.Module):
         injector: KwargInjector,
         windows: Sequence[int | None],
         attention: Any,
-        is_recurrent: bool,
         tap: HiddenTap | None,
     ) -> None:
         super().__init__()
         self._model, self._injector, self._windows, self._attention, self._tap = model, injector, windows, attention, tap
         self._layers = packed_layers(model)
-        self._recurrences = (script(convolve_streams), script(scan_streams)) if is_recurrent else None
-        self.states_end = STREAMS * (1 + TENSORS) if is_recurrent else STREAMS  # in the streams' tensors, after the caches
 
     def forward(self, streams: list[torch.Tensor], packed: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Logits [M, V], and with a tap the hidden states of all rows, [N, width].
@@ -183,15 +161,12 @@ class _Forward(torch.nn.Module):
         for layer, weights in zip(self._layers, packed, strict=False):
             layer.packed = weights  # packed weights are inputs, since a trace cannot hold them as constants
         tokens, positions, kept, starts, counts, *others = streams
-        caches, states, inputs = others[:STREAMS], others[STREAMS : self.states_end], others[self.states_end :]
+        caches, inputs = others[:STREAMS], others[STREAMS:]
         size = len(inputs) // len(self._windows)
         by_window = {window: inputs[size * index : size * (index + 1)] for index, window in enumerate(self._windows)}
         attention = _TracedAttention(self._attention, _Streams(caches, starts, counts), by_window)
-        ours: dict[str, Any] = {"attention": attention}
-        if self._recurrences is not None:
-            ours["recurrence"] = _TracedRecurrence(self._recurrences, states)
         rows = {"input_ids": tokens[None], "position_ids": positions[None]}
-        with self._injector.inject(ours, positions) as handed:
+        with self._injector.inject({"attention": attention}, positions) as handed:
             output = self._model(**rows, use_cache=False, logits_to_keep=kept, **handed)
         return (output.logits[0],) if self._tap is None else (output.logits[0], self._tap.states)
 
@@ -205,7 +180,6 @@ class TracedForward:
 
     def __init__(self, forward: _Forward, packed: list[torch.Tensor], build: BuildInputs, example: Sequence[Segment]) -> None:
         """Traces `forward`; `example` is what it runs meanwhile."""
-        self._states = forward.states_end - STREAMS
         self._build = build
         self._absent = torch.empty(0, dtype=example[0].cache.dtype)
         self._traced = traced(forward, (self._arguments(example), packed))
@@ -223,8 +197,8 @@ class TracedForward:
         """The tensors that describe the streams, in the order in which `_Forward.forward` reads them.
 
         They are the tokens, positions and kept rows, the streams' starts and numbers of rows, and then for each stream its
-        cache, the states of recurrent layers, and the attention's inputs by window. A trace takes lists of one length only, so
-        those of absent streams are filled up.
+        cache, and the attention's inputs by window. A trace takes lists of one length only, so those of absent streams are
+        filled up.
         """
         absent = [self._absent] * (STREAMS - len(segments))
         caches = [each.cache.tensor for each in segments] + absent
@@ -234,12 +208,7 @@ class TracedForward:
         by_window = ([*chain.from_iterable(tensors), *(absent * len(tensors[0]))] for tensors in zip(*built, strict=True))
         inputs = list(chain.from_iterable(by_window))
         rows = map(torch.from_numpy, (tokens_of(segments), positions_of(segments), kept_rows(segments)))
-        recurrent = [
-            RecurrentRows(each.cache.recurrent, each.cache.length, each.batch) for each in segments if each.cache.recurrent
-        ]
-        states = list(chain.from_iterable(each.tensors for each in recurrent))
-        states += [self._absent] * (self._states - len(states))
-        return [*rows, starts, counts, *caches, *states, *inputs]
+        return [*rows, starts, counts, *caches, *inputs]
 
 
 def attention_masks(
@@ -274,7 +243,7 @@ def trace(
 
     `reference` is the untraced forward, and `products` its attention. With `tap`, hidden states are kept.
     """
-    if model.device.type != "cpu" or has_experts(model):
+    if model.device.type != "cpu" or has_experts(model) or shape.recurrent is not None:
         return None
     windows = tuple(probe.windows)
 
@@ -291,7 +260,7 @@ def trace(
     try:
         with without_warnings(), torch.no_grad():
             attention = script_all(attend_by(products))
-            forward = _Forward(model, injector, windows, attention, shape.recurrent is not None, tap)
+            forward = _Forward(model, injector, windows, attention, tap)
             for layer in layers:
                 layer.multiply = script(layer.multiply)
             logging.set_verbosity_error()  # tracing reads every property, and some log warnings
@@ -314,8 +283,6 @@ def _checks(shape: CacheShape, vocabulary: int) -> Iterator[list[Segment]]:
         generator = torch.Generator().manual_seed(rows)
         cache = TensorCache(shape, rows + length)
         cache.fill(length, generator)
-        if cache.recurrent is not None:
-            cache.recurrent.matrices.normal_(generator=generator)
         tokens = torch.randint(0, vocabulary, (rows,), generator=generator)
         several.append(Segment(cache, ForwardBatch.chain(tokens), logits=rows != 2))
         yield several[-1:]

@@ -25,7 +25,7 @@ def convolve(
     taps: torch.Tensor,  # [window + 1, channels], contiguous; the weights
     bias: torch.Tensor | None,  # [channels]
 ) -> torch.Tensor:
-    """The convolution's outputs, [N, channels], with the dtype of the weights. Scriptable."""
+    """The convolution's outputs, [N, channels], with the dtype of the weights."""
     inputs = inputs.to(taps.dtype)
     if inputs.size(0) > taps.size(0):  # a row alone reads all of them
         inputs = inputs.index_select(0, index.flatten())

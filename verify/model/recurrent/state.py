@@ -15,7 +15,7 @@ import torch
 
 
 def path_decays(g: torch.Tensor, ancestors: torch.Tensor) -> torch.Tensor:
-    """The sum of g [H, L, D] along the path to each row, itself included; `ancestors` is [L, L], ones and zeros. Scriptable."""
+    """The sum of g [H, L, D] along the path to each row, itself included; `ancestors` is [L, L], ones and zeros."""
     return torch.matmul(g.transpose(1, 2), ancestors.t()).transpose(1, 2)
 
 
@@ -30,7 +30,7 @@ def scan(
     ancestors: torch.Tensor,  # [L, L] of ones and zeros
     mask: torch.Tensor,  # [N, L]; 0 where a row has an ancestor or itself, else -inf
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """u of the last N rows, and what they read of the states after them, q_i S_i; both [H, N, value_dim]. Scriptable.
+    """u of the last N rows, and what they read of the states after them, q_i S_i; both [H, N, value_dim].
 
     For the gated delta rule (Yang et al., arXiv 2412.06464), a row removes what its key reads of the decayed state before it
     writes: u_i = beta_i (v_i - k_i (exp(g_i) S_parent)). Along the paths of a tree these are linear equations in u, with rows

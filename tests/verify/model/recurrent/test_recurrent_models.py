@@ -22,7 +22,6 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.native import interface as native
-from outrider.verify.model.cpu.trace import TracedForward
 from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
 from outrider.verify.model.loading import load_weights
 from outrider.verify.model.quantization import quantize_layers
@@ -39,8 +38,6 @@ from tests.verify.model.families import FAMILIES, REFUSED, build, text_of, toler
 FAST = "qwen3_5"
 SERVED = [family for family in FAMILIES if family not in REFUSED]
 ALL = [family if family == FAST else pytest.param(family, marks=pytest.mark.slow) for family in SERVED]
-# Those without experts; FAST, too.
-TRACED = ["olmo_hybrid", "lfm2", "bamba", "falcon_h1", "falcon", "falcon_alibi", "bloom", "mpt", "gptj", "gpt_neo"]
 PARENTS = np.array([-1, 0, 1, 2, 1, 0, -1, 6, 6, 8], np.int32)
 TOKENS = np.array([5, 9, 11, 40, 41, 42, 60, 61, 62, 63], np.int32)
 DEPTHS = np.array([1, 2, 3, 4, 3, 2, 1, 2, 2, 3], np.int32)
@@ -83,24 +80,6 @@ def test_logits_and_trees_equal_transformers(family: str) -> None:
             path = torch.cat([prefix, torch.tensor([7 if prefix is text else 9, *TREE.path(row)])])
             with torch.inference_mode():
                 assert torch.allclose(found[row + 1], reference(path[None]).logits[0, -1], atol=tolerance(family)), row
-
-
-@pytest.mark.parametrize("family", [FAST, *(pytest.param(family, marks=pytest.mark.slow) for family in TRACED)])
-def test_traced_steps_have_the_bits_of_untraced_ones(family: str) -> None:
-    """Trees at once and in two parts, committed paths, several streams, and a step beside a long part of a prompt."""
-    traced, plain = runner_of(family), TorchRunner(build(family, NAME), pack=True)
-    assert isinstance(traced.mode.backend, TracedForward) and plain.mode.backend is None
-    tree, found = ForwardBatch.tree(7, TREE), []
-    for runner in (traced, plain):
-        first, second = read(runner, text_of(30)), read(runner, text_of(9, 2))
-        rows = [runner.forward(first, tree.part(0, 4)), runner.forward(first, tree.part(4, len(tree)))]
-        rows = [each.clone() for each in rows]
-        first.commit([0, 1, 2, 4])
-        rows += [each.clone() for each in runner.forward_all([Segment(first, tree), Segment(second, tree)])]
-        second.commit([0, 7, 9])
-        rows += runner.forward_all([Segment(first, ForwardBatch.chain(text_of(80))), Segment(second, tree)])
-        found.append(torch.cat(rows))
-    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("family", ALL)
