@@ -45,6 +45,7 @@ NORMS = {
     "query_norm": "attn_q_norm",
     "key_norm": "attn_k_norm",
 }
+OF_HEADS = ("query_norm", "key_norm")  # of each, or of all together
 
 
 def supports(architecture: Architecture) -> bool:
@@ -53,7 +54,8 @@ def supports(architecture: Architecture) -> bool:
     widths = all(each.head_dim % SUMMED == 0 and each.head_dim <= MOST_WIDTH for each in attending)
     groups = all(each.heads // each.kv_heads <= MOST_GROUPS for each in attending)
     states = [each.recurrence for each in architecture.layers if each.recurrence is not None]
-    fit = all(each.key_dim % SUMMED == each.value_dim % SUMMED == 0 and each.window <= MOST_WINDOW for each in states)
+    sizes = all(each.key_dim % SUMMED == each.value_dim % SUMMED == 0 for each in states)
+    fit = sizes and all(0 < each.window <= MOST_WINDOW and each.heads % max(1, each.key_heads) == 0 for each in states)
     alike = len({(each.kind, each.window, each.heads, each.key_dim, each.value_dim) for each in states}) <= 1
     return architecture.hidden % SUMMED == 0 and widths and groups and fit and alike
 
@@ -136,8 +138,8 @@ class Packing(Packer):
             logit_cap=known.logit_cap or 0.0,
             layer=ctypes.cast(layers, ctypes.POINTER(structures.Layer)),
             embedding=table.matrix,
-            head=structures.Linear(head.matrix, self.vector(f"{HEAD}.bias")),
-            norm=self.norm(NORM if f"{NORM}.weight" in self.tensors else LFM2_NORM),
+            head=structures.Linear(head.matrix, self.vector(f"{HEAD}.bias", head.outputs)),
+            norm=self.norm(NORM if self.has(NORM) else LFM2_NORM, known.hidden),
         )
         return Decoder(known, description, layers, table, head, self.size, [self.kept, table, head])
 
@@ -156,9 +158,11 @@ class Packing(Packer):
             parts |= self._mixture(number, self.architecture.mixture)
         else:
             parts |= self._feed_forward(place)
-        norms = {name: self.norm(place + stored) for name, stored in NORMS.items()}
-        for name, heads in (("query_norm", layer.heads), ("key_norm", layer.kv_heads)):
-            norms[name].size = min(norms[name].size, heads * layer.head_dim)
+        sizes = {
+            name: (heads * layer.head_dim, layer.head_dim)
+            for name, heads in zip(OF_HEADS, (layer.heads, layer.kv_heads), strict=True)
+        }
+        norms = {name: self.norm(place + stored, *sizes.get(name, (known.hidden,))) for name, stored in NORMS.items()}
         if not layer.heads and layer.recurrence is None:
             norms |= {"feed_forward_norm": norms["attention_norm"]}  # files name the only one so
         if not known.norms_after_attention:
@@ -168,7 +172,7 @@ class Packing(Packer):
         return structures.Layer(
             **norms,
             **parts,
-            sinks=self.vector(place + SINKS),
+            sinks=self.vector(place + SINKS, layer.heads),
             heads=layer.heads,
             kv_heads=layer.kv_heads,
             head_dim=layer.head_dim,
@@ -231,7 +235,7 @@ class Packing(Packer):
         has_gate = self.has(place + SHARED_GATE)
         mixture = structures.Mixture(
             router=self.router(place + ROUTER, known.experts),
-            bias=self.vector(place + ROUTER_BIAS),
+            bias=self.vector(place + ROUTER_BIAS, known.experts),
             experts=ctypes.cast(array, ctypes.POINTER(structures.Linear)),
             shared_gate=self.router(place + SHARED_GATE, 1) if has_gate else structures.Linear(),
             count=known.experts,

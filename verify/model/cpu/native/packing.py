@@ -75,7 +75,7 @@ class Packer:
         weights = Weights.stored(self.engine, stored, kind)
         self.kept.append(weights)
         self.size.add(weights)
-        return structures.Linear(weights.matrix, self.vector(f"{name}.bias", rows))
+        return structures.Linear(weights.matrix, self.vector(f"{name}.bias", shape[0], rows))
 
     def _taken(self, stored: Stored, rows: NDArray[np.int64] | slice, name: str) -> Stored:
         try:
@@ -86,25 +86,29 @@ class Packer:
                 " another one."
             ) from None
 
-    def norm(self, name: str) -> structures.Norm:
-        """A norm; of kind 0 if the model has none there."""
-        if f"{name}.weight" not in self.tensors:
+    def norm(self, name: str, *sizes: int) -> structures.Norm:
+        """A norm of one of these sizes; of kind 0 if the model has none there. Raises ModelError."""
+        if not self.has(name):
             return structures.Norm()
-        add = 1.0 if self.architecture.norms_less_one else 0.0
-        weight = self.vector(f"{name}.weight", add=add)
         size = self.tensors[f"{name}.weight"].shape[-1]
-        return structures.Norm(weight, self.vector(f"{name}.bias"), self.architecture.norm.value, size)
+        add = 1.0 if self.architecture.norms_less_one else 0.0
+        weight = self.keep(self.floats(f"{name}.weight", size if size in sizes else sizes[0]) + np.float32(add))
+        return structures.Norm(weight, self.vector(f"{name}.bias", size), self.architecture.norm.value, size)
 
-    def vector(self, name: str, rows: NDArray[np.int64] | slice | None = None, add: float = 0.0) -> int | None:
-        """The address of a vector as float32; None if the model has none."""
-        if name not in self.tensors:
-            return None
+    def vector(self, name: str, count: int, rows: NDArray[np.int64] | slice | None = None) -> int | None:
+        """The address of a vector as float32; None if the model has none. Raises ModelError if it has another size."""
+        return self.keep(self.floats(name, count, rows)) if name in self.tensors else None
+
+    def floats(self, name: str, count: int, rows: NDArray[np.int64] | slice | None = None) -> NDArray[np.float32]:
+        """A tensor's values, [count]. Raises ModelError if it has another number of them."""
         stored = self.tensors[name]
-        return self.keep((stored if rows is None else self._taken(stored, rows, name)).floats() + np.float32(add))
-
-    def floats(self, name: str) -> NDArray[np.float32]:
-        """A tensor's values."""
-        return self.tensors[name].floats()
+        found = (stored if rows is None else self._taken(stored, rows, name)).floats().reshape(-1)
+        if len(found) != count:
+            raise ModelError(
+                f"The tensor {name} of {self.tensors.path!r} has {len(found)} values, and its configuration says {count};"
+                " download it again, or name another one."
+            )
+        return found
 
     def keep(self, values: NDArray[np.float32]) -> int:
         """The address of an array's copy."""
@@ -116,7 +120,7 @@ class Packer:
         """A small layer, whose products decide: in float32, whatever the others are rounded to."""
         weights = Weights.of(self.engine, Kind.FLOAT32, self.tensors[f"{name}.weight"].floats().reshape(outputs, -1))
         self.kept.append(weights)
-        return structures.Linear(weights.matrix, self.vector(f"{name}.bias"))
+        return structures.Linear(weights.matrix, self.vector(f"{name}.bias", outputs))
 
     def multiplier(self, name: str) -> float:
         """What the outputs of a linear layer are multiplied by."""

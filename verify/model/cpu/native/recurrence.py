@@ -61,19 +61,21 @@ def pack_recurrence(packer: Packer, place: str, number: int, known: Recurrence) 
     for name, linear in linears.items():
         setattr(found, name, linear)
     found.output = packer.linear(place + output, (hidden, inner or hidden), None, packer.multiplier("state output"))
-    taps = packer.floats(f"{place}{convolution}.weight").reshape(found.channels, known.window + 1)
+    taps = packer.floats(f"{place}{convolution}.weight", found.channels * (known.window + 1)).reshape(found.channels, -1)
     found.taps = packer.keep(taps[order].T)
     if f"{place}{convolution}.bias" in packer.tensors:
-        found.bias = packer.keep(packer.floats(f"{place}{convolution}.bias")[order])
+        found.bias = packer.keep(packer.floats(f"{place}{convolution}.bias", found.channels)[order])
     if known.kind is State.CONVOLUTION:
         return found
-    decay = packer.floats(f"{place}{DECAY}.weight").reshape(-1)
+    decay = packer.floats(f"{place}{DECAY}.weight", known.heads)
     found.decay = packer.keep(-np.exp(decay) if packer.architecture.decays_as_logarithms else decay)
-    found.step_bias = packer.vector(f"{place}{STEP}.bias")
-    found.skip = packer.vector(f"{place}{SKIP}.weight")
+    found.step_bias = packer.keep(packer.floats(f"{place}{STEP}.bias", known.heads))
+    found.skip = packer.vector(f"{place}{SKIP}.weight", known.heads)
     if packer.has(place + STATE_NORM):
         size = known.value_dim if known.kind is State.DELTA_RULE else inner // known.key_heads
-        found.norm = structures.Norm(packer.vector(f"{place}{STATE_NORM}.weight"), None, packer.architecture.norm.value, size)
+        whole = size if known.kind is State.DELTA_RULE else inner
+        weight = packer.keep(packer.floats(f"{place}{STATE_NORM}.weight", whole))
+        found.norm = structures.Norm(weight, None, packer.architecture.norm.value, size)
     return found
 
 

@@ -13,6 +13,7 @@ from gguf import quants
 from transformers import LlamaConfig
 
 from bench.model.gguf_file import add_shape
+from outrider.verify.errors import ModelError
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.cpu.native.runner import NativeRunner
@@ -114,3 +115,37 @@ def test_single_steps_have_the_bits_of_a_prompt(kind: Kind, tmp_path: Path) -> N
     for row, token in enumerate(tokens):
         assert torch.equal(each.forward(cache, ForwardBatch.chain(token[None]))[0], whole[row])
         cache.length += 1
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("qwen2", "blk.1.attn_q.bias"),
+        ("qwen3", "blk.0.attn_q_norm.weight"),
+        ("qwen3", "blk.1.ffn_norm.weight"),
+        ("gpt_oss", "blk.0.attn_sinks.weight"),
+        ("glm4_moe", "blk.1.exp_probs_b.bias"),
+        ("granitemoehybrid", "blk.0.ssm_a"),
+        ("granitemoehybrid", "blk.2.ssm_d"),
+        ("granitemoehybrid", "blk.0.ssm_dt.bias"),
+        ("granitemoehybrid", "blk.0.ssm_norm.weight"),
+        ("granitemoehybrid", "blk.0.ssm_conv1d.weight"),
+        ("lfm2", "blk.0.shortconv.conv.weight"),
+        ("lfm2", "token_embd_norm.weight"),
+    ],
+)
+@pytest.mark.parametrize("factor", [2, 0.5])
+def test_a_vector_of_another_size_is_one_sentence(
+    family: str, name: str, factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = gguf.GGUFWriter.add_tensor
+
+    def changed(writer: gguf.GGUFWriter, key: str, values: Any, **fields: Any) -> None:
+        if key.removesuffix(".weight") == name.removesuffix(".weight"):
+            values = np.resize(values, (*values.shape[:-1], int(values.shape[-1] * factor)))
+        add(writer, key, values, **fields)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", changed)
+    file = write_gguf(build(family), tmp_path / "model.gguf")
+    with pytest.raises(ModelError, match="download it again"):
+        runner(file, "float32")
