@@ -210,7 +210,8 @@ struct Part {
 inline Part part_of(const Text& text, int start, int window) {
   const int count = std::clamp(text.length - start, 0, POSITIONS), shared = std::clamp(text.contiguous - start, 0, count);
   const int hidden = window ? std::max(0, text.length - window - start) : 0;
-  return {shared, count - shared, hidden, text.slots + (start + shared - text.contiguous)};
+  const int own = count - shared;
+  return {shared, own, hidden, own ? text.slots + (start + shared - text.contiguous) : nullptr};
 }
 
 // Keys of positions, as columns: [width, POSITIONS]. `slot_of(i)` is the slot of the i-th one.
