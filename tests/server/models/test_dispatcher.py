@@ -35,6 +35,7 @@ class Several:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         self.loads: list[str] = []
         monkeypatch.setattr(module, "load", self.load)
+        monkeypatch.setattr(module, "with_folder", lambda settings, _: settings)  # nothing would remove a folder: no app ends
         flags = {name.replace("__", "."): value for name, value in settings.items()}
         entries = [
             Entry(load_settings(None, {"model.path": str(models.TARGET), "model.name": name, **flags}), 1)
