@@ -1,7 +1,7 @@
 """`python -m bench.roofline`: predicts the steps of GPUs from the bytes and launches that are counted without one.
 
-docs/roofline.md shows the predictions, says where each assumption comes from, and compares them with what a GPU took. Nothing here
-is a measurement.
+docs/roofline.md shows the predictions, says where each assumption comes from, and compares them with what a GPU
+took. Nothing here is a measurement.
 """
 
 from __future__ import annotations
