@@ -1,13 +1,13 @@
 """`python -m bench.roofline`: predicts the steps of GPUs from the bytes and launches that are counted without one.
 
-docs/roofline.md shows the tables, says where each assumption comes from, and compares them with what a GPU took. Nothing here
-is a measurement.
+docs/roofline.md shows the predictions, says where each assumption comes from, and compares them with what a GPU
+took. Nothing here is a measurement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -158,37 +158,15 @@ def counts_of(results: Mapping[str, Any], name: str) -> dict[int, Counts]:
 
 
 def predictions_table(results: Mapping[str, Any], gpu: str) -> str:
-    """A Markdown table of the predicted milliseconds on one GPU."""
+    """A Markdown table of the predicted milliseconds on one GPU, of a plain step and one whose rows are captured."""
     parts = [*PARTS, "launches", "host"]
     headers = ["model", "nodes", *parts, "step", "over plain", "share", "gpt-fast"]
     lines = ["| " + " | ".join(headers) + " |", "|---" * len(headers) + "|"]
     for row in results["predictions"]:
-        if row["gpu"] == gpu and row["model"] in MODELS and row["fits"]:
+        if row["gpu"] == gpu and row["model"] in MODELS and row["fits"] and row["nodes"] != NODES[-1]:
             cells = [f"{row['ms'][part]:.2f}" for part in parts]
             cells += [f"**{row['step_ms']:.2f}**", f"{row['over_plain']:.2f}", f"{row['share_of_readable']:.2f}"]
             lines.append(f"| {row['model']} | {row['nodes']} | {' | '.join(cells)} | {row['gpt_fast_ms']:.2f} |")
-    return "\n".join(lines)
-
-
-def changes_table(results: Mapping[str, Any], name: str = "Llama-3.1-8B", gpu: str = "H100 SXM") -> str:
-    """A Markdown table of what each change of the code or of an assumption would do to one model on one GPU."""
-    sheet, counts = GPUS[gpu], counts_of(results, name)
-    readable = sheet.bytes_per_second * ASSUMED.readable
-    hidden = {"packing_seconds": 0.0, "host_seconds": 0.0, "draft_seconds": 0.0}
-    cases = {
-        "as predicted": ASSUMED,
-        "the host hidden behind the device": replace(ASSUMED, **hidden),
-        "nothing stays in the cache": replace(ASSUMED, cached=0.0),
-        "many rows as fast as one": replace(ASSUMED, rows_64=1.0, rows_72=1.0),
-    }
-    columns = " | ".join(f"{nodes} nodes, ms | over plain" for nodes in NODES)
-    lines = [f"| {name}, {gpu} | plain step, ms | share | {columns} |", "|---" * (3 + 2 * len(NODES)) + "|"]
-    for title, assumed in cases.items():
-        steps = (predict(counts[nodes], nodes, readable, sheet.flops, assumed) for nodes in (0, *NODES))
-        plain, *trees = (sum(step.values()) for step in steps)
-        share = counts[0].needed_bytes / readable / plain
-        cells = " | ".join(f"{1e3 * tree:.2f} | {tree / plain:.2f}" for tree in trees)
-        lines.append(f"| {title} | {1e3 * plain:.2f} | {share:.3f} | {cells} |")
     return "\n".join(lines)
 
 
@@ -198,15 +176,6 @@ def figures_of_gpu(results: Mapping[str, Any], readable: float) -> dict[str, flo
     plain, tree = (predict_forward(each, nodes, readable) for nodes, each in counts.items())
     share = counts[0].needed_bytes / plain / readable
     return {"single_token_step_share_of_bandwidth": round(share, 3), "nodes_over_single": round(tree / plain, 3)}
-
-
-def figures_table(results: Mapping[str, Any]) -> str:
-    """A Markdown table of the figures of `bench.gpu` that are predicted."""
-    lines = ["| GPU | share of bandwidth, one token | 63 nodes over one token |", "|---|---|---|"]
-    for name, sheet in GPUS.items():
-        share, ratio = figures_of_gpu(results, sheet.bytes_per_second * ASSUMED.readable).values()
-        lines.append(f"| {name} | {share:.2f} | {ratio:.2f} |")
-    return "\n".join(lines)
 
 
 def main(out: Annotated[Path, typer.Option(help="Save the counts and predictions as JSON.")] = RESULT) -> None:

@@ -57,11 +57,9 @@ def api(page: str) -> str:
 
 
 def roofline(page: str) -> str:
-    """docs/roofline.md with regenerated tables."""
+    """docs/roofline.md with a regenerated table."""
     results = json.loads(roofs.RESULT.read_text())
-    page = _replace(page, "H200", f"\n{roofs.predictions_table(results, 'H200')}\n")
-    page = _replace(page, "changes", f"\n{roofs.changes_table(results)}\n")
-    return _replace(page, "figures", f"\n{roofs.figures_table(results)}\n")
+    return _replace(page, "H200", f"\n{roofs.predictions_table(results, 'H200')}\n")
 
 
 def _replace(page: str, title: str, text: str) -> str:

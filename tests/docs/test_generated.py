@@ -26,6 +26,6 @@ def test_the_tables_of_unsupported_fields_are_up_to_date() -> None:
     assert page == api(page), "run python -m tests.docs.generated"
 
 
-def test_the_tables_of_the_roofline_are_up_to_date() -> None:
+def test_the_table_of_the_roofline_is_up_to_date() -> None:
     page = ROOFLINE.read_text()
     assert page == roofline(page), "run python -m tests.docs.generated"
