@@ -122,6 +122,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     },
     "granitemoehybrid": {
         **MAMBA,
+        "mamba_n_groups": 1,  # with several, older versions of transformers norm them together, here and in Mamba 2
         **EXPERTS,
         "mamba_expand": 2,
         "shared_intermediate_size": 32,
@@ -155,7 +156,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
         "n_routed_experts": 12,
         "moe_shared_expert_intermediate_size": 32,
     },
-    "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 2, "chunk_size": 16, "expand": 2},
+    "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 1, "chunk_size": 16, "expand": 2},
     "ernie4_5_moe": {**EXPERTS, "moe_num_experts": 12, "moe_k": 3, "moe_layer_start_index": 1, "moe_num_shared_experts": 2},
 }
 
