@@ -1,4 +1,4 @@
-"""Measurements, and choices that were made by them, that are saved for the next start."""
+"""Measurements that are saved for the next start."""
 
 from __future__ import annotations
 
@@ -21,24 +21,6 @@ def save_finding(found: dict[str, Any], file: Path | None) -> None:
         partial.replace(file)
     except OSError:
         pass  # the next start measures again
-
-
-def load_choice(file: Path | None) -> object:
-    """The choice that `save_choice` has saved. None if there is no file or it is damaged: the caller then chooses again."""
-    try:
-        return json.loads(file.read_text())["choice"] if file else None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
-
-
-def save_choice(choice: str | bool, file: Path | None) -> None:
-    """Saves a choice, as `save_finding`."""
-    save_finding({"choice": choice}, file)
-
-
-def choice_file(folder: Path | None, name: str, *parts: object) -> Path | None:
-    """The file of a choice that depends on `parts` and on this machine's processor."""
-    return folder and folder / f"{digest([processor(), *map(str, parts)])}-{name}.json"
 
 
 def digest(parts: list[str]) -> str:

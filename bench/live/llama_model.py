@@ -12,13 +12,13 @@ from llama_cpp import Llama, llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding as LlamaPromptLookupDecoding
 
-from outrider.verify.model.private_torch import has_amx
+from outrider.verify.model.cpu.native.variants import processor_flags
 
 
 @cache
 def avoid_amx() -> None:
     """Switches off the kernels of llama.cpp that crash on CPUs with AMX; on others, they stay."""
-    if has_amx():
+    if "amx_tile" in processor_flags():
         defaults = llama_cpp.llama_model_default_params
 
         def without_extra_buffers() -> Any:

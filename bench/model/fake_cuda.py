@@ -25,7 +25,6 @@ from torch.utils.cpp_extension import include_paths
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outrider.verify.model import transfer
-from outrider.verify.model.attention.architectures import prepare_architecture
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.gpu import graphs, triton_attention, triton_recurrence
 from outrider.verify.model.gpu.devices import Placement
@@ -144,7 +143,6 @@ def fake_cuda(device: Device | None = None) -> Iterator[Device]:
 
 def fake_model(config: Any, devices: Sequence[torch.device] = (CUDA,)) -> PreTrainedModel:
     """A model without values, in bfloat16 on these devices. Fake tensors refuse to change in place, as models do to move."""
-    prepare_architecture(config)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=NAME).eval()
     moved: dict[int, torch.nn.Parameter] = {}  # by the tensor on the host, which several modules may share
     for device, modules in Placement(model, devices).modules.items():

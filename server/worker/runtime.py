@@ -185,7 +185,6 @@ def shared_options(settings: Settings, model: Model | DraftModel) -> LoadOptions
         backend=target.backend if model is target else "torch" if target.backend == "torch" else "outrider",
         compile=target.compile,
         quantization=Quantization(model.quantize),
-        findings=cost_folder(settings),
     )
 
 

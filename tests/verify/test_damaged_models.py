@@ -44,7 +44,7 @@ def load(path: str) -> str:
             tokenizer = load_tokenizer(path)
             PromptEncoder(tokenizer)
             Vocabulary(tokenizer)
-            runner = backend.load(LoadOptions(path, device="cpu", trace=path.endswith(".gguf")))
+            runner = backend.load(LoadOptions(path, device="cpu", backend="auto" if path.endswith(".gguf") else "torch"))
             backend.start(runner, path, min(64, runner.model_tokens), tokenizer=tokenizer)
             stop_ids(runner.stop_tokens, tokenizer)
     except ModelError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from outrider.verify.findings import choice_file, load_choice, save_choice, save_finding
+from outrider.verify.findings import save_finding
 
 
 def test_a_finding_is_saved_in_a_new_folder(tmp_path: Path) -> None:
@@ -21,14 +21,3 @@ def test_a_file_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
     save_finding({"cost": 0.5}, tmp_path / "costs" / "machine.json")
     assert [path.name for path in tmp_path.iterdir()] == ["costs"]
     save_finding({"cost": 0.5}, None)
-
-
-def test_a_choice_is_read_again(tmp_path: Path) -> None:
-    file = choice_file(tmp_path, "linear", "float32", 2)
-    assert load_choice(file) is None
-    save_choice("panels", file)
-    assert load_choice(file) == "panels"
-    assert choice_file(tmp_path, "linear", "float32", 2) == file
-    assert choice_file(tmp_path, "linear", "float32", 3) != file
-    assert choice_file(None, "linear") is None
-    assert load_choice(None) is None

@@ -15,9 +15,7 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.cpu.choose import can_pack, pack_layers
-from outrider.verify.model.cpu.native.interface import NativeRunner
-from outrider.verify.model.cpu.trace import has_experts
+from outrider.verify.model.cpu.native.interface import NativeRunner, pack_layers
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, unplanned_pages
 from outrider.verify.model.gpu.row_counts import RANGE_ROWS
@@ -49,14 +47,13 @@ class HeadModel:
         module = cast(torch.nn.Module, head).to(target.device).eval().requires_grad_(False)
         for parameter in module.parameters():  # buffers are left out, because rotary embeddings stay in float32
             parameter.data = parameter.data.to(target.dtype)
-        if pack and can_pack(module):
-            pack_layers(module, target.findings)
+        if pack:
+            pack_layers(module)
         self.head, self._target = head, target
         self.device, self.vocabulary, self._dtype = target.device, target.vocabulary, target.dtype
         self.context_tokens = target.context_tokens
         fix_rope(module, self.device, self.context_tokens)
         self.in_pages = target.in_pages
-        self._products = target.products
         self._embed = target.embed_tokens
         lm_head = cast(Any, target.lm_head)
         self._lm_head = lm_head.apart() if hasattr(lm_head, "apart") else lm_head  # the head may run beside the target
@@ -76,7 +73,7 @@ class HeadModel:
         self.context_tokens = context_tokens
         if not self.in_pages:
             return
-        from outrider.verify.model.gpu.graphs import GraphedForward, can_capture_experts  # Triton is only needed on a GPU
+        from outrider.verify.model.gpu.graphs import GraphedForward, can_capture  # Triton is only needed on a GPU
 
         check_pages(self.cache_shape, self._group_sizes)
         self._pool = PagePool(self.cache_shape, self.pages or unplanned_pages(self.cache_shape, self._positions))
@@ -85,7 +82,7 @@ class HeadModel:
         (groups,) = self._group_sizes
         self._graphed = GraphedForward(self._captured, self._pool, self._positions, groups, few, self, crossings)
         self._inputs = torch.zeros(self._graphed.max_rows, self.head.size, dtype=self._dtype, device=self.device)
-        if self.device.type == "cuda" and (not has_experts(head) or can_capture_experts(cast(TorchRunner, self._target).model)):
+        if self.device.type == "cuda" and can_capture(head, cast(TorchRunner, self._target).model):
             self._graphed.capture()
 
     @property
@@ -111,7 +108,7 @@ class HeadModel:
             self._inputs[: len(states)] = states
             return self._graphed([segment])
         tokens, positions = torch.from_numpy(batch.tokens[batch.known :]), torch.from_numpy(batch.positions(cache.length))
-        own = self._advance(tokens, positions, states, TorchAttention(cache.rows, batch, self._products))
+        own = self._advance(tokens, positions, states, TorchAttention(cache.rows, batch))
         keep_hidden(own, [segment])
         return self.head.logits(own[None] if logits else own[None, -1:], self._lm_head)[0]
 

@@ -23,10 +23,8 @@ from outrider.verify.errors import ModelError
 from outrider.verify.findings import save_finding
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.cpu.packing import PackedLinear
 from outrider.verify.model.gpu.row_counts import FEW_ROWS, ROWS, invariant_ranges
 from outrider.verify.model.invariant_range import Invariant, InvariantRange, depth_left
-from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 
@@ -59,7 +57,6 @@ class LinearShape:
     inputs: int
     outputs: int
     dtype: torch.dtype
-    packed: bool
 
 
 def start(runner: TorchRunner, context_tokens: int, invariant: Invariant, file: Path | None) -> None:
@@ -117,14 +114,11 @@ def ranges(runner: TorchRunner) -> list[InvariantRange]:
 
 def linear_layers(model: torch.nn.Module) -> set[LinearShape]:
     """The distinct shapes of the model's linear layers. Others, such as quantised ones, are only checked by `holds`."""
-    unquantized = (layer for layer in packed_layers(model) if isinstance(layer, PackedLinear))
-    packed = {LinearShape(layer.in_features, layer.out_features, layer.dtype, True) for layer in unquantized}
-    plain = {
-        LinearShape(layer.in_features, layer.out_features, layer.weight.dtype, False)
+    return {
+        LinearShape(layer.in_features, layer.out_features, layer.weight.dtype)
         for layer in model.modules()
         if type(layer) is torch.nn.Linear and type(layer.weight.data) is torch.Tensor and layer.weight.is_floating_point()
     }
-    return packed | plain
 
 
 @torch.inference_mode()
@@ -140,7 +134,7 @@ def _products(shape: LinearShape, counts: Sequence[int], device: torch.device) -
     weights = torch.randn(layer.out_features, half, generator=generator)
     layer.weight.copy_(torch.cat([weights, -weights], 1)[:, order])
     rows = torch.randn(counts[-1], half, generator=generator).repeat(1, 2)[:, order].to(device, shape.dtype)
-    product = PackedLinear(layer) if shape.packed else layer.to(device)
+    product = layer.to(device)
     outputs = {}
     for count in counts:
         found, turned = product(rows[:count][None])[0], product(rows[:count].flip(0)[None])[0].flip(0)

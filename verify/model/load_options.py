@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from outrider.verify.checkpoint import DEFAULT_REVISION
@@ -40,11 +39,9 @@ class LoadOptions:
     context_tokens: int | None = None  # None = the model's own limit
     trust_remote_code: bool = False
     backend: Backend = "auto"
-    trace: bool = True  # CPU: run forwards as a TorchScript trace
     compile: Compile = "auto"
     quantization: Quantization = UNQUANTIZED
     kv_dtype: KVDtype = "auto"
-    findings: Path | None = None  # folder of choices that were made by timing; None = choose at every start
 
     @property
     def pack(self) -> bool:
@@ -54,4 +51,4 @@ class LoadOptions:
     @property
     def reads_blocks(self) -> bool:
         """Whether the blocks of a GGUF file are served as they are: unless the options name another precision."""
-        return self.dtype == "auto" and not self.quantization and self.pack and self.trace
+        return self.dtype == "auto" and not self.quantization and self.pack

@@ -24,7 +24,6 @@ from outrider.verify.checkpoint import SMALL_MODEL_BYTES, Location, checkpoint_b
 from outrider.verify.errors import ModelError, does_not_load
 from outrider.verify.hub import hub_errors, model_file
 from outrider.verify.model.adapter import Adapter, UnfitAdapter, read_adapter
-from outrider.verify.model.attention.architectures import prepare_architecture
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native.interface import NativeRunner
@@ -63,11 +62,14 @@ def load_weights(options: LoadOptions) -> NativeRunner | TorchRunner:
     location, devices = locate(options.path, options.revision), resolve_devices(options.device)
     check_quantization(options.quantization, devices[0])
     return_freed_memory()
-    is_native = devices == (CPU,) and options.pack and options.trace
+    is_native = devices == (CPU,) and options.pack
     found = native.load(options, location) if is_native else None
     if found is not None:
         return found
     model = read_model(options, location, devices[0])
+    found = native.of_model(model, options) if is_native else None
+    if found is not None:
+        return found
     check_layers(model, options.path)
     placement = Placement(model, devices)
     try:
@@ -79,12 +81,8 @@ def load_weights(options: LoadOptions) -> NativeRunner | TorchRunner:
             f"The weights of the model at {options.path!r} take {size:.1f} GB, more than the memory of {options.device}, of"
             f" which {free:.1f} GB are free; serve a smaller or quantised model, or name more GPUs in model.device."
         ) from None
-    found = native.of_model(model, options) if is_native and not options.quantization else None
-    if found is not None:
-        return found
-    how = (options.pack, options.trace, options.compile)
-    findings = options.findings
-    runner = TorchRunner(model, options.context_tokens, *how, started=False, kv_dtype=options.kv_dtype, findings=findings)
+    how = (options.pack, options.compile)
+    runner = TorchRunner(model, options.context_tokens, *how, started=False, kv_dtype=options.kv_dtype)
     if location.gguf is not None:
         bits = gguf_bits(str(model_file(location.source, location.gguf, options.revision)))
         log.info("%s: %.1f bits per weight in the file, %.1f served", location.gguf, bits, runner.weight_bits)
@@ -98,8 +96,7 @@ def read_model(options: LoadOptions, location: Location, device: torch.device) -
         config = AutoConfig.from_pretrained(location.source, **source, **location.arguments)
     except hub_errors() as error:
         raise does_not_load(f"The model at {options.path!r}", error) from None
-    prepare_architecture(config)
-    arguments = loading_arguments(options.path, config, location, options.quantization, device)
+    arguments = loading_arguments(options.path, config, location, bool(options.quantization) or device.type == "cpu")
     try:
         return auto_class(config).from_pretrained(
             location.source,

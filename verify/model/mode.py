@@ -43,13 +43,8 @@ class Mode:
         """Whether these rows are computed outside of the graphs, because they are too many."""
         return self.in_pages and len(segment.batch) > (min(ROWS, self.max_rows) if self.is_recurrent else self.max_rows)
 
-    def is_untraced_chunk(self, segment: Segment) -> bool:
-        """Whether these rows are a chunk of a prompt that the backend does not read."""
-        reads_prompts = self.backend is not None and self.backend.reads_prompts
-        return self.bounds is None and is_chunk(segment) and not reads_prompts
-
     def backend_for(self, segments: Sequence[Segment]) -> ForwardBackend | None:
-        """The backend that computes these segments together; None if the untraced forward does."""
+        """The backend that computes these segments together; None if Python does."""
         if self.is_recurrent and not self.in_pages and any(map(is_chunk, segments)):
             return None  # recurrent layers read chunks in another form
         return self.backend

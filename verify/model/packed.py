@@ -7,14 +7,11 @@ from typing import TypeGuard
 
 import torch
 
-# Layers of these classes may be replaced.
-PLAIN = ("Linear", "FalconLinear")
-
 
 class PackedLayer(torch.nn.Module):
     """Replaces a torch.nn.Linear; only the packed weights and the bias are kept.
 
-    `multiply` is a scriptable function of the rows, `packed`, the tensors of `constants` and the bias.
+    `multiply` is a function of the rows, `packed`, the tensors of `constants` and the bias.
     """
 
     is_quantized = False
@@ -37,10 +34,11 @@ class PackedLayer(torch.nn.Module):
 def is_plain(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
     """Whether the module is a linear layer that may be replaced.
 
-    Other subclasses, of the layer or of the weight tensor (quantised), may compute something else. Falcon's adds the bias
-    to a rounded product.
+    Subclasses, of the layer or of the weight tensor (quantised), may compute something else.
     """
-    return isinstance(module, torch.nn.Linear) and type(module).__name__ in PLAIN and type(module.weight.data) is torch.Tensor
+    return (
+        type(module).__name__ == "Linear" and isinstance(module, torch.nn.Linear) and type(module.weight.data) is torch.Tensor
+    )
 
 
 def packed_layers(model: torch.nn.Module) -> list[PackedLayer]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.drafters.interface import MAX_NODES
@@ -35,7 +34,6 @@ class ModelRunner(ABC):
     invariance = "off"  # says whether the mode has an invariant range, and why, for people
     threads: int | None = None  # of a library of its own; None = torch's
     pages: int | None = None  # of the pool that caches share, from the memory plan; None = some contexts
-    findings: Path | None = None  # folder of choices that were made by timing
     can_assume = True  # whether caches have rows to `assume` that were never computed
     most_caches = sys.maxsize  # that are of use
     takes_trees = True  # whether drafts may have branches

@@ -44,7 +44,6 @@ class ForwardBackend(Protocol):
 
     max_streams: int
     max_rows: int
-    reads_prompts: bool  # also if a chunk of a prompt is all that is computed
     is_invariant: bool  # a row has the same bits beside any others
 
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:

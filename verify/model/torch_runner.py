@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -13,8 +12,6 @@ from transformers import PreTrainedModel
 
 from outrider.verify.errors import ModelError, first_sentence
 from outrider.verify.findings import processor
-from outrider.verify.model.attention import dot_product
-from outrider.verify.model.attention.architectures import replace_attention
 from outrider.verify.model.attention.interface import Attention
 from outrider.verify.model.attention.picture_attention import PictureAttention
 from outrider.verify.model.attention.shape_probe import ShapeProbe, number_layers
@@ -24,9 +21,8 @@ from outrider.verify.model.cache.codec import STORED
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
 from outrider.verify.model.cache.shape import CacheShape, KVDtype
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.cpu.choose import can_pack, pack_layers
 from outrider.verify.model.cpu.latent import keep_latents
-from outrider.verify.model.cpu.trace import has_experts, trace
+from outrider.verify.model.cpu.native.interface import pack_layers
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
 from outrider.verify.model.gpu.projections import use_kernels
@@ -53,32 +49,28 @@ class TorchRunner(ModelRunner):
         model: PreTrainedModel,
         context_tokens: int | None = None,
         pack: bool = False,
-        traced: bool = False,
         compile: Compile = "auto",
         started: bool = True,
         kv_dtype: KVDtype = "auto",
-        findings: Path | None = None,
     ) -> None:
         """Options as in `LoadOptions`. Unless `started`, call `start` before any other method. Raises ModelError."""
         if compile == "on" and model.device.type != "cuda":
-            raise ModelError("model.compile is for GPUs; on a CPU, set it to auto: packed layers and tracing replace it.")
+            raise ModelError("model.compile is for GPUs; on a CPU, set it to auto.")
         self.model = model.eval()
         (keep_latents if model.device.type == "cpu" else use_kernels)(model)
         dtype = cache_dtype(model)
-        if pack and can_pack(model):
-            pack_layers(model, findings)
+        if pack:
+            pack_layers(model)
         self.weight_bytes, weights = weight_size(model)  # read by each step
         self.weight_bits = round(8 * self.weight_bytes / max(1, weights), 2)  # mean, scales included
-        self.device, self.findings = model.device, findings
-        self.products = dot_product.chosen(model.device, model.dtype, findings)
+        self.device = model.device
         self.vocabulary = int(model.config.get_text_config().vocab_size)
         self.description, self.library = str(model.config.to_json_string()), f"torch {torch.__version__}"
         self.stop_tokens = end_tokens(model)
         self.model_tokens = context_limit(model)
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
-        self._traced, self._compile = traced, compile
+        self._compile = compile
         self._is_recurrent = swap_in(self.model)
-        replace_attention(self.model, self.model.config, kv_dtype)
         self._injector = KwargInjector()
         self._tap: HiddenTap | None = None
         self.pictures = reader_of(model)
@@ -100,18 +92,8 @@ class TorchRunner(ModelRunner):
         if self.in_pages and (self._pool is None or len(self._pool) != self._pool_pages()):
             self._pool = None  # frees its memory first
             self._pool = PagePool(self.cache_shape, self._pool_pages())
-        self.mode = replace(self.mode, backend=self._built())
-
-    def _built(self) -> ForwardBackend | None:
-        """The fastest backend that this model has here."""
-        if self._pool is not None:
-            return self._graphed(self._pool, self._compile)
-        if not self._traced:
-            return None
-        if self.cache_shape.is_uniform:
-            how = self._attention_probe, self._injector, self._untraced, self.products, self._tap
-            return trace(self.model, self.cache_shape, *how)
-        return None
+        backend = None if self._pool is None else self._graphed(self._pool, self._compile)
+        self.mode = replace(self.mode, backend=backend)
 
     def tap_hidden(self, layers: Sequence[int]) -> int:
         """Keeps hidden states in the caches, as `HiddenTap` takes them; returns their width. Call it before `start`."""
@@ -156,7 +138,7 @@ class TorchRunner(ModelRunner):
     def backends(self) -> str:
         """As in `ModelRunner`."""
         packed = sorted({type(layer).__name__ for layer in packed_layers(self.model)})
-        return f"packed {packed}, {self.weight_bytes} bytes, traced {self._traced}, compiled {self._compile}, {self.kernels}"
+        return f"packed {packed}, {self.weight_bytes} bytes, compiled {self._compile}, {self.kernels}"
 
     @property
     def machine(self) -> tuple[str, ...]:
@@ -175,8 +157,7 @@ class TorchRunner(ModelRunner):
         if self.device.type != "cpu":
             return ""
         layers = sorted({layer.kernel for layer in packed_layers(self.model)}) or ["PyTorch"]
-        attention = "PyTorch" if self.products is dot_product.dot_product_attention else "products of bfloat16"
-        return f"linear layers: {', '.join(layers)}; attention: {attention}"
+        return f"linear layers: {', '.join(layers)}"
 
     @property
     def invariant_range(self) -> InvariantRange | None:
@@ -209,12 +190,12 @@ class TorchRunner(ModelRunner):
 
     def _graphed(self, pool: PagePool, compile: Compile) -> ForwardBackend:
         """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
-        from outrider.verify.model.gpu.graphs import GraphedForward, can_capture_experts  # Triton is only needed on a GPU
+        from outrider.verify.model.gpu.graphs import GraphedForward, can_capture  # Triton is only needed on a GPU
 
         run = partial(self._run, keep=0)
         groups = self._attention_probe.groups
         graphed = GraphedForward(run, pool, self._positions, groups, self.mode.bounds, self._tap, self._crossings)
-        if self.device.type == "cuda" and (not has_experts(self.model) or can_capture_experts(self.model)):
+        if self.device.type == "cuda" and can_capture(self.model, self.model):
             graphed.capture_model(self.model, compile)
         return graphed
 
@@ -273,8 +254,8 @@ class TorchRunner(ModelRunner):
             self._pool.reserve([(cast(PagedCache, each.cache), len(each.batch)) for each in segments])
         if any(each.picture for each in segments):
             return [self._read_picture(each) if each.picture else self.forward_all([each])[0].clone() for each in segments]
-        if len(segments) == 1 and (self.mode.is_apart(segments[0]) or self.mode.is_untraced_chunk(segments[0])):
-            return [self._untraced(segments)]
+        if len(segments) == 1 and self.mode.is_apart(segments[0]):
+            return [self._eager(segments)]
         if len(segments) == 1:
             return [self._together(segments)[: segments[0].kept]]
         forwards = self.mode.forwards(segments)
@@ -290,20 +271,18 @@ class TorchRunner(ModelRunner):
         batch = ForwardBatch.chain(tokens)
         segment = Segment(cache, batch)
         cache.reserve(len(batch))
-        return self._run(tokens.to(self.device), None, TorchAttention(cache, batch, self.products), 0, recurrence_of([segment]))
+        return self._run(tokens.to(self.device), None, TorchAttention(cache, batch), 0, recurrence_of([segment]))
 
     def _together(self, segments: Sequence[Segment]) -> torch.Tensor:
         """One forward; logits of the kept rows, and possibly of others behind them."""
         if self.mode.is_apart(segments[0]):
-            return self._untraced(segments)
+            return self._eager(segments)
         backend = self.mode.backend_for(segments)
-        return self._untraced(segments) if backend is None else backend(segments)
+        return self._eager(segments) if backend is None else backend(segments)
 
-    def _untraced(self, segments: Sequence[Segment]) -> torch.Tensor:
+    def _eager(self, segments: Sequence[Segment]) -> torch.Tensor:
         """A forward by Python."""
-        streams: list[tuple[Attention, int]] = [
-            (TorchAttention(each.cache, each.batch, self.products), each.rows) for each in segments
-        ]
+        streams: list[tuple[Attention, int]] = [(TorchAttention(each.cache, each.batch), each.rows) for each in segments]
         joint = streams[0][0] if len(streams) == 1 else JointAttention(streams)
         whole = all(each.logits and not each.batch.padding for each in segments)
         kept = 0 if whole else torch.from_numpy(kept_rows(segments)).to(self.device)
@@ -316,7 +295,7 @@ class TorchRunner(ModelRunner):
     def _read_picture(self, segment: Segment) -> torch.Tensor:
         """The forward of a picture's rows, and of nothing else; logits of the last row."""
         assert segment.picture and self.pictures
-        attention = PictureAttention(segment, self.products, self.pictures.both_ways)
+        attention = PictureAttention(segment, self.pictures.both_ways)
         rows = segment.picture.rows(segment.cache.length - segment.shift, self.device)
         states, pixels = recurrence_of([segment]), segment.picture.pixels(self.device, self.cache_shape.dtype)
         logits = self._run(*rows, attention, 1, states, pixels)

@@ -106,9 +106,9 @@ def test_incremental_rows_equal_one_forward(tiny_config: LlamaConfig, window: in
 
         config = MistralConfig(**{**tiny_config.to_dict(), "model_type": "mistral", "sliding_window": window})
         config._attn_implementation = tiny_config._attn_implementation
-        runner = TorchRunner(MistralForCausalLM(config), traced=True)
+        runner = TorchRunner(MistralForCausalLM(config))
     else:
-        runner = TorchRunner(LlamaForCausalLM(tiny_config), traced=True)
+        runner = TorchRunner(LlamaForCausalLM(tiny_config))
     tokens, depths = np.array([5, 6, 7, 8, 9, 10]), np.array([0, 1, 1, 2, 2, 3])
     ancestors = np.eye(6, dtype=np.bool_)
     for row, parent in ((1, 0), (2, 0), (3, 1), (4, 2), (5, 4)):

@@ -105,15 +105,13 @@ def save_head(folder: Path, weights: dict[str, torch.Tensor], names: dict[str, A
     return folder
 
 
-def load_pair(
-    folder: Path, kind: str, family: str = "qwen3_5", traced: bool = False, device: str = "cpu"
-) -> tuple[ModelRunner, HeadModel]:
+def load_pair(folder: Path, kind: str, family: str = "qwen3_5", device: str = "cpu") -> tuple[ModelRunner, HeadModel]:
     """A started target with a head of this kind; the family is that of a target with an MTP layer."""
     is_mtp = kind == "mtp"
     path = folder / (family if is_mtp else "target")
     if not path.exists():
         save_target(path, family if is_mtp else "llama")
-    target = load_weights(LoadOptions(str(path), dtype="float32", device=device, trace=traced))
+    target = load_weights(LoadOptions(str(path), dtype="float32", device=device, backend="torch"))
     savers: dict[str, Callable[[Path], Path]] = {"eagle": save_eagle, "eagle3": save_eagle3}
     torch.manual_seed(0)  # a head in the same folder has the same weights
     place = "mtp" if is_mtp else str(savers[kind](folder / kind))

@@ -39,7 +39,7 @@ Pair = tuple[ModelRunner, HeadModel]
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
-    return {kind: load_pair(tmp_path_factory.mktemp("heads"), kind, traced=True) for kind in KINDS}
+    return {kind: load_pair(tmp_path_factory.mktemp("heads"), kind) for kind in KINDS}
 
 
 @pytest.fixture(params=KINDS)
@@ -233,7 +233,7 @@ def test_rejection_is_reproducible_and_respects_top_k(eagle: Pair) -> None:
 
 
 def test_the_embedded_targets_head_drafts_its_tokens() -> None:
-    target = load_weights(LoadOptions(str(models.TARGET), dtype="float32", device="cpu", trace=False))
+    target = load_weights(LoadOptions(str(models.TARGET), dtype="float32", device="cpu", backend="torch"))
     head = load_head(str(models.HEAD), target)
     assert head is not None
     target.start(256)

@@ -76,7 +76,6 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "laurel_rank": 4,
         "activation_sparsity_pattern": [0.0] * 4,
     },
-    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 5},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "conv"], "num_dense_layers": 1},
     "mamba2": {"head_dim": 16},
 }

@@ -1,4 +1,4 @@
-"""Small random models of architectures whose layers differ: with recurrent states, convolutions, mixed or older attention."""
+"""Small random models of architectures whose layers differ: with recurrent states, convolutions, or mixed attention."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import transformers
 
-from outrider.verify.model.attention.architectures import prepare_architecture
 from tests.verify.model.all_architectures import ROUNDING_FACTOR, rounding_error
 
 SIZES: dict[str, Any] = {
@@ -48,7 +47,6 @@ LATENT = {
     "v_head_dim": 6,
     "num_key_value_heads": 4,
 }
-FALCON = {"head_dim": None}  # computed
 ROUTED = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, **EXPERTS}
 
 # transformers' configuration class, and what differs from SIZES; None is left out.
@@ -128,39 +126,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "stablelm": ("StableLm", {}),
     "nemotron": ("Nemotron", {}),
-    "falcon": ("Falcon", FALCON),  # one key head
-    "falcon_groups": ("Falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
-    "falcon_heads": ("Falcon", {**FALCON, "multi_query": False, "parallel_attn": False, "bias": True}),
-    "falcon_alibi": ("Falcon", {**FALCON, "multi_query": False, "alibi": True, "bias": True, "parallel_attn": False}),
-    "falcon_shared_alibi": ("Falcon", {**FALCON, "alibi": True, "hidden_size": 48, "num_attention_heads": 6}),
-    "bloom": ("Bloom", {}),
-    "bloom_six": ("Bloom", {"hidden_size": 48, "num_attention_heads": 6, "apply_residual_connection_post_layernorm": True}),
-    "mpt": ("Mpt", {"max_seq_len": 512}),
-    "mpt_six": (
-        "Mpt",
-        {
-            "hidden_size": 48,
-            "num_attention_heads": 6,
-            "max_seq_len": 512,
-            "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3},
-        },
-    ),
-    "gptj": ("GPTJ", {"rotary_dim": 4}),
-    "codegen": ("CodeGen", {"rotary_dim": 4}),
-    "gpt_neo": ("GPTNeo", {"attention_types": [[["global", "local"], 2]], "window_size": 5}),
-    "gpt_neox_japanese": ("GPTNeoXJapanese", {}),
     "jamba": ("Jamba", {"mamba_d_state": 8, "num_experts": 1, "use_mamba_kernels": False, "attn_layer_period": 2}),
     "mamba": ("Mamba", {"state_size": 8}),
 }
 REFUSED = ("jamba", "mamba")  # with a sentence
-DOUBLED = ("falcon_alibi", "falcon_shared_alibi")  # whose bias transformers' eager attention adds twice, but not its "sdpa"
 
 
 def config_of(family: str, attention: str, **changes: Any) -> Any:
     """The configuration of a small model of the family, but for `changes`."""
     name, extra = FAMILIES[family]
-    attention = "sdpa" if attention == "eager" and family in DOUBLED else attention
-    sizes = {key: value for key, value in {**SIZES, **extra, **changes}.items() if value is not None}
+    sizes = {**SIZES, **extra, **changes}
     config = getattr(transformers, f"{name}Config")(**sizes, attn_implementation=attention)
     config._attn_implementation = attention
     return config
@@ -174,7 +149,6 @@ def build(family: str, attention: str) -> Any:
 
 def random_model(config: Any, attention: str) -> Any:
     """A random float32 model, the same at each call."""
-    prepare_architecture(config)
     torch.manual_seed(3)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
     with torch.no_grad():  # biases, norms and sinks are initialised to constants, which would hide bugs

@@ -118,7 +118,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[TorchRunner, Any]:
     model, reference = make(request.param, NAME), make(request.param, "eager")
     reference.load_state_dict(model.state_dict())
     prepare(model, None)
-    return TorchRunner(model, pack=True, traced=True), reference
+    return TorchRunner(model, pack=True), reference
 
 
 def test_logits_equal_transformers(pair: tuple[TorchRunner, Any]) -> None:

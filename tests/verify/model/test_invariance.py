@@ -21,12 +21,12 @@ from outrider.verify.model.torch_runner import TorchRunner
 CONTEXT = 512
 
 
-def runner_of(config: LlamaConfig, dtype: torch.dtype, traced: bool) -> TorchRunner:
+def runner_of(config: LlamaConfig, dtype: torch.dtype) -> TorchRunner:
     """A random model with a longer context, not started."""
     config = copy.deepcopy(config)
     config.max_position_embeddings = CONTEXT
     torch.manual_seed(1)
-    return TorchRunner(LlamaForCausalLM(config).to(dtype), CONTEXT, pack=True, traced=traced, started=False)
+    return TorchRunner(LlamaForCausalLM(config).to(dtype), CONTEXT, pack=True, started=False)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def paged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_on_a_cpu_only_the_library_has_invariant_rows(tiny_config: LlamaConfig) -> None:
-    runner = runner_of(tiny_config, torch.float32, traced=False)
+    runner = runner_of(tiny_config, torch.float32)
     start(runner, CONTEXT, "auto", None)
     assert runner.invariance == "off"
     with pytest.raises(ModelError, match=r"set model\.invariant to auto, or serve a model of a family"):
@@ -53,7 +53,7 @@ def test_on_a_cpu_only_the_library_has_invariant_rows(tiny_config: LlamaConfig) 
 def test_auto_follows_the_cost_and_on_refuses_where_it_cannot_hold(
     tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = runner_of(tiny_config, torch.float32, traced=False)
+    runner = runner_of(tiny_config, torch.float32)
     monkeypatch.setattr(invariance, "holds", lambda *_: True)
     bounds = InvariantRange(2, 65)
     for finding, in_auto in (
@@ -75,7 +75,7 @@ def test_auto_follows_the_cost_and_on_refuses_where_it_cannot_hold(
 def test_a_finding_is_saved_and_a_damaged_file_is_measured_again(
     tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    runner, file = runner_of(tiny_config, torch.float32, traced=False), tmp_path / "new" / "rows.json"
+    runner, file = runner_of(tiny_config, torch.float32), tmp_path / "new" / "rows.json"
     calls: list[int] = []
 
     def counted(*_: object) -> ProbeResult:
@@ -114,14 +114,14 @@ def test_a_models_layers_are_probed_once_per_shape(tiny_runner: TorchRunner) -> 
 
 @pytest.mark.parametrize("context", [16, 60])
 def test_short_contexts_are_measured(tiny_config: LlamaConfig, context: int) -> None:
-    runner = runner_of(tiny_config, torch.float32, traced=True)
+    runner = runner_of(tiny_config, torch.float32)
     start(runner, context, "auto", None)
     assert runner.context_tokens == context
 
 
 @pytest.mark.usefixtures("paged")
 def test_a_finding_that_does_not_hold_any_more_is_refused(tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = runner_of(tiny_config, torch.float32, traced=False)
+    runner = runner_of(tiny_config, torch.float32)
     monkeypatch.setattr(invariance, "find", lambda *_: ProbeResult(InvariantRange(1, 65), 0.0))
     monkeypatch.setattr(invariance, "tree_equals_path", lambda *_: False)
     with pytest.raises(ModelError, match="not invariant any more"):
@@ -131,6 +131,4 @@ def test_a_finding_that_does_not_hold_any_more_is_refused(tiny_config: LlamaConf
 def test_quantised_layers_are_not_probed() -> None:
     layer = torch.nn.Linear(8, 8)
     layer.weight = torch.nn.Parameter(torch.zeros(8, 8, dtype=torch.int8), requires_grad=False)
-    assert linear_layers(torch.nn.Sequential(layer, torch.nn.Linear(8, 4))) == {
-        invariance.LinearShape(8, 4, torch.float32, packed=False)
-    }
+    assert linear_layers(torch.nn.Sequential(layer, torch.nn.Linear(8, 4))) == {invariance.LinearShape(8, 4, torch.float32)}

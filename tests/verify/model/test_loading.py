@@ -94,7 +94,7 @@ def test_a_missing_gpu_is_reported() -> None:
 
 def test_compile_on_a_cpu_is_reported() -> None:
     with pytest.raises(ModelError, match="for GPUs"):
-        load_model(LoadOptions(str(models.TARGET), device="cpu", compile="on", trace=False))
+        load_model(LoadOptions(str(models.TARGET), device="cpu", compile="on", backend="torch"))
 
 
 def test_weights_that_do_not_fit_the_device_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_weights_that_do_not_fit_the_device_are_reported(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("transformers.PreTrainedModel.to", fail)
     with pytest.raises(ModelError, match=r"take 0\.0 GB, more than the memory of cpu, of which \d+\.\d GB are free"):
-        load_model(LoadOptions(str(models.TARGET), device="cpu", trace=False))
+        load_model(LoadOptions(str(models.TARGET), device="cpu", backend="torch"))
 
 
 def test_weights_are_loaded_before_the_context_is_chosen(tmp_path: Path, tiny_runner: TorchRunner) -> None:

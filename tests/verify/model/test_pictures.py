@@ -31,7 +31,7 @@ Arguments = Mapping[str, torch.Tensor]
 
 
 def runner_of(family: Family) -> TorchRunner:
-    return TorchRunner(family.model({"": NAME, "text_config": NAME}), 256, traced=True, pack=True)
+    return TorchRunner(family.model({"": NAME, "text_config": NAME}), 256, pack=True)
 
 
 def text_of(family: Family, pictures: int) -> tuple[list[int], list[int]]:
@@ -149,7 +149,7 @@ def test_a_checkpoint_is_loaded_and_its_text_alone_is_quantised(name: str, tmp_p
     runner = load_model(LoadOptions(str(tmp_path), quantization=Quantization("int8")))
     assert isinstance(runner, TorchRunner) and runner.pictures is not None
     texts = set(text_modules(runner.model).modules())
-    packed = {module for module in runner.model.modules() if isinstance(module, NativeLinear)}
+    packed = {module for module in runner.model.modules() if isinstance(module, NativeLinear) and module.is_quantized}
     assert packed and packed <= texts
     arguments = family.arguments()
     verifier = Verifier(runner, runner.new_cache())

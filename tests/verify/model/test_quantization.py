@@ -18,7 +18,6 @@ from outrider.drafters.registry import Resources, make
 from outrider.verify import checkpoint
 from outrider.verify.decode import decode
 from outrider.verify.errors import ModelError
-from outrider.verify.model import quantization
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native.interface import NativeRunner
@@ -81,20 +80,6 @@ def test_the_head_has_eight_bits(saved: Path, quantize: Quantize) -> None:
     assert decoder.head.kind is Kind.INT8
     assert decoder.layers[1].down.matrix.kind == KINDS[quantize]
     assert decoder.table.kind is Kind.FLOAT32
-
-
-def test_one_layer_at_a_time_has_full_weights(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replace, most = quantization._replace, 0
-
-    def watched(model: PreTrainedModel, name: str, *arguments: Any) -> None:
-        nonlocal most
-        linear = [module for module in model.modules() if type(module) is torch.nn.Linear and module is not model.lm_head]
-        most = max(most, sum(not module.weight.is_meta for module in linear))
-        replace(model, name, *arguments)
-
-    monkeypatch.setattr(quantization, "_replace", watched)
-    load_weights(LoadOptions(str(saved), device="cpu", trace=False, quantization=Quantization("int4")))
-    assert most == 1
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.drafters.interface import MAX_NODES, DraftTree
+from outrider.drafters.interface import DraftTree
 from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
@@ -65,10 +65,10 @@ def test_context_can_be_narrowed_never_widened(tiny_runner: TorchRunner) -> None
 
 
 def test_a_runner_that_is_not_started_gets_its_context_later(tiny_runner: TorchRunner) -> None:
-    runner = TorchRunner(tiny_runner.model, traced=True, started=False)
-    assert (runner.model_tokens, runner.mode.backend) == (128, None)
+    runner = TorchRunner(tiny_runner.model, started=False)
+    assert runner.model_tokens == 128
     runner.start(64)
-    assert runner.context_tokens == 64 and runner.mode.backend is not None
+    assert runner.context_tokens == 64
     assert runner.new_cache().positions == 64 + MARGIN_POSITIONS
 
 
@@ -88,26 +88,6 @@ def test_the_logits_of_the_last_row_alone(tiny_runner: TorchRunner) -> None:
     last = tiny_runner.forward(tiny_runner.new_cache(), chain(5, 6, 7), logits=False)
     assert last.shape == (1, tiny_runner.vocabulary)
     assert torch.allclose(last[0], every[-1], atol=1e-5)
-
-
-@pytest.mark.parametrize("rows", [1, MAX_NODES + 1, MAX_NODES + 2])
-def test_only_batches_of_a_step_use_the_backend(tiny_config: LlamaConfig, rows: int) -> None:
-    class Backend:
-        calls = 0
-        max_streams, max_rows = 2, 1000
-        reads_prompts = is_invariant = False
-
-        def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
-            self.calls += 1
-            return torch.zeros(sum(each.kept for each in segments), tiny_config.vocab_size)
-
-    runner = TorchRunner(LlamaForCausalLM(tiny_config))
-    backend = Backend()
-    runner.mode = replace(runner.mode, backend=backend)
-    runner.forward(runner.new_cache(), chain(*[7] * rows))
-    assert backend.calls == (rows <= MAX_NODES + 1)
-    runner.forward(runner.new_cache(), chain(*[7] * rows), logits=False)
-    assert backend.calls == (rows <= MAX_NODES + 1)
 
 
 def test_a_slot_holds_a_full_context_and_a_draft(tiny_runner: TorchRunner) -> None:
@@ -140,9 +120,8 @@ def test_a_model_with_another_attention_is_refused(tiny_config: LlamaConfig) -> 
 STREAMS = ((3, 4), (0, 1), (70, 9), (20, 30))  # tokens of text and rows of each stream
 
 
-@pytest.mark.parametrize("traced", [False, True])
-def test_streams_share_a_forward(tiny_config: LlamaConfig, traced: bool) -> None:
-    runner = TorchRunner(LlamaForCausalLM(tiny_config), pack=True, traced=traced, started=False)
+def test_streams_share_a_forward(tiny_config: LlamaConfig) -> None:
+    runner = TorchRunner(LlamaForCausalLM(tiny_config), pack=True, started=False)
     runner.start(200)
     for joint in (STREAMS[:2], STREAMS, STREAMS[::-1]):
         segments, expected = [], []

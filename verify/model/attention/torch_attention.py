@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from outrider.drafters.interface import MAX_NODES
-from outrider.verify.model.attention.dot_product import DotProducts, dot_product_attention
 from outrider.verify.model.attention.interface import Attention, Layer
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import decode
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.private_torch import attend_flash
 from outrider.verify.model.transfer import to_device
 
 # The rows of a step. With more rows, it is faster to expand all latents.
@@ -22,19 +21,16 @@ ABSORBED_ROWS = MAX_NODES + 1
 class TorchAttention:
     """Attention of one forward over a cache in plain torch. Implements `Attention`; the reference for the faster ones."""
 
-    def __init__(self, cache: TensorCache, batch: ForwardBatch, products: DotProducts = dot_product_attention) -> None:
+    def __init__(self, cache: TensorCache, batch: ForwardBatch) -> None:
         self._cache = cache
         self._batch = batch
-        self._products = products
         self._masks: dict[tuple[int | None, torch.device], torch.Tensor | None] = {}  # by window
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         keys, values = self._cache.write(layer.index, key, value, self._batch.known)
         unread = self._cache.length - self.reach(layer.window)
         keys, values = keys[:, unread:], values[:, unread:]
-        in_blocks = can_flash(layer, keys, key, value)
-        if not in_blocks:
-            keys, values = decode(keys, key.shape[2], key.dtype), decode(values, value.shape[2], value.dtype)
+        keys, values = decode(keys, key.shape[2], key.dtype), decode(values, value.shape[2], value.dtype)
         is_absorbed = layer.latent is not None and query.shape[1] <= ABSORBED_ROWS
         if layer.latent is not None:
             query, keys, values = (layer.latent.absorb if is_absorbed else layer.latent.expand)(query, keys)
@@ -43,10 +39,8 @@ class TorchAttention:
         # Query heads that share a key head are stacked as rows of it, so no key or value is copied.
         packed = query.reshape(len(keys), groups * rows, head_dim)
         mask = self.mask(layer.window, groups, query)
-        if in_blocks:
-            out = flash(packed, keys, values, mask, layer.scaling)[0].to(query.dtype)
-        elif layer.softcap is None and layer.sinks is None:
-            out = self._products(packed, keys, values, mask, layer.scaling)
+        if layer.softcap is None and layer.sinks is None:
+            out = scaled_dot_product_attention(packed[None], keys[None], values[None], attn_mask=mask, scale=layer.scaling)[0]
         else:
             out = _capped(layer, packed, keys, values, mask)
         out = out.reshape(heads, rows, value.shape[2] if layer.latent is None else values.shape[2])
@@ -83,46 +77,6 @@ class TorchAttention:
         mask = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device)
         mask.masked_fill_(~allowed, -torch.inf)
         return mask.repeat(groups, 1)
-
-
-def can_flash(layer: Layer, keys: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether `flash` computes attention to these rows of a cache: those in 8 bits, which it decodes block by block."""
-    is_plain = layer.latent is None and layer.softcap is None and layer.sinks is None
-    return is_plain and keys.element_size() == 1 and keys.device.type == "cpu" and key.shape == value.shape
-
-
-def flash(
-    query: torch.Tensor,  # [kv_heads, M, D]
-    keys: torch.Tensor,  # [kv_heads, L, stored width], L > 0, as `TensorCache.write` returns them
-    values: torch.Tensor,
-    mask: torch.Tensor | None,  # [M, L], additive
-    scaling: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Flash attention on a CPU: the output, [kv_heads, M, D], and the scores' log-sum-exp, float32 [kv_heads, M]. Scriptable.
-
-    Rows in 8 bits are decoded in blocks that fit the CPU's caches. Rows that attend to nothing have an output of zeros.
-    """
-    block = 2048 if keys.element_size() == 1 else keys.size(1)
-    out, total = query, torch.empty(0)
-    for start in range(0, keys.size(1), block):
-        end = min(start + block, keys.size(1))
-        part_keys = decode(keys[:, start:end], query.size(2), query.dtype)
-        part_values = decode(values[:, start:end], query.size(2), query.dtype)
-        part_mask: torch.Tensor | None = None
-        if mask is not None:
-            part_mask = mask[:, start:end]
-        found, largest = attend_flash(query[None], part_keys[None], part_values[None], part_mask, scaling)
-        part, part_total = found[0], largest[0]
-        if part_mask is not None:
-            part, part_total = part.nan_to_num(), part_total.masked_fill(part_mask.amax(-1) == -torch.inf, -torch.inf)
-        if start == 0:
-            out, total = part, part_total
-        else:
-            both = torch.logaddexp(total, part_total)
-            weight, part_weight = (total - both).exp().nan_to_num(), (part_total - both).exp().nan_to_num()
-            out = out.to(torch.float32) * weight.unsqueeze(-1) + part.to(torch.float32) * part_weight.unsqueeze(-1)
-            total = both
-    return out, total
 
 
 class JointAttention:

@@ -12,10 +12,10 @@ from itertools import accumulate
 from typing import Any, Protocol, cast
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten  # private, and tested with PyTorch 2.13
 from transformers import PreTrainedModel
 
 from outrider.verify.errors import ModelError
-from outrider.verify.model.private_torch import tree_flatten, tree_unflatten
 
 
 class Placement:

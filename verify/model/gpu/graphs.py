@@ -60,7 +60,7 @@ class Tap(Protocol):
 class GraphedForward:
     """Forwards over the caches of one pool. Implements `outrider.verify.model.segment.ForwardBackend`."""
 
-    reads_prompts = is_invariant = False
+    is_invariant = False
 
     def __init__(
         self,
@@ -183,11 +183,14 @@ class GraphedForward:
             self.capture()
 
 
-def can_capture_experts(model: PreTrainedModel) -> bool:
-    """Whether the model's experts are computed without the host, so that a graph can repeat them.
+def can_capture(module: torch.nn.Module, model: PreTrainedModel) -> bool:
+    """Whether what a module of the model computes needs no host, so that a graph can repeat it.
 
-    transformers does so by PyTorch's grouped products, whose kernels need bfloat16 and compute capability 9.0.
+    Experts do not if transformers computes them by PyTorch's grouped products, whose kernels need bfloat16 and compute
+    capability 9.0.
     """
+    if not any("expert" in name for name, _ in module.named_modules()):
+        return True
     is_grouped = model.config.get_text_config()._experts_implementation == "grouped_mm" and model.dtype == torch.bfloat16
     return is_grouped and torch.cuda.get_device_capability(model.device) >= (9, 0)
 

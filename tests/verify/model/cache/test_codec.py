@@ -11,14 +11,12 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Gemma2Config, 
 
 from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode as answer
-from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME, Layer
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import STORED, decode, encode, noise_like
 from outrider.verify.model.cache.shape import CacheShape, KVDtype, stored_width
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.invariance import start
 from outrider.verify.model.self_check import check_model
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
@@ -100,7 +98,7 @@ def test_a_cache_in_8_bits_moves_forks_and_swaps_as_it_is() -> None:
 
 
 def runner_of(kind: str, kv_dtype: KVDtype) -> TorchRunner:
-    """A tiny model of an architecture, started; `traced` and `ordered` are those of a Llama."""
+    """A tiny model of an architecture, started."""
     torch.manual_seed(1)
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     sizes |= {"num_key_value_heads": 2, "max_position_embeddings": 256}
@@ -115,22 +113,16 @@ def runner_of(kind: str, kv_dtype: KVDtype) -> TorchRunner:
             model = Gemma2ForCausalLM(Gemma2Config(**sizes, head_dim=8, sliding_window=16, **how))
         case _:
             model = LlamaForCausalLM(LlamaConfig(**sizes, **how))
-    runner = TorchRunner(model, traced=kind == "traced", started=False, kv_dtype=kv_dtype)
-    try:
-        start(runner, 256, "on" if kind == "ordered" else "off", None)
-    except ModelError as error:
-        pytest.skip(str(error))
-    assert (runner.mode.backend is not None) == (kind == "traced")
+    runner = TorchRunner(model, started=False, kv_dtype=kv_dtype)
+    runner.start(256)
     return runner
 
 
 @pytest.mark.parametrize(
     ("kind", "kv_dtype"),
     [
-        ("traced", "int8"),
-        ("ordered", "int8"),
-        pytest.param("traced", "fp8", marks=pytest.mark.slow),
-        pytest.param("ordered", "fp8", marks=pytest.mark.slow),
+        ("plain", "int8"),
+        pytest.param("plain", "fp8", marks=pytest.mark.slow),
         pytest.param("latent", "int8", marks=pytest.mark.slow),
         pytest.param("softcap", "int8", marks=pytest.mark.slow),
     ],

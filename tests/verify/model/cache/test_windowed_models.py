@@ -43,7 +43,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 def runner_of(name: str) -> TorchRunner:
     model = build(name, NAME) if name == "gemma4" else make(name, NAME)
     prepare(model, None)
-    return TorchRunner(model, pack=True, traced=name == "qwen2")
+    return TorchRunner(model, pack=True)
 
 
 def spoil(runner: TorchRunner, cache: TensorCache) -> None:

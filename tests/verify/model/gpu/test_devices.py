@@ -95,7 +95,7 @@ def test_a_tree_is_computed_by_the_kernels_of_both_devices(devices: Devices, tin
     runner.forward(cache, ForwardBatch.chain(torch.arange(3, 12)), logits=False)
     cache.length = 9
     found = runner.forward(cache, tree).cpu()
-    plain = runner._untraced([Segment(cache, tree)])
+    plain = runner._eager([Segment(cache, tree)])
     assert torch.allclose(found, plain.cpu(), atol=1e-4)
 
 

@@ -41,7 +41,6 @@ CONTEXT = 300
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5": {"layer_types": ["linear_attention", "full_attention"]},
     "granite_hybrid": {"layer_types": ["mamba", "attention"]},
-    "bloom": {},
 }
 
 

@@ -11,7 +11,6 @@ from outrider.drafters.interface import Ints
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.options import LookupOptions
 from outrider.verify.decode import decode
-from outrider.verify.model.cpu.trace import TracedForward
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
@@ -20,13 +19,11 @@ from tests.verify.draft_model.test_draft_model import PROMPT
 
 
 @pytest.mark.parametrize("layers", [(), (0, 1)], ids=str)
-@pytest.mark.parametrize("backend", ["untraced", "traced"])
-def test_the_states_of_committed_tokens_are_kept(tiny_config: LlamaConfig, layers: tuple[int, ...], backend: str) -> None:
+def test_the_states_of_committed_tokens_are_kept(tiny_config: LlamaConfig, layers: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    runner = TorchRunner(LlamaForCausalLM(tiny_config), traced=backend != "untraced", started=False)
+    runner = TorchRunner(LlamaForCausalLM(tiny_config), started=False)
     runner.tap_hidden(layers)
     runner.start(128)
-    assert isinstance(runner.mode.backend, TracedForward) or backend != "traced"
     verifier = Verifier(runner, runner.new_cache())
     repeated: Ints = np.tile(PROMPT, 3)
     options = DecodeOptions(SamplingParams(temperature=0), 20, max_nodes=12)

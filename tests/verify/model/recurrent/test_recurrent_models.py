@@ -47,7 +47,7 @@ TREE = DraftTree(TOKENS, PARENTS, DEPTHS, np.linspace(0.9, 0.1, 10, dtype=np.flo
 @functools.cache
 def runner_of(family: str) -> TorchRunner:
     """A family's model, as it is served."""
-    return TorchRunner(build(family, NAME), pack=True, traced=True)
+    return TorchRunner(build(family, NAME), pack=True)
 
 
 def read(runner: TorchRunner, text: torch.Tensor, pieces: int = 512) -> TensorCache:

@@ -1,29 +1,12 @@
-"""Modules with weights that are packed for the library: quantised layers, and what a draft head uses of its target."""
+"""Modules with weights that are packed for the library: linear layers, and what a draft head uses of its target."""
 
 from __future__ import annotations
 
 import torch
 
 from outrider.verify.model.cpu.native.library import Engine
-from outrider.verify.model.cpu.native.structures import Matrix
 from outrider.verify.model.cpu.native.weights import Weights, multiply
 from outrider.verify.model.packed import PackedLayer
-
-
-@torch.library.custom_op("outrider::multiply_packed", mutates_args=())
-def multiply_packed(rows: torch.Tensor, packed: torch.Tensor, shape: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """[..., inputs] to [..., outputs] of the same data type, for traces. `shape` has the weights' kind, outputs and inputs."""
-    kind, outputs, inputs = shape.tolist()
-    values = rows.to(torch.float32).contiguous().view(-1, inputs).numpy()
-    matrix = Matrix(kind, outputs, inputs, packed.data_ptr())
-    found = multiply(Engine.shared(), matrix, values, None if bias is None else bias.data_ptr())
-    return torch.from_numpy(found).view(*rows.shape[:-1], outputs).to(rows.dtype)
-
-
-def multiply_layer(rows: torch.Tensor, packed: torch.Tensor, shape: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """[..., inputs] to [..., outputs]. Scriptable."""
-    found: torch.Tensor = torch.ops.outrider.multiply_packed(rows, packed, shape, bias)
-    return found
 
 
 class NativeLinear(PackedLayer):
@@ -32,12 +15,14 @@ class NativeLinear(PackedLayer):
     kernel = "compiled library"
 
     def __init__(self, linear: torch.nn.Linear, weights: Weights) -> None:
-        super().__init__(multiply_layer, linear, torch.from_numpy(weights.data))
-        self.weights = weights
-        self.constants = (torch.tensor([weights.kind, weights.outputs, weights.inputs]),)
+        super().__init__(self._multiply, linear, torch.empty(0))
+        self.weights, self.nbytes, self.is_quantized = weights, weights.nbytes, weights.kind.is_quantized
         self.bias = None if linear.bias is None else torch.nn.Parameter(linear.bias.detach().float(), requires_grad=False)
-        self.nbytes = weights.nbytes
-        self.is_quantized = weights.kind.is_quantized
+
+    def _multiply(self, rows: torch.Tensor, _: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        values = rows.float().contiguous().view(-1, self.in_features).numpy()
+        found = multiply(Engine.shared(), self.weights.matrix, values, None if bias is None else bias.data_ptr())
+        return torch.from_numpy(found).view(*rows.shape[:-1], self.out_features).to(rows.dtype)
 
 
 class NativeEmbedding(torch.nn.Module):

@@ -52,7 +52,7 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | None:
 
     Raises ModelError.
     """
-    if compiled_library() is None or not (options.pack and options.trace):
+    if compiled_library() is None or not options.pack:
         return None
     return load_checkpoint(options, location) if location.gguf is None else load_gguf(options, location)
 
@@ -148,7 +148,7 @@ def build(
     decoder = pack(known, tensors, Engine.shared(), precision(options.quantization, options.dtype))
     if decoder is None:
         return None
-    return NativeRunner(decoder, options.path, dtype, ends, options.context_tokens, options.kv_dtype, options.findings)
+    return NativeRunner(decoder, options.path, dtype, ends, options.context_tokens, options.kv_dtype)
 
 
 def precision(quantization: Quantization, dtype: str) -> Precision:

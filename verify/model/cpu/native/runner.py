@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +12,6 @@ import torch
 from outrider.verify.errors import ModelError
 from outrider.verify.findings import processor
 from outrider.verify.model.adapter import AdapterWeights
-from outrider.verify.model.attention import dot_product
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import STORED as CODED
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
@@ -50,12 +48,11 @@ class NativeRunner(ModelRunner):
         stop_tokens: frozenset[int],
         context_tokens: int | None = None,
         kv_dtype: KVDtype = "auto",
-        findings: Path | None = None,
     ) -> None:
         """`dtype` is that of keys and values, unless `kv_dtype` names another. Call `start` before any other method."""
         known = decoder.architecture
         self.decoder, self._path = decoder, path
-        self.weight_bytes, self.findings = decoder.size.nbytes, findings
+        self.weight_bytes = decoder.size.nbytes
         self.weight_bits = round(8 * self.weight_bytes / max(1, decoder.size.weights), 2)
         self.vocabulary = decoder.head.outputs
         self.description, self.library = repr(known), f"compiled library for {variant()}"
@@ -154,11 +151,6 @@ class NativeRunner(ModelRunner):
     def dtype(self) -> torch.dtype:
         """The data type of a head's weights."""
         return torch.float32
-
-    @property
-    def products(self) -> dot_product.DotProducts:
-        """The products of a head's attention."""
-        return dot_product.chosen(self.device, self.dtype, self.findings)
 
     @property
     def embed_tokens(self) -> torch.nn.Module:
