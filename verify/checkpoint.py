@@ -33,6 +33,22 @@ REQUIRED: dict[str, dict[str, str]] = {
     "gptq": {"optimum": "optimum", "gptqmodel": "gptqmodel"},
     "torchao": {"torchao": "torchao"},
 }
+# Types of models whose answers about pictures were compared with transformers' own.
+READERS = frozenset(
+    {
+        "gemma3",
+        "gemma4",
+        "idefics3",
+        "internvl",
+        "llama4",
+        "llava",
+        "mistral3",
+        "qwen2_5_vl",
+        "qwen2_vl",
+        "qwen3_vl",
+        "smolvlm",
+    }
+)
 
 
 @dataclass(frozen=True)

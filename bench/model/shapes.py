@@ -72,7 +72,6 @@ def random_runner(
     device: str = "auto",
     context_tokens: int | None = None,
     pack: bool = True,
-    trace: bool = True,
     compile: Compile = "auto",
     quantization: Quantization = UNQUANTIZED,
     kv_dtype: KVDtype = "auto",
@@ -93,4 +92,4 @@ def random_runner(
     placement = Placement(model, devices)
     finish_quantization(model, quantization, placement)
     placement.move()
-    return TorchRunner(model, context_tokens, pack, trace, compile, kv_dtype=kv_dtype)
+    return TorchRunner(model, context_tokens, pack, compile, kv_dtype=kv_dtype)

@@ -44,7 +44,7 @@ def make_runner(shape: str, settings: Settings) -> TorchRunner:
     check_shape(shape)
     chosen = settings.model
     dtype = torch.bfloat16 if chosen.dtype == "auto" else getattr(torch, chosen.dtype)
-    how = (chosen.backend != "torch", True, chosen.compile, Quantization(chosen.quantize), chosen.kv_dtype)
+    how = (chosen.backend != "torch", chosen.compile, Quantization(chosen.quantize), chosen.kv_dtype)
     runner = random_runner(shape, dtype, chosen.device, chosen.context_tokens, *how)
     runner.threads = chosen.threads or default_threads(runner)
     torch.set_num_threads(runner.threads)

@@ -21,8 +21,8 @@ from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.worker.detokenizer import AnswerText, Detokenizer
 from outrider.verify.decode import Decoded, decode, step
 from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.model.backend import load_model
 from outrider.verify.model.load_options import UNQUANTIZED, LoadOptions, Quantization
-from outrider.verify.model.loading import load_model
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream

@@ -24,9 +24,9 @@ from outrider.verify.controller import EVALUATED_ROUNDS, MIN_CHUNK_TOKENS, READI
 from outrider.verify.cost import CostCurve
 from outrider.verify.decode import finish
 from outrider.verify.measurement import NODES
+from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.load_options import LoadOptions
-from outrider.verify.model.loading import load_weights
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
 from outrider.verify.reading import OLDEST_SHARE

@@ -10,6 +10,7 @@ import torch
 
 from outrider.verify.errors import lost_device
 from outrider.verify.model.segment import Segment
+from outrider.verify.sampling.rows import Logits, copies
 
 # Each piece of work needs a thread. Threads are started when they are needed.
 MAX_THREADS = 256
@@ -21,16 +22,14 @@ class Gathering:
     One thread works at a time, so that what sessions share, such as datastores, needs no locks.
     """
 
-    def __init__(
-        self, together: Callable[[Sequence[Segment]], list[torch.Tensor]], alone: Callable[[Segment], torch.Tensor]
-    ) -> None:
+    def __init__(self, together: Callable[[Sequence[Segment]], list[Logits]], alone: Callable[[Segment], Logits]) -> None:
         """`together` computes several segments; `alone` one of them, if that fails."""
         self._together, self._alone = together, alone
         self._threads = ThreadPoolExecutor(MAX_THREADS, "outrider-drafts", torch.set_num_threads, (1,))
         self._turn = threading.Lock()  # held by the thread that works
         self._changed = threading.Condition()
         self._working = 0  # number of threads that neither wait for a forward nor have ended
-        self._waiting: list[tuple[Segment, Future[torch.Tensor]]] = []
+        self._waiting: list[tuple[Segment, Future[Logits]]] = []
         self._local = threading.local()
 
     @property
@@ -53,9 +52,9 @@ class Gathering:
         for each in ended:
             each.result()
 
-    def forward(self, segment: Segment) -> torch.Tensor:
+    def forward(self, segment: Segment) -> Logits:
         """The segment's logits, valid until the caller's next forward. Called by work."""
-        future = Future[torch.Tensor]()
+        future = Future[Logits]()
         with self._changed:
             self._waiting.append((segment, future))
             self._working -= 1
@@ -76,14 +75,14 @@ class Gathering:
                 self._working -= 1
                 self._changed.notify()
 
-    def _all_waiting(self) -> list[tuple[Segment, Future[torch.Tensor]]]:
+    def _all_waiting(self) -> list[tuple[Segment, Future[Logits]]]:
         """What waits for a forward, once no work goes on without it; empty once all work has ended."""
         with self._changed:
             self._changed.wait_for(lambda: not self._working)
             waiting, self._waiting = self._waiting, []
         return waiting
 
-    def _compute(self, segments: list[Segment]) -> list[torch.Tensor | Exception]:
+    def _compute(self, segments: list[Segment]) -> list[Logits | Exception]:
         """The logits of each segment, or the error that ends its work."""
         try:
             return [*self._together(segments)]
@@ -92,8 +91,8 @@ class Gathering:
         except Exception:
             return [self._one(segment) for segment in segments]  # one of them may be the reason
 
-    def _one(self, segment: Segment) -> torch.Tensor | Exception:
+    def _one(self, segment: Segment) -> Logits | Exception:
         try:
-            return self._alone(segment).clone()
+            return copies([self._alone(segment)])[0]
         except Exception as error:
             return error

@@ -22,6 +22,7 @@ from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.paging import OutOfPages
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
+from outrider.verify.sampling.rows import Logits, copies
 
 T = TypeVar("T")
 TIMED_STEPS = 15
@@ -115,12 +116,12 @@ class DraftRunner:
             for each in work:
                 each()
 
-    def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
+    def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> Logits:
         """`ModelRunner.forward`, from any thread. Without enough pages, the least recently used session's are taken."""
         segment = Segment(cache, batch, logits)
         return self._gathering.forward(segment) if self._gathering.is_working else self._forward(segment)
 
-    def _forward(self, segment: Segment) -> torch.Tensor:
+    def _forward(self, segment: Segment) -> Logits:
         with self._running, self._in_order():
             while True:
                 try:
@@ -131,13 +132,13 @@ class DraftRunner:
                         raise
                     oldest.truncate(0)  # its session reads the text again
 
-    def _forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+    def _forward_all(self, segments: Sequence[Segment]) -> list[Logits]:
         with self._running, self._in_order():
             return [self._own(logits) for logits in self.runner.forward_all(segments)]
 
-    def _own(self, logits: torch.Tensor) -> torch.Tensor:
+    def _own(self, logits: Logits) -> Logits:
         """The logits, which on a GPU the forward of another thread would overwrite. Does not wait for them."""
-        return logits.clone() if self.runner.device.type == "cuda" else logits
+        return copies([logits])[0] if self.runner.device.type == "cuda" else logits
 
     @contextmanager
     def _in_order(self) -> Iterator[None]:

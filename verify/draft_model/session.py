@@ -24,7 +24,7 @@ from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.transfer import Download
 from outrider.verify.sampling.device import DeviceSampler, draw, warp_logits
 from outrider.verify.sampling.largest import likeliest
-from outrider.verify.sampling.rows import in_place
+from outrider.verify.sampling.rows import Logits, in_place
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
 
@@ -223,14 +223,14 @@ class SessionDraft:
     def _drop_rows(self) -> None:
         self._rows, self._depths, self._ancestors = [], [], np.zeros((0, 0), np.bool_)
 
-    def _candidates(self, logits: torch.Tensor, depths: Collection[int], count: int) -> Candidates:
+    def _candidates(self, logits: Logits, depths: Collection[int], count: int) -> Candidates:
         """Candidates for R rows at `depths` below the text's end, from logits [R, V]."""
         logits = logits[:, : self._shared.shared_vocabulary]
         count = min(count, logits.shape[-1])
         if self._params.greedy:
             ids, probabilities = likeliest(in_place(logits), count)
             return Candidates(*((ids, probabilities) if isinstance(ids, np.ndarray) else Download(ids, probabilities).arrays()))
-        positions = self._noise_positions(depths)
+        positions, logits = self._noise_positions(depths), torch.as_tensor(logits)
         if self._params.rule == "rejection":  # which needs the whole distribution
             weights = warp_logits(logits.float(), self._params)
             tokens = self._sampler.scores(weights, positions).topk(count, -1).indices

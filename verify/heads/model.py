@@ -15,7 +15,8 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.cpu.native.interface import NativeRunner, pack_layers
+from outrider.verify.model.cpu.native.interface import NativeRunner
+from outrider.verify.model.cpu.native.layers import pack_layers
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, unplanned_pages
 from outrider.verify.model.gpu.row_counts import RANGE_ROWS
@@ -44,13 +45,14 @@ class HeadModel:
 
     def __init__(self, head: Head, target: Target, pack: bool = True) -> None:
         """Makes the target, which has not started, keep the hidden states that the head reads. `pack` as in LoadOptions."""
-        module = cast(torch.nn.Module, head).to(target.device).eval().requires_grad_(False)
+        device = torch.device(str(target.device))
+        module = cast(torch.nn.Module, head).to(device).eval().requires_grad_(False)
         for parameter in module.parameters():  # buffers are left out, because rotary embeddings stay in float32
             parameter.data = parameter.data.to(target.dtype)
         if pack:
             pack_layers(module)
         self.head, self._target = head, target
-        self.device, self.vocabulary, self._dtype = target.device, target.vocabulary, target.dtype
+        self.device, self.vocabulary, self._dtype = device, target.vocabulary, target.dtype
         self.context_tokens = target.context_tokens
         fix_rope(module, self.device, self.context_tokens)
         self.in_pages = target.in_pages

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
-from transformers.utils import cached_file
+import numpy as np
+from numpy.typing import NDArray
 
+from outrider.verify.checkpoint import DEFAULT_REVISION
 from outrider.verify.errors import ModelError, first_sentence
-from outrider.verify.hub import hub_errors
+from outrider.verify.hub import hub_errors, model_file
+from outrider.verify.model.tensors import read_safetensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NAME = re.compile(r"\blayers\.(\d+)\.(?:self_attn|mlp)\.(\w+)_proj\.lora_([AB])\.weight$")
@@ -47,8 +47,8 @@ class UnfitAdapter(Exception):
 class LowRank:
     """What an adapter adds to one linear layer: `up @ (down @ x)`."""
 
-    down: torch.Tensor  # float32 [rank, inputs]
-    up: torch.Tensor  # float32 [outputs, rank], scaled
+    down: NDArray[np.float32]  # float32 [rank, inputs]
+    up: NDArray[np.float32]  # float32 [outputs, rank], scaled
 
 
 @dataclass(frozen=True)
@@ -70,27 +70,34 @@ def read_adapter(path: str) -> AdapterWeights:
     """The adapter in a folder or of a hub id. Raises ModelError."""
     if not Path(path).is_dir() and (path.startswith((".", "/", "~")) or path.count("/") != 1):
         raise ModelError(f"There is no folder {path!r}; give an adapter's folder, or the id of one on the Hugging Face hub.")
+    if Path(path).is_dir() and (absent := [name for name in (CONFIG, WEIGHTS) if not (Path(path) / name).is_file()]):
+        raise ModelError(f"No adapter at {path!r}: the folder has no {absent[0]}.")
     try:
-        config_bytes, data = (Path(str(cached_file(path, name))).read_bytes() for name in (CONFIG, WEIGHTS))
-        config, tensors = json.loads(config_bytes), load(data)
-    except hub_errors(SafetensorError) as error:
+        files = [model_file(path, name, DEFAULT_REVISION) for name in (CONFIG, WEIGHTS)]
+        config_bytes, data = (each.read_bytes() for each in files)
+        config = json.loads(config_bytes)
+    except hub_errors() as error:
         raise ModelError(f"No adapter at {path!r}: {first_sentence(error)}") from None
+    tensors = read_safetensors(path, files[1:])
+    if tensors is None:
+        raise ModelError(f"The adapter at {path!r} has weights that are no floats of 32 or 16 bits; save it so.")
     for name, plain in PLAIN.items():
         if config.get(name, plain[0]) not in plain:
             raise ModelError(f"The adapter at {path!r} has {name}: {config[name]!r}, which is not supported; merge it instead.")
-    found: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
+    found: dict[tuple[int, str], dict[str, NDArray[np.float32]]] = {}
     for name, tensor in sorted(tensors.items()):
         match = NAME.search(name)
         if match is None or match[2] not in PROJECTIONS:
             raise ModelError(f"The adapter at {path!r} changes {name!r}, which is not supported; merge it instead.")
-        found.setdefault((int(match[1]), PROJECTIONS[match[2]]), {})[match[3]] = tensor.float()
+        found.setdefault((int(match[1]), PROJECTIONS[match[2]]), {})[match[3]] = tensor.floats()
     if not found or any(len(parts) < 2 for parts in found.values()):
         raise ModelError(f"The adapter at {path!r} is incomplete; save it again.")
     parts = {place: scaled(config, each["A"], each["B"]) for place, each in found.items()}
     return AdapterWeights(parts, hashlib.blake2b(config_bytes + data, digest_size=12).hexdigest())
 
 
-def scaled(config: Mapping[str, Any], down: torch.Tensor, up: torch.Tensor) -> LowRank:
+def scaled(config: Mapping[str, Any], down: NDArray[np.float32], up: NDArray[np.float32]) -> LowRank:
     """The two factors, with the adapter's scale in the second."""
     rank = config.get("r", len(down))
-    return LowRank(down, up * (config.get("lora_alpha", rank) / (math.sqrt(rank) if config.get("use_rslora") else rank)))
+    scale = config.get("lora_alpha", rank) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return LowRank(down, up * np.float32(scale))

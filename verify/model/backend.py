@@ -1,24 +1,32 @@
-"""Which backend computes a model: transformers' code with our kernels, or llama.cpp. Without the former, imports no torch."""
+"""Which backend computes a model: the compiled library, transformers' code, or llama.cpp. Only the second imports torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerBase
-
 from outrider.verify.checkpoint import check_layer_count, locate
 from outrider.verify.errors import ModelError, loading
 from outrider.verify.gguf.llama_package import is_installed
 from outrider.verify.hub import model_file
+from outrider.verify.model.adapter import Adapter, UnfitAdapter, read_adapter
+from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.invariant_range import Invariant
 from outrider.verify.model.llama import library
 from outrider.verify.model.llama.runner import LlamaRunner
 from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.memory import has_graphics
 from outrider.verify.model.runner import ModelRunner
 
 if TYPE_CHECKING:
-    from outrider.verify.model.adapter import Adapter
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_model(options: LoadOptions) -> ModelRunner:
+    """The model at `options.path`, started for its longest context. Raises ModelError."""
+    runner = load(options)
+    start(runner, options.path, runner.context_tokens)
+    return runner
 
 
 def load(options: LoadOptions) -> ModelRunner:
@@ -26,10 +34,13 @@ def load(options: LoadOptions) -> ModelRunner:
     with loading(f"The model at {options.path!r}"):
         if is_for_llama(options):
             return load_llama(options)
-        from outrider.verify.model.loading import load_weights
-
         check_layer_count(options.path, options.revision)
-        return load_weights(options)
+        location = locate(options.path, options.revision)
+        if options.pack and is_cpu(options.device) and (found := native.load(options, location)) is not None:
+            return found
+        from outrider.verify.model import loading as by_torch  # imports torch
+
+        return by_torch.load(options, location)
 
 
 def start(
@@ -41,29 +52,33 @@ def start(
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
     """As `outrider.verify.model.loading.start_model`, for the runner of any backend."""
-    if not isinstance(runner, LlamaRunner):
-        from outrider.verify.model.cpu.native.interface import NativeRunner
-        from outrider.verify.model.loading import start_model
-        from outrider.verify.model.torch_runner import TorchRunner
-
-        assert isinstance(runner, NativeRunner | TorchRunner)
-        start_model(runner, path, context_tokens, invariant, finding, tokenizer)
-    elif invariant == "on":
+    if isinstance(runner, LlamaRunner) and invariant == "on":
         raise ModelError("The bits of llama.cpp's logits depend on the rows beside them; set model.invariant to auto.")
-    else:
-        runner.start(context_tokens)
+    if isinstance(runner, LlamaRunner | native.NativeRunner):
+        return runner.start(context_tokens)
+    from outrider.verify.model.loading import start_model
+    from outrider.verify.model.torch_runner import TorchRunner
+
+    assert isinstance(runner, TorchRunner)
+    start_model(runner, path, context_tokens, invariant, finding, tokenizer)
 
 
 def is_for_llama(options: LoadOptions) -> bool:
     """Whether llama.cpp computes the model: as the options say, or where nothing else has a GPU for a GGUF file."""
     if options.backend != "auto":
         return options.backend == "llama.cpp"
-    from outrider.verify.model.loading import resolve_device
-
-    has_gpu = resolve_device("auto").type != "cpu"
-    if has_gpu or options.device != "auto" or not options.reads_blocks or not is_installed():
+    if options.device != "auto" or not options.reads_blocks or not is_installed() or not is_cpu("auto"):
         return False
     return locate(options.path, options.revision).gguf is not None and library.has_gpu()
+
+
+def is_cpu(device: str) -> bool:
+    """Whether this names the CPU; `auto` does where PyTorch finds no GPU. Imports torch only where there may be one."""
+    if device != "auto" or not has_graphics():
+        return device in ("auto", "cpu")
+    from outrider.verify.model.loading import resolve_device
+
+    return resolve_device(device).type == "cpu"
 
 
 def load_llama(options: LoadOptions) -> LlamaRunner:
@@ -83,6 +98,12 @@ def load_adapter(runner: ModelRunner, path: str) -> Adapter:
     """A LoRA adapter of a started model, for the segments that name it. Raises ModelError."""
     if isinstance(runner, LlamaRunner):
         raise ModelError(f"The adapter {path!r} is not supported by llama.cpp as the backend; set model.backend to outrider.")
-    from outrider.verify.model.loading import load_adapter
-
-    return load_adapter(runner, path)
+    if not isinstance(runner, native.NativeRunner):
+        raise ModelError(
+            f"The adapter {path!r} is not supported: adapters need a model that the compiled library computes, on a CPU;"
+            " merge it into the model's weights instead."
+        )
+    try:
+        return runner.hold(read_adapter(path))
+    except UnfitAdapter as error:
+        raise ModelError(f"The adapter {path!r} {error}; name one that was trained for this model.") from None

@@ -20,10 +20,9 @@ from transformers import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from outrider.verify.checkpoint import SMALL_MODEL_BYTES, Location, checkpoint_bytes, gguf_bits, locate
+from outrider.verify.checkpoint import READERS, SMALL_MODEL_BYTES, Location, checkpoint_bytes, gguf_bits
 from outrider.verify.errors import ModelError, does_not_load
 from outrider.verify.hub import hub_errors, model_file
-from outrider.verify.model.adapter import Adapter, UnfitAdapter, read_adapter
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native.interface import NativeRunner
@@ -33,9 +32,7 @@ from outrider.verify.model.invariance import start
 from outrider.verify.model.invariant_range import Invariant
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.memory import free_bytes, return_freed_memory
-from outrider.verify.model.pictures import READERS
 from outrider.verify.model.quantization import check_quantization, finish_quantization, loading_arguments
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.self_check import SAMPLE, check_model
 from outrider.verify.model.sizes import context_limit
 from outrider.verify.model.torch_runner import TorchRunner
@@ -48,27 +45,15 @@ SUPPORTED_LAYERS = {"attention", "conv", "full_attention", "sliding_attention", 
 SUPPORTED_LAYERS |= {"hybrid", "hybrid_sliding", "mamba", "mlp", "moe"}
 
 
-def load_model(options: LoadOptions) -> NativeRunner | TorchRunner:
-    """Loads the model at `options.path` and checks that it can be served. Raises ModelError with a one-sentence message."""
-    runner = load_weights(options)
-    start_model(runner, options.path, runner.context_tokens)
-    return runner
-
-
-def load_weights(options: LoadOptions) -> NativeRunner | TorchRunner:
-    """The model at `options.path` on its device, to be started by `start_model`. Raises ModelError."""
+def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner:
+    """The model at a location, read by transformers, to be started by `start_model`. Raises ModelError."""
     if checkpoint_bytes(options.path) < SMALL_MODEL_BYTES:
         torch.set_num_threads(1)  # while other processes start, a second thread slows loading down
-    location, devices = locate(options.path, options.revision), resolve_devices(options.device)
+    devices = resolve_devices(options.device)
     check_quantization(options.quantization, devices[0])
     return_freed_memory()
-    is_native = devices == (CPU,) and options.pack
-    found = native.load(options, location) if is_native else None
-    if found is not None:
-        return found
     model = read_model(options, location, devices[0])
-    found = native.of_model(model, options) if is_native else None
-    if found is not None:
+    if devices == (CPU,) and options.pack and (found := native.of_model(model, options)) is not None:
         return found
     check_layers(model, options.path)
     placement = Placement(model, devices)
@@ -134,7 +119,7 @@ def check_layers(model: PreTrainedModel, path: str) -> None:
 
 
 def start_model(
-    runner: NativeRunner | TorchRunner,
+    runner: TorchRunner,
     path: str,
     context_tokens: int,
     invariant: Invariant = "off",
@@ -145,26 +130,11 @@ def start_model(
 
     `invariant` and `finding` as in `outrider.verify.model.invariance.start`. With `tokenizer`, the check reads real text.
     """
-    if isinstance(runner, NativeRunner):
-        return runner.start(context_tokens)
     sample = () if tokenizer is None else tokenizer.encode(SAMPLE)
     prepare(runner.model, context_tokens)
     start(runner, context_tokens, invariant, finding)
     check_model(runner, path, sample)
     torch.cuda.empty_cache()  # returns the check's slot to the device
-
-
-def load_adapter(runner: ModelRunner, path: str) -> Adapter:
-    """A LoRA adapter of a started model, for the segments that name it. Raises ModelError."""
-    if not isinstance(runner, NativeRunner):
-        raise ModelError(
-            f"The adapter {path!r} is not supported: adapters need a model that the compiled library computes, on a CPU;"
-            " merge it into the model's weights instead."
-        )
-    try:
-        return runner.hold(read_adapter(path))
-    except UnfitAdapter as error:
-        raise ModelError(f"The adapter {path!r} {error}; name one that was trained for this model.") from None
 
 
 def prepare(model: PreTrainedModel, context_tokens: int | None) -> None:

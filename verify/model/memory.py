@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from dataclasses import dataclass
 from typing import Protocol
@@ -67,6 +68,13 @@ def free_bytes(device: Device) -> int:
             torch.cuda.empty_cache()
             return int(torch.cuda.mem_get_info()[0])
     return system_memory.free_bytes()
+
+
+def has_graphics() -> bool:
+    """Whether this machine may have a GPU that PyTorch can use: the drivers' devices say so on Linux."""
+    if sys.platform != "linux":
+        return sys.platform != "darwin"
+    return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
 
 
 def can_discard(device: Device) -> bool:

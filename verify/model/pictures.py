@@ -14,24 +14,9 @@ from typing import Any, Literal, Protocol
 import torch
 from transformers import PreTrainedModel
 
+from outrider.verify.checkpoint import READERS
 from outrider.verify.model.transfer import to_device
 
-# Types of models whose answers about pictures were compared with transformers' own.
-READERS = frozenset(
-    {
-        "gemma3",
-        "gemma4",
-        "idefics3",
-        "internvl",
-        "llama4",
-        "llava",
-        "mistral3",
-        "qwen2_5_vl",
-        "qwen2_vl",
-        "qwen3_vl",
-        "smolvlm",
-    }
-)
 # Layers in which a picture's rows attend to each other in both directions.
 BothWays = Literal["none", "windows", "all"]
 

@@ -16,6 +16,7 @@ from transformers.utils.quantization_config import GgufConfig
 from outrider.verify.checkpoint import Location, check_packages, quantization_method
 from outrider.verify.errors import ModelError
 from outrider.verify.model.cpu.native import interface as native
+from outrider.verify.model.cpu.native import layers
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.quantized import quantized
 from outrider.verify.model.load_options import Quantization, Quantize
@@ -69,7 +70,7 @@ def quantize_layers(
 def _replace(model: PreTrainedModel, name: str, bits: int, device: torch.device = CPU) -> None:
     linear = model.get_submodule(name)
     assert isinstance(linear, torch.nn.Linear)
-    layer = native.quantized(linear, bits) if device.type == "cpu" else quantized(linear, bits, device)
+    layer = layers.quantized(linear, bits) if device.type == "cpu" else quantized(linear, bits, device)
     model.set_submodule(name, layer)
 
 

@@ -80,7 +80,7 @@ def is_chunk(segment: Segment) -> bool:
     return not segment.logits or segment.rows > MAX_NODES + 1
 
 
-def keep_hidden(states: torch.Tensor, segments: Sequence[Segment]) -> None:
+def keep_hidden(states: Any, segments: Sequence[Segment]) -> None:
     """Keeps the states of a forward's rows, [N, width], in the caches of its segments."""
     start = 0
     for each in segments:

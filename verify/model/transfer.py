@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
+from outrider.verify.model.untouched import zeros
 
 if TYPE_CHECKING:
     from outrider.verify.model.cache.paging import HostRows, Part
@@ -26,6 +29,13 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)  # from pageable memory, a copy waits for the stream
+
+
+def lazy_zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, which take a CPU's memory when they are written to."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    return torch.from_numpy(zeros((math.prod(size) * dtype.itemsize,))).view(dtype).view(size)
 
 
 def copy_to_device(tensor: torch.Tensor, target: torch.Tensor) -> None:

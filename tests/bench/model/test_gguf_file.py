@@ -10,10 +10,10 @@ import torch
 from bench.model.gguf_file import convert, tensor_type, unpack
 from bench.plan import BenchError
 from outrider import models
+from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
-from outrider.verify.model.loading import load_weights
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.tokenizer import load_tokenizer
 

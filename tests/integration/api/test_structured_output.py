@@ -20,8 +20,8 @@ from outrider.server.chat.reasoning_parser import THINK, ReasoningParser
 from outrider.server.chat.tools import FORMATS, calls_grammar, tool_parser
 from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.decode import decode
+from outrider.verify.model.backend import load_model
 from outrider.verify.model.load_options import LoadOptions
-from outrider.verify.model.loading import load_model
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.tokenizer import load_tokenizer, stop_ids

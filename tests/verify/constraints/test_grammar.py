@@ -24,8 +24,8 @@ from outrider.drafters.registry import Resources, make
 from outrider.verify.constraints.grammar import MAX_CACHED_GRAMMARS, GrammarCompiler, GrammarError, MatcherError
 from outrider.verify.constraints.mask_time import MASKS_SECONDS
 from outrider.verify.decode import decode, step
+from outrider.verify.model.backend import load_model
 from outrider.verify.model.load_options import LoadOptions
-from outrider.verify.model.loading import load_model
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream

@@ -14,8 +14,8 @@ from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, make
 from outrider.verify.constraints.reasoning import ReasoningBudget
 from outrider.verify.decode import decode
+from outrider.verify.model.backend import load_model
 from outrider.verify.model.load_options import LoadOptions
-from outrider.verify.model.loading import load_model
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
 from outrider.verify.stream import DecodeOptions

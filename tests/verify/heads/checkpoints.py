@@ -16,8 +16,8 @@ from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.model import HeadModel
 from outrider.verify.heads.networks import Eagle3Head, EagleHead
 from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.load_options import LoadOptions
-from outrider.verify.model.loading import load_weights
 from outrider.verify.model.runner import ModelRunner
 from tests.verify.model.families import FAMILIES, SIZES, random_model
 

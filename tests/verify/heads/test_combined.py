@@ -16,8 +16,8 @@ from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
+from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.load_options import LoadOptions, Quantization
-from outrider.verify.model.loading import load_weights
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.round import run_round
 from outrider.verify.sampling_params import SamplingParams

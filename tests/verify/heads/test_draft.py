@@ -21,9 +21,9 @@ from outrider.verify.heads.cache import HeadCache
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.model import HeadModel
+from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.load_options import LoadOptions
-from outrider.verify.model.loading import load_weights
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams

@@ -15,8 +15,8 @@ from outrider.verify.checkpoint import MTP
 from outrider.verify.errors import ModelError
 from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.networks import Eagle3Head, EagleHead, MtpHead
+from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.load_options import LoadOptions
-from outrider.verify.model.loading import load_weights
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.hub import MODEL, cache_models

@@ -27,11 +27,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from outrider.drafters.interface import DraftTree
 from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.model.backend import load_model
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.load_options import LoadOptions
-from outrider.verify.model.loading import load_model
-from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.model.runner import ModelRunner
 
 VOCABULARY, CONTEXT, LAYERS, HIDDEN, HEADS, HEAD_DIM = 97, 512, 4, 32, 4, 8
 # The sizes are set under whichever of these names a configuration has.
@@ -102,7 +102,7 @@ class Result:
     note: str = ""  # the sentence of a refusal
     kinds: str = ""  # of layers
     difference: float = 0.0
-    traced: bool = False
+    is_native: bool = False  # whether the library computes it
 
 
 def small(cls: Any) -> Any:
@@ -163,8 +163,8 @@ def attempt(model_type: str) -> Result:
             tolerated += ROUNDING_FACTOR * rounding_error(reference, random_text())
     except Exception as error:
         return Result(model_type, "crashed", f"{type(error).__name__}: {first_sentence(error)[:120]}")
-    traced = isinstance(runner, NativeRunner) or runner.mode.backend is not None
-    return Result(model_type, "served" if difference < tolerated else "wrong", "", kinds(runner), difference, traced)
+    status = "served" if difference < tolerated else "wrong"
+    return Result(model_type, status, "", kinds(runner), difference, isinstance(runner, NativeRunner))
 
 
 def random_text() -> torch.Tensor:
@@ -189,24 +189,24 @@ def rounding_error(model: Any, text: torch.Tensor) -> float:
 
 
 @torch.inference_mode()
-def compare(runner: NativeRunner | TorchRunner, model: Any) -> float:
+def compare(runner: ModelRunner, model: Any) -> float:
     """The largest difference of logits from transformers' own, for a prompt in parts and for a tree."""
     text = random_text()
     expected, cache, worst = model(text[None], use_cache=False).logits[0], runner.new_cache(), 0.0
     for start, stop in pairwise(PREFIX):
-        found = runner.forward(cache, ForwardBatch.chain(text[start:stop]))
+        found = torch.as_tensor(runner.forward(cache, ForwardBatch.chain(text[start:stop])))
         worst = max(worst, float((found - expected[start:stop]).abs().max()))
         cache.length = stop
     tokens = np.arange(10, 10 + len(TREE_PARENTS), dtype=np.int32)
     tree = DraftTree(tokens, TREE_PARENTS, TREE_DEPTHS, np.ones(len(tokens), np.float32), np.zeros(len(tokens), np.uint8))
-    logits = runner.forward(cache, ForwardBatch.tree(9, tree)).clone()
+    logits = torch.as_tensor(runner.forward(cache, ForwardBatch.tree(9, tree))).clone()
     for row in range(-1, len(tree)):
         path = torch.cat([text, torch.tensor([9, *tree.path(row)])])
         worst = max(worst, float((logits[row + 1] - model(path[None], use_cache=False).logits[0, -1]).abs().max()))
     return worst
 
 
-def kinds(runner: NativeRunner | TorchRunner) -> str:
+def kinds(runner: ModelRunner) -> str:
     """The kinds of the model's layers, in words."""
     shape, found = runner.cache_shape, []
     layers = getattr(shape, "layers", ())
@@ -235,8 +235,8 @@ def page(found: list[Result]) -> str:
     for each in found:
         exactness = f"{each.difference:.0e}" if each.status == "served" else ""
         notes = each.kinds or each.note.replace("|", "\\|")
-        traced = ("yes" if each.traced else "no") if each.status == "served" else ""
-        rows.append(f"| {each.model_type} | {each.status} | {traced} | {exactness} | {notes} |")
+        computed = ("the library" if each.is_native else "PyTorch") if each.status == "served" else ""
+        rows.append(f"| {each.model_type} | {each.status} | {computed} | {exactness} | {notes} |")
     return PAGE.format(version=transformers.__version__, **counts, total=len(found), rows="\n".join(rows))
 
 
@@ -248,7 +248,7 @@ architectures are served, {refused} are refused with one sentence, and {untested
 tried.
 [Models](../../docs/models.md) explains the columns.
 
-| architecture | status | traced | difference | layers, or why not |
+| architecture | status | computed by | difference | layers, or why not |
 |---|---|---|---|---|
 {rows}
 """

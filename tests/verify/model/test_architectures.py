@@ -15,9 +15,10 @@ from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import decode
 from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.backend import load_model
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.load_options import LoadOptions
-from outrider.verify.model.loading import load_model, prepare
+from outrider.verify.model.loading import prepare
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions

@@ -14,16 +14,15 @@ from outrider import models
 from outrider.verify.errors import ModelError
 from outrider.verify.model import loading
 from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.backend import load as load_weights
+from outrider.verify.model.backend import load_model, start
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import (
-    load_model,
-    load_weights,
     prepare,
     resolve_device,
     resolve_devices,
     resolve_dtype,
-    start_model,
 )
 from outrider.verify.model.sizes import end_tokens
 from outrider.verify.model.torch_runner import TorchRunner
@@ -109,7 +108,7 @@ def test_weights_that_do_not_fit_the_device_are_reported(monkeypatch: pytest.Mon
 def test_weights_are_loaded_before_the_context_is_chosen(tmp_path: Path, tiny_runner: TorchRunner) -> None:
     tiny_runner.model.save_pretrained(tmp_path)
     runner = load_weights(LoadOptions(str(tmp_path), device="cpu"))
-    start_model(runner, str(tmp_path), 32)
+    start(runner, str(tmp_path), 32)
     assert (runner.context_tokens, runner.model_tokens) == (32, 128)
 
 

@@ -11,12 +11,13 @@ import torch
 
 from outrider.drafters.interface import Ints
 from outrider.drafters.registry import Resources, make
+from outrider.verify.checkpoint import READERS
 from outrider.verify.decode import decode
 from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.backend import load_model
 from outrider.verify.model.cpu.native.layers import NativeLinear
 from outrider.verify.model.load_options import LoadOptions, Quantization
-from outrider.verify.model.loading import load_model
-from outrider.verify.model.pictures import READERS, Picture
+from outrider.verify.model.pictures import Picture
 from outrider.verify.model.sizes import context_limit, text_modules
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from outrider import models
 from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode
+from outrider.verify.model.backend import load_model
 from outrider.verify.model.load_options import LoadOptions
-from outrider.verify.model.loading import load_model
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions

@@ -1,8 +1,7 @@
 """Rows of keys and values in 8 bits: one-byte values, followed by the row's scale.
 
 A row of D values takes `stored_width(D)` bytes: the values divided by the scale, zeros up to a multiple of four, and the scale,
-float32. A row's bytes depend on its own values alone, so it is decoded to the same bits in every step and draft. `encode` and
-`decode` are scriptable, so they name no constants.
+float32. A row's bytes depend on its own values alone, so it is decoded to the same bits in every step and draft.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from outrider.verify.model.recurrent.convolution import gather_index
-from outrider.verify.model.recurrent.states import ROWS, RecurrentShape, RecurrentStates
+from outrider.verify.model.recurrent.states import ROWS, RecurrentShape
+from outrider.verify.model.recurrent.tensor_states import TensorStates
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.transfer import to_device
 
@@ -58,7 +59,7 @@ class DeviceStates:
         return pending
 
 
-def states_of(states: RecurrentStates | None) -> RecurrentStates:
+def states_of(states: TensorStates | None) -> TensorStates:
     """The states of a cache of a model that has some."""
     assert states is not None
     return states

@@ -16,10 +16,12 @@ import torch
 from outrider.verify.errors import ModelError
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.codec import encode
+from outrider.verify.model.cache.host_cache import new_hidden
 from outrider.verify.model.cache.paging import OutOfPages, Rows, page_count
 from outrider.verify.model.cache.shape import CacheShape
-from outrider.verify.model.cache.tensor_cache import TensorCache, new_hidden, new_states
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.memory import free_bytes
+from outrider.verify.model.recurrent.tensor_states import new_states
 from outrider.verify.model.transfer import tensor_of, to_device
 
 # A pool without a plan has pages for this many caches, and at most this share of the free memory.
@@ -224,7 +226,7 @@ class PagedCache(TensorCache):
         self.length += len(rows)
 
     def fork(self, source: Rows, length: int) -> None:
-        """As `TensorCache.fork`. Shares the pages of a source in the same pool. Raises OutOfPages, and is unchanged then."""
+        """As `HostCache.fork`. Shares the pages of a source in the same pool. Raises OutOfPages, and is unchanged then."""
         length = min(length, source.length)
         snapshots = source.states(length)
         if self.recurrent is not None:

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from outrider.verify.model.transfer import to_device
-from outrider.verify.model.untouched import zeros
+from outrider.verify.model.cache.shape import DataType
+from outrider.verify.model.memory import Device
+from outrider.verify.model.transfer import lazy_zeros, to_device
 
 
 class StateRing:
     """The states of the positions from `first` to before `end`, at most `capacity` of them."""
 
-    def __init__(self, capacity: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, capacity: int, width: int, dtype: DataType, device: Device) -> None:
         self.capacity = capacity
         self.first = self.end = 0
-        self._rows = zeros((capacity, width), dtype, device)
+        kind = getattr(torch, str(dtype).removeprefix("torch."))
+        self._rows = lazy_zeros((capacity, width), kind, torch.device(str(device)))
         self._moved: torch.cuda.Event | None = None  # a GPU has moved rows in another thread's stream
 
-    def write(self, start: int, states: torch.Tensor) -> None:
+    def write(self, start: int, states: torch.Tensor | NDArray[np.float32]) -> None:
         """Replaces the states from position `start` on with `states`, [N, width]. A gap before them drops all others."""
         if not self.first <= start <= self.end:
             self.first = start
         self.end = start + len(states)
         self.first = max(self.first, self.end - self.capacity)
-        states = states[-self.capacity :]
+        states = torch.as_tensor(states)[-self.capacity :]
         place = (self.end - len(states)) % self.capacity
         before = self.capacity - place  # rows up to the end of the ring
         self._rows[place : place + len(states)] = states[:before]

@@ -9,8 +9,9 @@ import torch
 
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.recurrent.convolution import convolve, gather_index
-from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates
+from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape
 from outrider.verify.model.recurrent.step import convolve_step, scan_step
+from outrider.verify.model.recurrent.tensor_states import TensorStates
 
 
 class Scan(NamedTuple):
@@ -36,7 +37,7 @@ Chunked = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 class RecurrentRows:
     """The rows of one stream. Layers are numbered in the order of their calls."""
 
-    def __init__(self, states: RecurrentStates, length: int, batch: ForwardBatch) -> None:
+    def __init__(self, states: TensorStates, length: int, batch: ForwardBatch) -> None:
         """After `length` committed tokens; takes the batch's rows from `known` on."""
         states.settle(length, batch.known)
         self._states = states

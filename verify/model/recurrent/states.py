@@ -4,20 +4,20 @@ A step's rows are kept as keys, writes and decays (`outrider.verify.model.recurr
 They are folded into the state by the next forward, so what was committed can still be cut before it. A snapshot is kept every
 SNAPSHOT_TOKENS, for rewinding further back: to the nearest one, from which the text is read again.
 
-Rows have the positions of the slot's keys and values: row r of a forward after `length` tokens is at `length + r`.
+Rows have the positions of the slot's keys and values: row r of a forward after `length` tokens is at `length + r`. Imports no
+torch: who computes the rows, brings the arrays.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+import numpy as np
 
 from outrider.drafters.interface import MAX_NODES
-from outrider.verify.model.recurrent.state import advance
-from outrider.verify.model.transfer import to_device
-from outrider.verify.model.untouched import zeros
 
 # The rows of a step. Longer chunks of a prompt are read by the model's own chunked form.
 ROWS = MAX_NODES + 1
@@ -38,19 +38,19 @@ class RecurrentShape:
     key_dim: int
     value_dim: int
     decay_dim: int  # 1 = decays are per head; key_dim = per channel
-    dtype: torch.dtype  # of the convolutions' inputs
-    device: torch.device
+    dtype: Any  # of the convolutions' inputs
+    device: Any  # Device
 
     @property
     def snapshot_bytes(self) -> int:
         """The size of the state after one token."""
-        windows = self.convolutions * self.window * self.channels * self.dtype.itemsize
+        windows = self.convolutions * self.window * self.channels * int(self.dtype.itemsize)
         return windows + 4 * self.states * self.heads * self.key_dim * self.value_dim
 
     @property
     def rows_bytes(self) -> int:
         """The size of a step's rows."""
-        inputs = self.convolutions * self.channels * self.dtype.itemsize
+        inputs = self.convolutions * self.channels * int(self.dtype.itemsize)
         return ROWS * (inputs + 4 * self.states * self.heads * (self.key_dim + self.value_dim + self.decay_dim))
 
     @property
@@ -69,23 +69,19 @@ class Snapshot:
     """The state after `length` tokens, which never changes."""
 
     length: int
-    matrices: torch.Tensor  # float32 [states, heads, key_dim, value_dim]
-    windows: torch.Tensor  # [convolutions, window, channels]
+    matrices: Any  # float32 [states, heads, key_dim, value_dim]
+    windows: Any  # [convolutions, window, channels]
 
     @property
     def nbytes(self) -> int:
         """Its size."""
-        return self.matrices.nbytes + self.windows.nbytes
+        return int(self.matrices.nbytes + self.windows.nbytes)
 
     def on_host(self) -> Snapshot:
         """The snapshot in host memory."""
-        return self.to(torch.device("cpu"))
-
-    def to(self, device: torch.device) -> Snapshot:
-        """The snapshot on a device; itself if it is there."""
-        if self.matrices.device == device:
+        if isinstance(self.matrices, np.ndarray):
             return self
-        return Snapshot(self.length, self.matrices.to(device), self.windows.to(device))
+        return Snapshot(self.length, self.matrices.cpu(), self.windows.cpu())
 
 
 @dataclass
@@ -93,27 +89,46 @@ class Chunk:
     """The state after a chunk that has not been committed yet, layer by layer."""
 
     length: int
-    matrices: dict[int, torch.Tensor]
-    windows: dict[int, torch.Tensor]
+    matrices: dict[int, Any]
+    windows: dict[int, Any]
 
 
-class RecurrentStates:
-    """The states of one slot. Reads and writes of layers go through `outrider.verify.model.recurrent.rows`."""
+class RecurrentStates(ABC):
+    """The states of one slot, in arrays or tensors."""
 
     def __init__(self, shape: RecurrentShape) -> None:
-        per_head, device = (shape.states, shape.heads), shape.device
+        per_head = (shape.states, shape.heads)
         self.shape = shape
         self.length = 0  # tokens before the state
         self.count = 0  # rows since
-        floats = torch.float32
-        self.matrices = zeros((*per_head, shape.key_dim, shape.value_dim), floats, device)
-        self.keys = zeros((*per_head, ROWS, shape.key_dim), floats, device)
-        self.writes = zeros((*per_head, ROWS, shape.value_dim), floats, device)
-        self.decays = zeros((*per_head, ROWS, shape.decay_dim), floats, device)
+        self.matrices = self._zeros((*per_head, shape.key_dim, shape.value_dim))
+        self.keys = self._zeros((*per_head, ROWS, shape.key_dim))
+        self.writes = self._zeros((*per_head, ROWS, shape.value_dim))
+        self.decays = self._zeros((*per_head, ROWS, shape.decay_dim))
         # The window before the state, then the rows.
-        self.inputs = zeros((shape.convolutions, shape.window + ROWS, shape.channels), shape.dtype, device)
+        self.inputs = self._zeros((shape.convolutions, shape.window + ROWS, shape.channels), shape.dtype)
         self.chunk: Chunk | None = None
         self.snapshots: list[Snapshot] = []  # by length
+
+    @abstractmethod
+    def _zeros(self, size: tuple[int, ...], dtype: Any = None) -> Any:
+        """Zeros of a data type, float32 unless it is given, which take memory when they are written to."""
+
+    @abstractmethod
+    def _copied(self, values: Any) -> Any:
+        """A copy of an array."""
+
+    @abstractmethod
+    def _places(self, rows: Sequence[int], offset: int) -> Any:
+        """The rows, each plus `offset`, as an index of the arrays."""
+
+    @abstractmethod
+    def _taken(self, snapshot: Snapshot) -> Snapshot:
+        """Another slot's snapshot where this slot's arrays are."""
+
+    @abstractmethod
+    def _fold(self, rows: int, known: int) -> None:
+        """Commits the first rows, which are a chain; keeps `known` of those that follow."""
 
     def settle(self, length: int, known: int = ROWS) -> None:
         """Moves the state to the end of the committed text, for a forward after it that reads at most `known` rows from it."""
@@ -148,26 +163,15 @@ class RecurrentStates:
             self.inputs[number, : self.shape.window] = window
         self.length, self.count = chunk.length, 0
 
-    def _fold(self, rows: int, known: int) -> None:
-        """Commits the first rows, which are a chain; keeps `known` of those that follow."""
-        window, left = self.shape.window, min(known, self.count - rows)
-        for matrices, keys, writes, decays in zip(self.matrices, self.keys, self.writes, self.decays, strict=True):
-            advance(matrices, keys[:, :rows], writes[:, :rows], decays[:, :rows])
-        if left:
-            for tensor in (self.keys, self.writes, self.decays):
-                tensor[:, :, :left] = tensor[:, :, rows : rows + left].clone()
-        self.inputs[:, : window + left] = self.inputs[:, rows : rows + window + left].clone()
-        self.length, self.count = self.length + rows, left
-
     def commit(self, length: int, rows: Sequence[int]) -> None:
         """Moves the rows at `length + r` for r in `rows` (ascending) to `length` and on."""
         offset = length - self.length
         if self.chunk is not None or not self.count or list(rows) == list(range(len(rows))):
             return
-        source = to_device(torch.tensor(rows) + offset, self.matrices.device)
+        source = self._places(rows, offset)
         end = offset + len(rows)
-        for tensor in (self.keys, self.writes, self.decays):
-            tensor[:, :, offset:end] = tensor[:, :, source]
+        for array in (self.keys, self.writes, self.decays):
+            array[:, :, offset:end] = array[:, :, source]
         window = self.shape.window
         self.inputs[:, window + offset : window + end] = self.inputs[:, window + source]
 
@@ -187,12 +191,12 @@ class RecurrentStates:
         window = self.inputs[:, : self.shape.window]
         if snapshot is None:
             self.length = 0
-            self.matrices.zero_()
-            window.zero_()
+            self.matrices[...] = 0
+            window[...] = 0
         else:
             self.length = snapshot.length
-            self.matrices.copy_(snapshot.matrices)
-            window.copy_(snapshot.windows)
+            self.matrices[...] = snapshot.matrices
+            window[...] = snapshot.windows
         return self.length
 
     def assume(self, length: int) -> None:
@@ -202,7 +206,7 @@ class RecurrentStates:
         self.length = length
 
     def _snapshot(self) -> Snapshot:
-        return Snapshot(self.length, self.matrices.clone(), self.inputs[:, : self.shape.window].clone())
+        return Snapshot(self.length, self._copied(self.matrices), self._copied(self.inputs[:, : self.shape.window]))
 
     def states(self, length: int, end: int) -> list[Snapshot]:
         """The snapshots of the first `length` of `end` committed tokens, with one at the end if that is `length`."""
@@ -214,7 +218,7 @@ class RecurrentStates:
 
     def restore(self, snapshots: Sequence[Snapshot], length: int) -> int:
         """Replaces the contents by the nearest of another slot's snapshots. Returns the tokens that need not be read again."""
-        self.snapshots = [each.to(self.shape.device) for each in snapshots if each.length <= length]
+        self.snapshots = [self._taken(each) for each in snapshots if each.length <= length]
         return self._load(self.snapshots[-1] if self.snapshots else None)
 
 

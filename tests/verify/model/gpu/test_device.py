@@ -15,6 +15,7 @@ from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import decode
 from outrider.verify.model.attention.interface import Layer
 from outrider.verify.model.attention.torch_attention import TorchAttention
+from outrider.verify.model.backend import load_model
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
@@ -24,7 +25,6 @@ from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.gpu.text_work import TextWork
 from outrider.verify.model.gpu.triton_attention import KernelAttention
 from outrider.verify.model.load_options import LoadOptions
-from outrider.verify.model.loading import load_model
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions

@@ -47,11 +47,11 @@ def test_a_forward_without_room_changes_nothing(make: Callable[[torch.dtype], To
     full, other = runner.new_cache(), runner.new_cache()
     runner.forward(full, chain(*range(5, 80)), logits=False)  # two pages
     full.length = 75
-    before = [part.clone() for part in full.parts(75)]
+    before = [torch.as_tensor(part).clone() for part in full.parts(75)]
     segments = [Segment(other, chain(3)), Segment(full, chain(*range(60)), logits=False)]
     with pytest.raises(OutOfPages, match="2 more pages of the KV cache are needed, and 1 are free"):
         runner.forward_all(segments)
-    assert all(torch.equal(part, kept) for part, kept in zip(full.parts(75), before, strict=True))
+    assert all(torch.equal(torch.as_tensor(part), kept) for part, kept in zip(full.parts(75), before, strict=True))
     swapped = full.swap_out()
     alone = runner.forward(other, chain(3)).clone()
     other.truncate(0)

@@ -176,7 +176,7 @@ def test_a_rows_bits_do_not_depend_on_the_others(
     for cache, text in zip(caches, (30, length, 65), strict=True):
         cache.fill(text)
         cache.reserve(rows)
-    for part in caches[1].parts(length):
+    for part in caches[1]._contents(length):
         part.copy_(noise(*part.shape))
     inputs = [noise(each, 3 + rows + 2, 32) for each in (heads, kv_heads, kv_heads)]
     beside = [random_tree(3, generator), tree, random_tree(2, generator)]

@@ -19,11 +19,11 @@ from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.errors import ModelError
 from outrider.verify.model import self_check
 from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
-from outrider.verify.model.loading import load_weights
 from outrider.verify.model.quantization import quantize_layers
 from outrider.verify.model.recurrent import states
 from outrider.verify.model.segment import Segment

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass, replace
 
-import torch
-from torch.nn.functional import pad
+import numpy as np
 
 from outrider.verify.model.adapter import Adapter, AdapterWeights, LowRank, UnfitAdapter
 from outrider.verify.model.cpu.native import structures
@@ -47,6 +46,6 @@ def packed_adapter(adapter: AdapterWeights, decoder: Decoder, engine: Engine) ->
 def packed_pair(part: LowRank, engine: Engine) -> tuple[Weights, Weights]:
     """Both factors. An odd rank is padded with zeros, because inputs are even."""
     odd = len(part.down) % 2
-    pair: tuple[torch.Tensor, torch.Tensor] = pad(part.down, (0, 0, 0, odd)), pad(part.up, (0, odd))
-    down, up = (Weights.of(engine, Kind.FLOAT32, each.numpy()) for each in pair)
+    pair = np.pad(part.down, ((0, odd), (0, 0))), np.pad(part.up, ((0, 0), (0, odd)))
+    down, up = (Weights.of(engine, Kind.FLOAT32, each) for each in pair)
     return down, up

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from outrider.verify.model.cache.tensor_cache import TensorCache
+from outrider.verify.model.cache.host_cache import HostCache
+from outrider.verify.model.cache.shape import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8
 from outrider.verify.model.cpu.native.adapter import NativeAdapter
 from outrider.verify.model.cpu.native.decoder import Decoder
 from outrider.verify.model.cpu.native.library import Engine
@@ -22,7 +23,7 @@ from outrider.verify.model.cpu.native.structures import CachedPart, Stream, Tap
 from outrider.verify.model.segment import Segment, keep_hidden
 
 # The library's numbers of the data types of keys and values.
-STORED = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3, torch.float8_e4m3fn: 4}
+STORED = {FLOAT32: 0, BFLOAT16: 1, INT8: 2, FLOAT16: 3, FLOAT8: 4}
 
 
 class NativeForward:
@@ -35,27 +36,26 @@ class NativeForward:
         """With `tapped`, hidden states are kept in the caches: the inputs of these layers, or the normed output without any."""
         self._decoder, self._engine = decoder, engine
         self._tapped = None if tapped is None else np.array(tapped, np.int32)
-        self._logits = torch.empty(0, decoder.head.outputs)
-        self._parts: WeakKeyDictionary[TensorCache, ctypes.Array[CachedPart]] = WeakKeyDictionary()
+        self._logits = np.empty((0, decoder.head.outputs), np.float32)
+        self._parts: WeakKeyDictionary[HostCache, ctypes.Array[CachedPart]] = WeakKeyDictionary()
 
-    @torch.inference_mode()
-    def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
+    def __call__(self, segments: Sequence[Segment]) -> NDArray[np.float32]:
         """The logits of the segments' rows, one segment after the other, [M, V]; valid until the next call."""
         kept = sum(segment.kept for segment in segments)
         if len(self._logits) < kept:
-            self._logits = torch.empty(kept, self._decoder.head.outputs)
+            self._logits = np.empty((kept, self._decoder.head.outputs), np.float32)
         states, tap = None, Tap(0, None, None)
         if self._tapped is not None:
             width = max(1, len(self._tapped)) * self._decoder.architecture.hidden
-            states = torch.empty(sum(segment.rows for segment in segments), width)
-            tap = Tap(len(self._tapped), self._tapped.ctypes.data, states.data_ptr())
+            states = np.empty((sum(segment.rows for segment in segments), width), np.float32)
+            tap = Tap(len(self._tapped), self._tapped.ctypes.data, states.ctypes.data)
         described = [_Described(segment, self._parts_of(segment.cache)) for segment in segments]
         self._engine.call(
             "outrider_forward",
             ctypes.byref(self._decoder.description),
             (Stream * len(segments))(*(each.stream for each in described)),
             len(segments),
-            ctypes.c_void_p(self._logits.data_ptr()),
+            ctypes.c_void_p(self._logits.ctypes.data),
             ctypes.byref(tap),
         )
         for segment in segments:
@@ -65,13 +65,12 @@ class NativeForward:
             keep_hidden(states, segments)
         return self._logits[:kept]
 
-    def _parts_of(self, cache: TensorCache) -> ctypes.Array[CachedPart]:
+    def _parts_of(self, cache: HostCache) -> ctypes.Array[CachedPart]:
         """Where the cache has the keys and values of each layer."""
         found = self._parts.get(cache)
         if found is None:
             planes = [plane for layer in cache.layers for plane in layer]
-            size = cache.stored_dtype.itemsize
-            described = ((each.data_ptr(), each.stride(0) * size, each.stride(1) * size) for each in planes)
+            described = ((each.ctypes.data, *each.strides[:2]) for each in planes)
             found = self._parts[cache] = (CachedPart * len(planes))(*(CachedPart(*each) for each in described))
         return found
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from outrider.verify.model.cpu.native.library import Engine
-from outrider.verify.model.cpu.native.weights import Weights, multiply
-from outrider.verify.model.packed import PackedLayer
+from outrider.verify.model.cpu.native.library import Engine, compiled_library
+from outrider.verify.model.cpu.native.weights import Kind, Weights, multiply
+from outrider.verify.model.packed import PackedLayer, is_plain
+
+# How weights of these types are packed.
+KINDS = {torch.float32: Kind.FLOAT32, torch.bfloat16: Kind.BFLOAT16}
 
 
 class NativeLinear(PackedLayer):
@@ -50,3 +53,21 @@ class NativeHead(torch.nn.Module):
         values = rows.float().contiguous().view(-1, self.weights.inputs).numpy()
         found = multiply(Engine.shared(), self.weights.matrix, values)
         return torch.from_numpy(found).view(*rows.shape[:-1], self.weights.outputs)
+
+
+def quantized(linear: torch.nn.Linear, bits: int) -> NativeLinear:
+    """The layer with weights of 8 or 4 bits, in blocks of BLOCK inputs. Requires `compiled_library`."""
+    kind = Kind.INT4 if bits == 4 else Kind.INT8
+    return NativeLinear(linear, Weights.of(Engine.shared(), kind, linear.weight.detach().float().numpy()))
+
+
+def pack_layers(model: torch.nn.Module) -> None:
+    """Packs the weights of linear layers on a CPU in place, if the library was compiled; other layers stay as they are."""
+    if compiled_library() is None:
+        return
+    for name, module in list(model.named_modules()):
+        if is_plain(module) and module.weight.device.type == "cpu" and module.weight.dtype in KINDS:
+            kind = KINDS[module.weight.dtype]
+            if kind.fits(module.in_features):
+                weights = Weights.of(Engine.shared(), kind, module.weight.detach().float().numpy())
+                model.set_submodule(name, NativeLinear(module, weights))

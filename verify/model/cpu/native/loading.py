@@ -6,30 +6,27 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import AutoConfig, GenerationConfig, PreTrainedModel
-from transformers.utils import cached_file
-from transformers.utils.hub import cached_files
-
-from outrider.verify.checkpoint import Location, quantization_method
+from outrider.verify.checkpoint import READERS, Location, quantization_method
 from outrider.verify.errors import ModelError, first_sentence
 from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.hub import hub_errors, model_file
 from outrider.verify.model.architecture.config import read_config
 from outrider.verify.model.architecture.description import Architecture
 from outrider.verify.model.architecture.metadata import read_entries
+from outrider.verify.model.cache.shape import BFLOAT16, FLOAT16, FLOAT32, HostType
 from outrider.verify.model.cpu.native.decoder import pack, supports
 from outrider.verify.model.cpu.native.library import Engine, compiled_library
 from outrider.verify.model.cpu.native.packing import Precision
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import Kind
-from outrider.verify.model.download import download_progress
 from outrider.verify.model.load_options import LoadOptions, Quantization
-from outrider.verify.model.pictures import READERS
 from outrider.verify.model.stored import Stored
 from outrider.verify.model.tensors import Tensors, as_gguf, read_gguf, read_safetensors, stored_tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 log = logging.getLogger("outrider.worker")
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -37,8 +34,8 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 TIED_HEAD = "lm_head.weight"
 # The names of what computes text begin so in a checkpoint that also has what reads pictures.
 TEXT = "model.language_model."
-# The data type of keys and values of a GGUF file.
-CACHE_DTYPE = torch.bfloat16
+# Data types of keys and values by their names in configurations.
+DTYPES = {str(each): each for each in (FLOAT32, FLOAT16, BFLOAT16)}
 
 
 def can_compute(config: Any) -> bool:
@@ -68,7 +65,7 @@ def load_gguf(options: LoadOptions, location: Location) -> NativeRunner | None:
         known = read_entries(metadata.entries, tensors["token_embd.weight"].shape[0], vectors)
     except (KeyError, TypeError, IndexError, ZeroDivisionError) as error:
         raise ModelError(f"{str(path)!r} lacks a part of its description ({error!r}); download it again.") from None
-    dtype = CACHE_DTYPE if options.dtype == "auto" else getattr(torch, options.dtype)
+    dtype = DTYPES["bfloat16" if options.dtype == "auto" else options.dtype]
     end = metadata.entries.get("tokenizer.ggml.eos_token_id")
     ends = frozenset[int]() if end is None else frozenset([end])
     found = None if known is None else build(known, tensors, options, dtype, ends)
@@ -80,6 +77,8 @@ def load_gguf(options: LoadOptions, location: Location) -> NativeRunner | None:
 
 def load_checkpoint(options: LoadOptions, location: Location) -> NativeRunner | None:
     """The model in a folder or of a hub id; None also if its weights are quantised."""
+    from transformers import AutoConfig, GenerationConfig
+
     source: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(location.source, **source)
@@ -129,10 +128,15 @@ def by_names(known: Architecture, tensors: Mapping[str, Stored], config: Any, pa
 
 def weight_files(options: LoadOptions, location: Location) -> list[Path]:
     """The files of a checkpoint's weights. Raises ModelError."""
+    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_files
+
     source: dict[str, Any] = {"revision": options.revision}
     try:
         index = cached_file(location.source, INDEX, **source, _raise_exceptions_for_missing_entries=False)
         names = [SINGLE] if index is None else sorted({*json.loads(Path(index).read_text())["weight_map"].values()})
+        from outrider.verify.model.download import download_progress
+
         found = cached_files(location.source, names, **source, tqdm_class=download_progress(options.path))
     except hub_errors(KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"The model at {options.path!r} does not load: {first_sentence(error)}") from None
@@ -140,7 +144,7 @@ def weight_files(options: LoadOptions, location: Location) -> list[Path]:
 
 
 def build(
-    known: Architecture, tensors: Tensors, options: LoadOptions, dtype: torch.dtype, ends: frozenset[int]
+    known: Architecture, tensors: Tensors, options: LoadOptions, dtype: HostType, ends: frozenset[int]
 ) -> NativeRunner | None:
     """Packs the weights."""
     if not supports(known):
@@ -159,12 +163,12 @@ def precision(quantization: Quantization, dtype: str) -> Precision:
     return Precision(Kind.INT4 if quantization.layers == "int4" else Kind.INT8, Kind.INT8, rest)
 
 
-def resolve_dtype(name: str, config: Any) -> torch.dtype:
+def resolve_dtype(name: str, config: Any) -> HostType:
     """The data type of keys and values: float32 for a checkpoint in float16."""
-    stored: torch.dtype = getattr(config, "dtype", None) or torch.float32
     if name != "auto":
-        stored = getattr(torch, name)
-    return torch.float32 if name == "auto" and stored == torch.float16 else stored
+        return DTYPES[name]
+    stored = str(getattr(config, "dtype", None) or FLOAT32).removeprefix("torch.")
+    return DTYPES.get(stored if stored != str(FLOAT16) else str(FLOAT32), FLOAT32)
 
 
 def end_tokens(generation: Any) -> frozenset[int]:

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from outrider.verify.errors import ModelError
 from outrider.verify.findings import processor
 from outrider.verify.model.adapter import AdapterWeights
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.codec import STORED as CODED
+from outrider.verify.model.cache.host_cache import HostCache
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
-from outrider.verify.model.cache.shape import CacheShape, KVDtype, LayerShape
-from outrider.verify.model.cache.tensor_cache import TensorCache
+from outrider.verify.model.cache.shape import FLOAT8, INT8, CacheShape, HostType, KVDtype, LayerShape
 from outrider.verify.model.cpu.native.adapter import NativeAdapter, packed_adapter
 from outrider.verify.model.cpu.native.decoder import Decoder
 from outrider.verify.model.cpu.native.forward import NativeForward
-from outrider.verify.model.cpu.native.layers import NativeEmbedding, NativeHead
 from outrider.verify.model.cpu.native.library import Engine, variant
 from outrider.verify.model.cpu.native.states import NativeStates, shape_of
 from outrider.verify.model.invariant_range import InvariantRange
-from outrider.verify.model.memory import keep_freed_memory
+from outrider.verify.model.memory import HOST, keep_freed_memory
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
 
-CPU = torch.device("cpu")
+if TYPE_CHECKING:
+    import torch
+
+CODED: dict[KVDtype, HostType | None] = {"auto": None, "int8": INT8, "fp8": FLOAT8}
 # The tokens that are read at a start, to see that the weights compute numbers.
 CHECKED_TOKENS = 4
 
@@ -36,7 +39,7 @@ CHECKED_TOKENS = 4
 class NativeRunner(ModelRunner):
     """A packed decoder. A row's logits have the same bits beside any others, by construction."""
 
-    device = CPU
+    device = HOST
     invariance = "on, by construction"
     is_invariant = True
 
@@ -44,7 +47,7 @@ class NativeRunner(ModelRunner):
         self,
         decoder: Decoder,
         path: str,
-        dtype: torch.dtype,
+        dtype: HostType,
         stop_tokens: frozenset[int],
         context_tokens: int | None = None,
         kv_dtype: KVDtype = "auto",
@@ -76,13 +79,14 @@ class NativeRunner(ModelRunner):
         self._forward = NativeForward(self.decoder, self._engine, self._tapped)
         keep_freed_memory()
         logits = self.forward(self.new_cache(), ForwardBatch.chain(np.arange(min(CHECKED_TOKENS, self.vocabulary))))
-        if logits.isnan().any():
+        if np.isnan(logits).any():
             raise ModelError(f"The model at {self._path!r} computes NaN; check its weights.")
 
     def use_threads(self, count: int) -> None:
-        """As in `ModelRunner`. PyTorch's threads would wait for work on the same cores after each operation."""
+        """As in `ModelRunner`. PyTorch's threads, if there are any, would wait for work on the same cores."""
         self.threads = count
-        torch.set_num_threads(1)
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)
 
     def tap_hidden(self, layers: Sequence[int]) -> int:
         """Keeps hidden states in the caches: the inputs of these layers, or the normed output without any.
@@ -114,21 +118,21 @@ class NativeRunner(ModelRunner):
         """As in `ModelRunner`."""
         return NativeForward.max_rows
 
-    def new_cache(self) -> TensorCache:
+    def new_cache(self) -> HostCache:
         """As in `ModelRunner`."""
         recurrent = self.cache_shape.recurrent
         states = None if recurrent is None else NativeStates(recurrent, self.decoder, self._engine)
-        return TensorCache(self.cache_shape, self.context_tokens + MARGIN_POSITIONS, states)
+        return HostCache(self.cache_shape, self.context_tokens + MARGIN_POSITIONS, states)
 
-    def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+    def forward_all(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
         """As `ModelRunner.forward_all`, as many at once as the library takes."""
         assert self._forward is not None
         for segment in segments:
             segment.cache.release()
-        found: list[torch.Tensor] = []
+        found: list[NDArray[np.float32]] = []
         for group in grouped(segments):
-            logits = self._forward(group).split([each.kept for each in group])
-            found += logits if len(group) == len(segments) else [each.clone() for each in logits]
+            logits = np.split(self._forward(group), np.cumsum([each.kept for each in group[:-1]]))
+            found += logits if len(group) == len(segments) else [each.copy() for each in logits]
         return found
 
     def hold(self, adapter: AdapterWeights) -> NativeAdapter:
@@ -148,18 +152,22 @@ class NativeRunner(ModelRunner):
         return len(self.decoder.architecture.layers)
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> Any:
         """The data type of a head's weights."""
-        return torch.float32
+        return sys.modules["torch"].float32
 
     @property
     def embed_tokens(self) -> torch.nn.Module:
         """The embedding table, without its scale."""
+        from outrider.verify.model.cpu.native.layers import NativeEmbedding  # imports torch
+
         return NativeEmbedding(self.decoder.table)
 
     @property
     def lm_head(self) -> torch.nn.Module:
         """The layer that computes logits."""
+        from outrider.verify.model.cpu.native.layers import NativeHead  # imports torch
+
         return NativeHead(self.decoder.head)
 
 

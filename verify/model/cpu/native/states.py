@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from outrider.verify.model.architecture.description import Layer, State
 from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.shape import FLOAT32
 from outrider.verify.model.cpu.native.decoder import Decoder
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.structures import Slot
-from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates
+from outrider.verify.model.memory import HOST
+from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates, Snapshot
+from outrider.verify.model.untouched import zeros
 
 
 def shape_of(layers: Sequence[Layer], hidden: int) -> RecurrentShape | None:
@@ -27,10 +30,10 @@ def shape_of(layers: Sequence[Layer], hidden: int) -> RecurrentShape | None:
         return None
     one, count = found[0], len(found)
     if one.kind is State.CONVOLUTION:
-        return RecurrentShape(count, one.window, hidden, 0, 0, 0, 0, 0, torch.float32, torch.device("cpu"))
+        return RecurrentShape(count, one.window, hidden, 0, 0, 0, 0, 0, FLOAT32, HOST)
     channels = 2 * one.key_heads * one.key_dim + one.heads * one.value_dim
     sizes = (count, one.heads, one.key_dim, one.value_dim, 1)
-    return RecurrentShape(count, one.window, channels, *sizes, torch.float32, torch.device("cpu"))
+    return RecurrentShape(count, one.window, channels, *sizes, FLOAT32, HOST)
 
 
 class NativeStates(RecurrentStates):
@@ -48,10 +51,10 @@ class NativeStates(RecurrentStates):
         if batch.ancestors is None and len(batch) > ROWS:
             assert not batch.known
             shape = self.shape
-            matrices = torch.empty_like(self.matrices)
-            windows = torch.empty(shape.convolutions, shape.window, shape.channels)
+            matrices = np.empty_like(self.matrices)
+            windows = np.empty((shape.convolutions, shape.window, shape.channels), np.float32)
             self.chunk = Chunk(length + len(batch), dict(enumerate(matrices)), dict(enumerate(windows)))
-            slot.next_matrices, slot.next_inputs = matrices.data_ptr(), windows.data_ptr()
+            slot.next_matrices, slot.next_inputs = matrices.ctypes.data, windows.ctypes.data
         else:
             assert batch.known <= self.count - folded or not batch.known, "known rows were not computed by a forward"
         return slot, parents
@@ -61,8 +64,20 @@ class NativeStates(RecurrentStates):
         self.begin(length, 0 if self.chunk is not None else len(batch))
 
     def _slot(self, folded: int, known: int) -> Slot:
-        tensors = {name: getattr(self, name).data_ptr() for name in ("matrices", "keys", "writes", "decays", "inputs")}
-        return Slot(**tensors, capacity=ROWS, folded=folded, known=known)
+        arrays = {name: getattr(self, name).ctypes.data for name in ("matrices", "keys", "writes", "decays", "inputs")}
+        return Slot(**arrays, capacity=ROWS, folded=folded, known=known)
+
+    def _zeros(self, size: tuple[int, ...], dtype: Any = None) -> NDArray[np.float32]:
+        return zeros(size, np.float32)
+
+    def _copied(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        return values.copy()
+
+    def _places(self, rows: Sequence[int], offset: int) -> NDArray[np.int64]:
+        return np.array(rows) + offset
+
+    def _taken(self, snapshot: Snapshot) -> Snapshot:
+        return snapshot
 
     def _fold(self, rows: int, known: int) -> None:
         left = min(known, self.count - rows)

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
 
 from outrider.drafters.interface import DraftTree
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.tensor_cache import TensorCache
+from outrider.verify.model.cache.host_cache import HostCache
 from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.recurrent import states
@@ -39,14 +38,14 @@ def few_tokens_between_snapshots(monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     yield
 
 
-def read(runner: NativeRunner, cache: TensorCache, tokens: np.ndarray, piece: int = 512) -> torch.Tensor:
+def read(runner: NativeRunner, cache: HostCache, tokens: np.ndarray, piece: int = 512) -> np.ndarray:
     """The logits of the tokens' rows, which are committed."""
     found = []
     for start in range(0, len(tokens), piece):
         part = tokens[start : start + piece]
-        found.append(runner.forward(cache, ForwardBatch.chain(part)).clone())
+        found.append(runner.forward(cache, ForwardBatch.chain(part)).copy())
         cache.commit(list(range(len(part))))
-    return torch.cat(found)
+    return np.concatenate(found)
 
 
 def test_accepted_paths_leave_the_state_of_their_text(runner: NativeRunner) -> None:
@@ -57,20 +56,20 @@ def test_accepted_paths_leave_the_state_of_their_text(runner: NativeRunner) -> N
         runner.forward(cache, tree)
         cache.commit(rows)
         text += [int(tree.tokens[row]) for row in rows]
-        found = runner.forward(cache, ForwardBatch.chain(TEXT[:9])).clone()  # and drops it
-        assert torch.equal(found, read(runner, runner.new_cache(), np.array([*text, *TEXT[:9]]))[-9:])
+        found = runner.forward(cache, ForwardBatch.chain(TEXT[:9])).copy()  # and drops it
+        assert np.array_equal(found, read(runner, runner.new_cache(), np.array([*text, *TEXT[:9]]))[-9:])
 
 
 def test_a_tree_in_two_parts_has_the_bits_of_the_whole(runner: NativeRunner) -> None:
     cache, other, tree = runner.new_cache(), runner.new_cache(), ForwardBatch.tree(7, TREE)
     for each in (cache, other):
         read(runner, each, TEXT[:30])
-    whole = runner.forward(cache, tree).clone()
-    parts = [runner.forward(other, tree.part(0, 4)).clone(), runner.forward(other, tree.part(4, len(tree))).clone()]
-    assert torch.equal(torch.cat(parts), whole)
+    whole = runner.forward(cache, tree).copy()
+    parts = [runner.forward(other, tree.part(0, 4)).copy(), runner.forward(other, tree.part(4, len(tree))).copy()]
+    assert np.array_equal(np.concatenate(parts), whole)
     for each in (cache, other):
         each.commit([0, 1, 2, 5])
-    assert torch.equal(*(runner.forward(each, ForwardBatch.chain(TEXT[:3])).clone() for each in (cache, other)))
+    assert np.array_equal(*(runner.forward(each, ForwardBatch.chain(TEXT[:3])).copy() for each in (cache, other)))
 
 
 @pytest.mark.parametrize("piece", [5, 100, 300])
@@ -81,7 +80,7 @@ def test_a_cut_text_is_read_again_from_where_its_state_is(runner: NativeRunner, 
         cache.truncate(end)
         assert cache.length <= end
         start = cache.length
-        assert torch.equal(read(runner, cache, TEXT[start:]), whole[start:])
+        assert np.array_equal(read(runner, cache, TEXT[start:]), whole[start:])
 
 
 def test_a_text_goes_on_after_it_was_swapped(runner: NativeRunner) -> None:
@@ -91,7 +90,7 @@ def test_a_text_goes_on_after_it_was_swapped(runner: NativeRunner) -> None:
     read(runner, cache, TEXT[:203], 90)
     other.fork(cache.swap_out(), 203)
     assert cache.length == 0 and other.length == 203
-    assert torch.equal(read(runner, other, TEXT[203:]), whole[203:])
+    assert np.array_equal(read(runner, other, TEXT[203:]), whole[203:])
 
 
 def test_a_chunk_that_is_not_committed_leaves_no_trace(runner: NativeRunner) -> None:
@@ -100,4 +99,4 @@ def test_a_chunk_that_is_not_committed_leaves_no_trace(runner: NativeRunner) -> 
     cache.truncate(0)
     read(runner, cache, TEXT[:40])
     runner.forward(cache, ForwardBatch.chain(TEXT[100:290]))
-    assert torch.equal(read(runner, cache, TEXT[40:]), whole[40:])
+    assert np.array_equal(read(runner, cache, TEXT[40:]), whole[40:])
