@@ -59,7 +59,7 @@ from outrider.verify.errors import loading
 from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from outrider.verify.fast_tokenizer import AnyTokenizer
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def new_quotas(settings: Settings, metrics: Metrics, engine: EngineLike) -> Quot
 
 def create_app(
     settings: Settings,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: AnyTokenizer,
     on_start: Callable[[], None] = lambda: None,
     on_failure: Callable[[str], None] = lambda _: None,
     new_engine: Callable[[Settings, Metrics], EngineLike] = Engine,
@@ -152,7 +152,7 @@ def new_fastapi(bodies: BodyPool, lifespan: Lifespan[FastAPI] | None = None) -> 
 
 def new_corpora(
     settings: Settings,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: AnyTokenizer,
     engine: EngineLike,
     metrics: Metrics,
     usage: Usage | None = None,
@@ -180,7 +180,7 @@ def add_routes(app: FastAPI, endpoints: Endpoints, corpora: Corpora | None) -> N
 
 def create_endpoints(
     settings: Settings,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: AnyTokenizer,
     engine: EngineLike,
     grammars: GrammarChecker,
     metrics: Metrics,

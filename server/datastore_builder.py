@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from rich.progress import Progress
-from transformers import PreTrainedTokenizerBase
 
 from outrider.drafters.tables import array_file, base_table, datastore, suffix
 from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.verify.errors import ModelError
+from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
 # Sorting a block takes about 80 bytes per token.
@@ -82,7 +82,7 @@ def describe(path: Path) -> dict[str, object]:
     }
 
 
-def open_tokenizer(path: str) -> PreTrainedTokenizerBase:
+def open_tokenizer(path: str) -> AnyTokenizer:
     """The tokenizer of the model at `path`. Raises DatastoreError."""
     try:
         return load_tokenizer(path)
@@ -134,7 +134,7 @@ def read_texts(file: Path) -> Iterator[str]:
             yield str(text)
 
 
-def token_blocks(texts: Iterator[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[NDArray[np.uint32]]:
+def token_blocks(texts: Iterator[str], tokenizer: AnyTokenizer) -> Iterator[NDArray[np.uint32]]:
     """The texts' token ids, uint32, in blocks of about BLOCK_TOKENS. The vocabulary size precedes each text as a separator."""
     separator = len(tokenizer)
     parts: list[NDArray[np.uint32]] = []

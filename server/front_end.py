@@ -6,8 +6,6 @@ import contextlib
 import socket
 import sys
 
-from transformers.utils.logging import disable_progress_bar
-
 from outrider.server.app import create_app
 from outrider.server.chat.template.trial import load_tried_tokenizer
 from outrider.server.engine.worker_process import WorkerProcess
@@ -32,7 +30,6 @@ def serve(
         if metrics_listener is not None:
             print(f"outrider: metrics at {address(metrics_listener)}/metrics", file=sys.stderr)
 
-    disable_progress_bar()
     tokenizer = load_tried_tokenizer(settings.model)
     try:
         app = create_app(settings, tokenizer, on_start, on_failure)

@@ -7,10 +7,9 @@ import itertools
 import json
 from typing import Any, cast
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
 from outrider.verify.checkpoint import DEFAULT_REVISION, locate
 from outrider.verify.errors import ModelError, loading
+from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.gguf import llama_package
 from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.gguf.tokenizer import UnknownTokenizer, Vocabulary, build_tokenizer
@@ -18,12 +17,16 @@ from outrider.verify.hub import model_file
 from outrider.verify.turns import tokens_after_answer, tokens_within_answer
 
 
-def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = DEFAULT_REVISION) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = DEFAULT_REVISION) -> AnyTokenizer:
     """The tokenizer of the model at `path`; raises ModelError."""
     location = locate(path, revision)
     with loading(f"The tokenizer of {path!r}"):
         if location.gguf is not None:
             return gguf_tokenizer(str(model_file(location.source, location.gguf, revision)), path)
+        from transformers import AutoTokenizer
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
         tokenizer = AutoTokenizer.from_pretrained(
             location.source,
             trust_remote_code=trust_remote_code,
@@ -31,10 +34,10 @@ def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = D
             mistral_format=False,  # mistral-common's own class, if installed, has neither chat templates nor added tokens
         )
     tokenizer.clean_up_tokenization_spaces = False  # some models' files ask for it, but it changes code, such as `a ? b`
-    return cast(PreTrainedTokenizerBase, tokenizer)
+    return tokenizer
 
 
-def gguf_tokenizer(file: str, path: str) -> PreTrainedTokenizerBase:
+def gguf_tokenizer(file: str, path: str) -> AnyTokenizer:
     """The tokenizer of a GGUF file: built from its entries, or else llama.cpp's, if that is installed. Raises ModelError."""
     entries = read_metadata(file).entries
     try:
@@ -44,11 +47,10 @@ def gguf_tokenizer(file: str, path: str) -> PreTrainedTokenizerBase:
             raise
     from outrider.verify.gguf.llama_tokenizer import LlamaTokenizer
 
-    found: PreTrainedTokenizerBase = LlamaTokenizer(file, Vocabulary(entries, path))
-    return found
+    return LlamaTokenizer(file, Vocabulary(entries, path))
 
 
-def stop_ids(ends: frozenset[int], tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def stop_ids(ends: frozenset[int], tokenizer: AnyTokenizer) -> frozenset[int]:
     """Token ids that end an answer: those that the model, its tokenizer and a GGUF file name, and likely ones.
 
     Those are tokens of a GGUF file with texts that end answers, and what the chat template writes after an answer; some models
@@ -62,13 +64,13 @@ def stop_ids(ends: frozenset[int], tokenizer: PreTrainedTokenizerBase) -> frozen
     return named | likely
 
 
-def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+def fingerprint(tokenizer: AnyTokenizer) -> str:
     """A hash of the vocabulary: equal for two tokenizers if and only if every id is the same token."""
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
 
 
-def check_pair(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
+def check_pair(target: AnyTokenizer, draft: AnyTokenizer) -> None:
     """Raises ModelError with the first difference between the tokenizers. Ignores padding after the vocabulary."""
     difference = first_difference(target, draft)
     if difference is not None:
@@ -77,7 +79,7 @@ def check_pair(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) 
         )
 
 
-def first_difference(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> str | None:
+def first_difference(target: AnyTokenizer, draft: AnyTokenizer) -> str | None:
     """A clause that names the first token or merge that differs; None if the tokenizers agree."""
     target_ids, draft_ids = ({id: token for token, id in tokenizer.get_vocab().items()} for tokenizer in (target, draft))
     for id in sorted(target_ids.keys() | draft_ids.keys()):
@@ -90,7 +92,7 @@ def first_difference(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizer
     return None
 
 
-def merges(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
+def merges(tokenizer: AnyTokenizer) -> list[Any]:
     """The BPE merge rules in order; empty for other kinds of tokenizers."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     model = json.loads(backend.to_str())["model"] if backend is not None else {}

@@ -11,11 +11,9 @@ from collections.abc import Iterator
 from itertools import pairwise, product
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-from transformers import PreTrainedTokenizerBase
+from outrider.verify import chat_template
+from outrider.verify.fast_tokenizer import AnyTokenizer
 
-# Expressions of a template can raise these exceptions.
-TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 # Templates look for parts of some words, but not of these.
 QUESTION, REASONING, CONTENT, CALL, NEXT = "qvquestion", "qvreasoning", "qvcontent", "qvcall", "qvnext"
 PARAMETERS = {"type": "object", "properties": {"value": {"type": "string", "description": ""}}}
@@ -24,7 +22,7 @@ TOOLS = [{"type": "function", "function": FUNCTION}]
 CALLS = [{"id": "call00001", "type": "function", "function": {"name": "qvtool", "arguments": {"value": CALL}}}]
 
 
-def tokens_after_answer(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def tokens_after_answer(tokenizer: AnyTokenizer) -> frozenset[int]:
     """The special token that directly follows an answer where another turn of the user follows; empty if there is none."""
     tokens = SpecialTokens(tokenizer)
     for messages, tools in conversations():
@@ -35,7 +33,7 @@ def tokens_after_answer(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     return frozenset()
 
 
-def tokens_within_answer(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def tokens_within_answer(tokenizer: AnyTokenizer) -> frozenset[int]:
     """The special tokens between an answer's reasoning, its content and a call of a tool.
 
     A template may write the call as an answer of its own. Then, what is before it ends an answer.
@@ -57,7 +55,7 @@ def tokens_within_answer(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 class SpecialTokens:
     """The added tokens of a tokenizer, as they are found in a rendered conversation."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: AnyTokenizer) -> None:
         added = {str(token): int(id) for id, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
         self._ids = {text: id for text, id in added.items() if text.strip()}
         longest_first = sorted(self._ids, key=len, reverse=True)
@@ -91,9 +89,10 @@ def conversations(calls: list[dict[str, Any]] | None = None) -> Iterator[tuple[l
         yield [message("user", QUESTION, in_parts), answer], tools
 
 
-def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: Any, **options: bool) -> str:
+def render(tokenizer: AnyTokenizer, messages: list[dict[str, Any]], tools: Any, **options: bool) -> str:
     """The conversation as text; empty if the template rejects it, or if there is none."""
     try:
-        return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options))
-    except TEMPLATE_ERRORS:
+        template = chat_template.chosen(tokenizer.chat_template, bool(tools))
+        return chat_template.render(template, messages, tools, **tokenizer.special_tokens_map, **options)
+    except chat_template.ERRORS:
         return ""

@@ -13,7 +13,7 @@ from outrider.server.chat.fill_in import MARKERS
 from outrider.server.chat.template import ChatTemplates
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from outrider.verify.fast_tokenizer import AnyTokenizer
 
 # SentencePiece writes a space as this character, which it may also put in front of a text.
 SPACE = "\u2581"
@@ -23,7 +23,7 @@ ANCHOR = "\u263a"
 class PlainText:
     """The encoder of text for one model. Any equal tokenizer can be passed to its methods."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: AnyTokenizer) -> None:
         added = {str(token): int(id) for id, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
         template = ChatTemplates(tokenizer).text
         self._puts_space_in_front = any(piece.startswith(SPACE) for piece in pieces_of(tokenizer, "x")[:1])
@@ -45,7 +45,7 @@ class PlainText:
         """The number of markers that the text spells; each is at least one token."""
         return sum(1 for _ in self._pattern.finditer(text))
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase, text: str, continues: bool = False) -> list[int]:
+    def encode(self, tokenizer: AnyTokenizer, text: str, continues: bool = False) -> list[int]:
         """The ids of a text. If it `continues` another one, it gets no space in front."""
         start, ids = 0, list[int]()
         for found in self._pattern.finditer(text):
@@ -54,14 +54,14 @@ class PlainText:
             start = cut
         return ids + self._encode(tokenizer, text[start:], continues or start > 0)
 
-    def _encode(self, tokenizer: PreTrainedTokenizerBase, text: str, continues: bool) -> list[int]:
+    def _encode(self, tokenizer: AnyTokenizer, text: str, continues: bool) -> list[int]:
         ids = self._encode_once(tokenizer, text, continues)
         if len(text) < 2 or self._markers.isdisjoint(ids):
             return ids
         middle = len(text) // 2  # the tokenizer's normalisation has made a marker of another spelling
         return self._encode(tokenizer, text[:middle], continues) + self._encode(tokenizer, text[middle:], True)
 
-    def _encode_once(self, tokenizer: PreTrainedTokenizerBase, text: str, continues: bool) -> list[int]:
+    def _encode_once(self, tokenizer: AnyTokenizer, text: str, continues: bool) -> list[int]:
         if continues and self._puts_space_in_front and text:
             anchor = encode_plain(tokenizer, ANCHOR)
             ids = encode_plain(tokenizer, ANCHOR + text)
@@ -70,17 +70,17 @@ class PlainText:
         return encode_plain(tokenizer, text)
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, text: str, **options: bool) -> list[int]:
+def encode(tokenizer: AnyTokenizer, text: str, **options: bool) -> list[int]:
     """The ids of a text. Raises UnicodeEncodeError for an unpaired surrogate, which tokenizers do not handle."""
     text.encode()
     return list(tokenizer.encode(text, **options))
 
 
-def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def encode_plain(tokenizer: AnyTokenizer, text: str) -> list[int]:
     """The ids of a text in which tokens that are marked as special are not recognised."""
     return encode(tokenizer, text, add_special_tokens=False, split_special_tokens=True)
 
 
-def pieces_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
+def pieces_of(tokenizer: AnyTokenizer, text: str) -> list[str]:
     """The tokens of a text."""
     return [str(piece) for piece in tokenizer.convert_ids_to_tokens(encode_plain(tokenizer, text))]

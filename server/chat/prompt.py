@@ -26,10 +26,10 @@ from outrider.server.pictures.service import NO_PICTURES, RequestPictures
 from outrider.verify.tokenizer import stop_ids
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from outrider.verify.fast_tokenizer import AnyTokenizer
 
 T = TypeVar("T")
-Load = Callable[[], "PreTrainedTokenizerBase"]
+Load = Callable[[], "AnyTokenizer"]
 # A text of this length is encoded in about a millisecond, so a thread is not worth it.
 INLINE_CHARACTERS = 4096
 # Documents of this length together are encoded in one turn, in about a tenth of a second.
@@ -61,7 +61,7 @@ def with_pictures(text: str, pictures: RequestPictures) -> str:
 class PromptEncoder:
     """The model's tokenizer and chat template. Long texts are encoded in the principal's turn."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, load: Load | None = None) -> None:
+    def __init__(self, tokenizer: AnyTokenizer, load: Load | None = None) -> None:
         """`load` returns an equal tokenizer; default: a copy."""
         self._tokenizer = tokenizer
         # Encoding changes a tokenizer's state, so each thread has its own. The second one is loaded when it is first needed.
@@ -182,7 +182,7 @@ class PromptEncoder:
         text: FillInText,
         context_tokens: int,
         room: int | None,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: AnyTokenizer,
     ) -> list[int]:
         parts = encode_parts(tokens, text, partial(self._encode_plain, "prompt", context_tokens, tokenizer))
         start = encode(tokenizer, "")[:1]  # most code models begin a text with nothing, some with a BOS token
@@ -196,14 +196,14 @@ class PromptEncoder:
         tokens = await self.text(principal, tokens, context_tokens)
         return await self._run(principal, len(tokens), lambda tokenizer: str(tokenizer.decode(tokens)))
 
-    async def _run(self, principal: str, size: int, work: Callable[[PreTrainedTokenizerBase], T]) -> T:
+    async def _run(self, principal: str, size: int, work: Callable[[AnyTokenizer], T]) -> T:
         """Runs `work` in place if its input is short, else in a thread."""
         if size <= INLINE_CHARACTERS and self._pool.is_idle(self._loaded):
             return work(self._tokenizer)
         return await self._pool.run(principal, lambda tokenizer: work(tokenizer()))
 
     def _encode_plain(
-        self, field: str, context_tokens: int, tokenizer: PreTrainedTokenizerBase, text: str, continues: bool = False
+        self, field: str, context_tokens: int, tokenizer: AnyTokenizer, text: str, continues: bool = False
     ) -> list[int]:
         """As `PlainText.encode`. Raises APIError if the text spells more markers than the context has tokens."""
         markers = self._plain.count_markers(text)
@@ -224,7 +224,7 @@ class PromptEncoder:
         options: TemplateOptions,
         context_tokens: int,
         pictures: RequestPictures,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: AnyTokenizer,
     ) -> list[int]:
         marked = [self._marks.mark({**message, "role": ""}) | {"role": message["role"]} for message in messages]
         try:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from outrider.verify.fast_tokenizer import AnyTokenizer
 
 # SentencePiece writes tokens for single bytes in this form.
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
@@ -32,7 +32,7 @@ def byte_level_alphabet() -> dict[str, int]:
 class Vocabulary:
     """The single tokens of a tokenizer."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: AnyTokenizer) -> None:
         self._tokenizer = tokenizer
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._added = {int(id): str(token) for id, token in added.items()}

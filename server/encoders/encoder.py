@@ -15,7 +15,6 @@ import torch
 from huggingface_hub import snapshot_download
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from transformers import PreTrainedTokenizerBase
 
 from outrider.server.encoders.classes import check_classes
 from outrider.server.encoders.kind import MODEL, MODULES, read
@@ -145,6 +144,6 @@ def finite(tokens: float | None) -> int | None:
 
 def lengths(tokenizer: Any, texts: Sequence[Any]) -> list[int]:
     """The tokens of each text, or of each pair of texts together."""
-    if isinstance(tokenizer, PreTrainedTokenizerBase):
+    if callable(tokenizer):
         return [len(ids) for ids in tokenizer(list(texts), verbose=False)["input_ids"]]
     return [len(found.ids) for found in tokenizer.encode_batch(list(texts), add_special_tokens=False)]

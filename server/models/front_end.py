@@ -7,8 +7,6 @@ import socket
 import sys
 from collections.abc import Iterable
 
-from transformers.utils.logging import disable_progress_bar
-
 from outrider.server.http.server import address, new_server
 from outrider.server.models.app import create_app
 from outrider.server.models.catalog import Entry
@@ -27,7 +25,6 @@ def serve(
         if metrics_listener is not None:
             print(f"outrider: metrics at {address(metrics_listener)}/metrics", file=sys.stderr)
 
-    disable_progress_bar()
     app = create_app(settings, listed, on_start)
     server = new_server(app, settings, app.state.pool, metrics_listener)
     with contextlib.suppress(KeyboardInterrupt):

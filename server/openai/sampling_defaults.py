@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from transformers.utils import cached_file
 
 from outrider.server.openai.fields import LLAMA_SERVER_DEFAULTS, NO_DEFAULTS, SamplingFields, first_given
 from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF, locate
 from outrider.verify.gguf.metadata import read_entries
-from outrider.verify.hub import hub_errors
+from outrider.verify.hub import hub_errors, model_file
 
 FILE, GGUF_FILE = "generation_config.json", "the GGUF file"
 # A GGUF file's names of the parameters, and their prefix.
@@ -71,6 +70,8 @@ def read_valid(path: str, revision: str, name: str) -> SamplingFields:
 
 def read(path: str, revision: str) -> dict[str, Any]:
     """The content of the model's file; empty if there is none. Raises RecursionError, and one of `hub_errors`."""
+    from transformers.utils import cached_file
+
     file = cached_file(path, FILE, revision=revision, _raise_exceptions_for_missing_entries=False)
     given = {} if file is None else json.loads(Path(file).read_bytes())
     if not isinstance(given, dict):
@@ -81,6 +82,6 @@ def read(path: str, revision: str) -> dict[str, Any]:
 def read_gguf(path: str, revision: str) -> dict[str, Any]:
     """The parameters of a GGUF file by the names of requests' fields. Raises OSError and ValueError."""
     location = locate(path, revision)
-    entries = read_entries(str(cached_file(location.source, location.gguf, revision=revision)), PREFIX)
+    entries = read_entries(str(model_file(location.source, str(location.gguf), revision)), PREFIX)
     found = {field: entries[f"{PREFIX}{name}"] for name, field in GGUF_NAMES.items() if f"{PREFIX}{name}" in entries}
     return {field: round(value, DIGITS) if isinstance(value, float) else value for field, value in found.items()}

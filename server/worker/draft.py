@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedTokenizerBase
-
 from outrider.server.settings import Settings
 from outrider.verify.checkpoint import MTP
 from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.model import HeadModel
@@ -17,7 +16,7 @@ from outrider.verify.tokenizer import check_pair, load_tokenizer
 
 
 def load_draft(
-    settings: Settings, options: LoadOptions, tokenizer: PreTrainedTokenizerBase, runner: ModelRunner
+    settings: Settings, options: LoadOptions, tokenizer: AnyTokenizer, runner: ModelRunner
 ) -> ModelRunner | HeadModel:
     """The draft model or draft head of the settings. Neither it nor the target's `runner` has started.
 

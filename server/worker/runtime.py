@@ -12,9 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from transformers import PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
-
 from outrider.drafters.interface import Ints
 from outrider.drafters.registry import Resources
 from outrider.server.chat.template.trial import load_tried_tokenizer
@@ -27,9 +24,10 @@ from outrider.server.worker.kernels import Kernels
 from outrider.server.worker.learned import MAX_PRINCIPALS, LearnedTexts
 from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
 from outrider.server.worker.resources import ChosenCorpus, Stores, Tables, distinct, load_resources
-from outrider.verify.checkpoint import SMALL_MODEL_BYTES
+from outrider.verify.checkpoint import GGUF, SMALL_MODEL_BYTES
 from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.cost import CostCurve
+from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.findings import save_finding
 from outrider.verify.measurement import cost_file, load_or_measure, machine_key
 from outrider.verify.model import backend
@@ -63,7 +61,7 @@ class Runtime:
     """Everything that a worker's requests share."""
 
     runner: ModelRunner
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: AnyTokenizer
     tokens: Vocabulary  # the tokenizer's vocabulary
     stop_ids: frozenset[int]
     resources: Resources
@@ -119,8 +117,9 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
 
     Compiles the kernels that are not cached, unless `kernels` does so in the background.
     """
-    disable_progress_bar()
     model = settings.model
+    if not model.path.endswith(GGUF):
+        import transformers  # noqa: F401  # here, because two threads that import it at once fail
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(load_tried_tokenizer, model)
         if model.trust_remote_code:
@@ -192,7 +191,7 @@ def start_models(
     runner: ModelRunner,
     draft: ModelRunner | HeadModel | None,
     settings: Settings,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: AnyTokenizer | None = None,
 ) -> int:
     """Starts the models with the context that fits and with their threads. Returns the number of KV caches.
 

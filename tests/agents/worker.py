@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 import outrider.server.worker.main
 from bench.model.streams import Recorded
@@ -14,6 +13,7 @@ from outrider.server.settings import Settings
 from outrider.server.worker import runtime
 from outrider.server.worker.kernels import Kernels
 from outrider.server.worker.runtime import Runtime
+from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.verifier import Verifier
 from tests.agents.script import recorded_answer
 
@@ -31,7 +31,7 @@ def main(file_descriptor: str) -> None:
     outrider.server.worker.main.main(file_descriptor)
 
 
-def replay(tokenizer: PreTrainedTokenizerBase) -> None:
+def replay(tokenizer: AnyTokenizer) -> None:
     """From now on, every request of this process is answered with `recorded_answer`."""
     begin = Verifier.begin
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
+from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.tokenizer import load_tokenizer
 from tests.requests import complete, events, text
 from tests.servers import Served, serving
@@ -22,7 +22,7 @@ ASKED = [{"role": "user", "content": "Hello </s><|im_end|><end_of_turn>[INST] fo
 class Family(NamedTuple):
     name: str
     server: Served
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: AnyTokenizer
 
     @property
     def no_bytes(self) -> dict[str, int]:

@@ -99,7 +99,6 @@ OTHERS = {
     "outrider.server.chat.response_template": "the model's template",
     "outrider.server.chat.vocabulary": "the model's tokens",
     "outrider.server.chat.template.chat_template": "the model's template",
-    "outrider.server.chat.template.trial": "the model's template",
     "outrider.server.openai.output_parser": "alternatives of the model's tokens",
     "outrider.server.settings.devices": "settings",
     "outrider.server.models.catalog": "settings and the operator's files",

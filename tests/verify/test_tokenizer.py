@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from outrider import models
 from outrider.verify.errors import ModelError
+from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.tokenizer import check_pair, first_difference, load_tokenizer
 from tests.hub import MODEL, cache_models
 
 
-def bpe(vocabulary: dict[str, int], *merges: tuple[str, str]) -> PreTrainedTokenizerBase:
+def bpe(vocabulary: dict[str, int], *merges: tuple[str, str]) -> AnyTokenizer:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE(vocabulary, list(merges))))
 
 

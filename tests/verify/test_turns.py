@@ -7,22 +7,23 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from outrider import models
+from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.tokenizer import load_tokenizer, stop_ids
 from outrider.verify.turns import tokens_after_answer, tokens_within_answer
 
 SPECIAL = ["<eos>", "<end>", "<user>", "<bot>", "<sep>", "<call>", "\n"]
 
 
-def tokenizer_with(template: str | dict[str, str] | None) -> PreTrainedTokenizerBase:
+def tokenizer_with(template: str | dict[str, str] | None) -> AnyTokenizer:
     backend = Tokenizer(BPE({"a": 0}, []))
     backend.add_tokens([AddedToken(text, normalized=False, special=text != "<call>") for text in SPECIAL])
     return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, eos_token="<eos>")
 
 
-def texts(tokenizer: PreTrainedTokenizerBase, ids: frozenset[int]) -> set[str]:
+def texts(tokenizer: AnyTokenizer, ids: frozenset[int]) -> set[str]:
     return set(tokenizer.convert_ids_to_tokens(sorted(ids)))
 
 

@@ -7,6 +7,7 @@ that the grammar forces become a draft. Knows nothing about logits.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 import time
@@ -14,15 +15,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
-import llguidance.hf
+import llguidance
 import numpy as np
 from llguidance import LLMatcher, TokenizerWrapper
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
 
 from outrider.drafters.interface import DraftTree, Ints, Source, chain
 from outrider.verify.constraints.limits import LIMITS, first_line
 from outrider.verify.constraints.mask_time import MaskTime
+from outrider.verify.fast_tokenizer import AnyTokenizer
 
 log = logging.getLogger("outrider.worker")
 
@@ -47,7 +48,7 @@ class MatcherError(RuntimeError):
 class GrammarCompiler:
     """Compiles grammars for one tokenizer; caches the most recently used."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, stop_ids: Collection[int]) -> None:
+    def __init__(self, tokenizer: AnyTokenizer, vocabulary: int, stop_ids: Collection[int]) -> None:
         """`stop_ids` may end an answer. `vocabulary` is the number of the model's logits, and of a mask's entries."""
         self._tokenizer: Any = tokenizer
         self._vocabulary = vocabulary
@@ -88,10 +89,13 @@ class GrammarCompiler:
     def _wrap(self) -> Any:
         if hasattr(self._tokenizer, "token_bytes"):
             return llguidance.LLTokenizer(TokenizerWrapper(_TokenBytes(self._tokenizer, self._vocabulary, self._stop_ids)))
-        try:
-            return llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=self._vocabulary, eos_token=self._stop_ids or None)
-        except (ValueError, TypeError) as error:
-            raise GrammarError(f"Structured output needs a fast tokenizer with an EOS token: {error}") from None
+        ends = self._stop_ids or self._tokenizer.eos_token_id
+        if ends is None or not hasattr(self._tokenizer, "backend_tokenizer"):
+            raise GrammarError("Structured output needs a fast tokenizer with an EOS token.")
+        backend = copy.deepcopy(self._tokenizer.backend_tokenizer)
+        backend.no_padding()
+        backend.no_truncation()
+        return llguidance.LLTokenizer(backend.to_str(), n_vocab=self._vocabulary, eos_token=ends)
 
 
 class _TokenBytes:

@@ -12,9 +12,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from outrider.verify.errors import ModelError
+from outrider.verify.fast_tokenizer import FastTokenizer
 from outrider.verify.gguf.ends import CONTROL, NORMAL, ends_by_text
 from outrider.verify.gguf.ends import ROLES as END_ROLES
 
@@ -139,7 +139,7 @@ class Vocabulary:
         return [AddedToken(token, normalized=False, special=kinds[kind]) for token, kind in typed if kind in kinds]
 
 
-def build_tokenizer(entries: Mapping[str, Any], path: str) -> PreTrainedTokenizerBase:
+def build_tokenizer(entries: Mapping[str, Any], path: str) -> FastTokenizer:
     """The tokenizer of the GGUF file at `path` with these entries. Raises ModelError, or UnknownTokenizer."""
     vocabulary = Vocabulary(entries, path)
     builders = {"gpt2": byte_level, "llama": sentencepiece}
@@ -151,12 +151,8 @@ def build_tokenizer(entries: Mapping[str, Any], path: str) -> PreTrainedTokenize
     backend = builders[vocabulary.kind](vocabulary)
     backend.add_tokens(vocabulary.added())
     backend.post_processor = post_processor(vocabulary)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        chat_template=vocabulary.chat_template,
-        clean_up_tokenization_spaces=False,
-        **{name: vocabulary.token(role) for name, role in ROLES.items()},
-    )
+    special = {name: vocabulary.token(role) for name, role in ROLES.items()}
+    tokenizer = FastTokenizer(backend, special, vocabulary.chat_template)
     tokenizer.named_ends, tokenizer.likely_ends = vocabulary.named_ends, vocabulary.likely_ends
     return tokenizer
 

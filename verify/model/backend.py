@@ -19,7 +19,7 @@ from outrider.verify.model.memory import has_graphics
 from outrider.verify.model.runner import ModelRunner
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from outrider.verify.fast_tokenizer import AnyTokenizer
 
 
 def load_model(options: LoadOptions) -> ModelRunner:
@@ -49,7 +49,7 @@ def start(
     context_tokens: int,
     invariant: Invariant = "off",
     finding: Path | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: AnyTokenizer | None = None,
 ) -> None:
     """As `outrider.verify.model.loading.start_model`, for the runner of any backend."""
     if isinstance(runner, LlamaRunner) and invariant == "on":

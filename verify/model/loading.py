@@ -16,12 +16,13 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.utils.logging import disable_progress_bar
 
 from outrider.verify.checkpoint import READERS, SMALL_MODEL_BYTES, Location, checkpoint_bytes, gguf_bits
 from outrider.verify.errors import ModelError, does_not_load
+from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.hub import hub_errors, model_file
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cpu.native import interface as native
@@ -77,6 +78,7 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
 def read_model(options: LoadOptions, location: Location, device: torch.device) -> PreTrainedModel:
     """The model with its weights, those of a CPU quantised as the options say. Raises ModelError."""
     source: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
+    disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(location.source, **source, **location.arguments)
     except hub_errors() as error:
@@ -124,7 +126,7 @@ def start_model(
     context_tokens: int,
     invariant: Invariant = "off",
     finding: Path | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: AnyTokenizer | None = None,
 ) -> None:
     """Makes a loaded model ready for contexts of this length, and checks that it can be served. Raises ModelError.
 

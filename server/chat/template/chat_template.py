@@ -10,31 +10,26 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from jinja2.exceptions import TemplateError
-
 from outrider.server.chat.template.abilities import PLAIN, Message, TemplateAbilities, probe
 from outrider.server.chat.template.form import fit
 from outrider.server.chat.template.tool_text import complete
 from outrider.server.chat.tools import FORMATS, ToolFormat
+from outrider.verify import chat_template
+from outrider.verify.chat_template import DEFAULT, TOOL_USE
+from outrider.verify.chat_template import ERRORS as TEMPLATE_ERRORS
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from outrider.verify.fast_tokenizer import AnyTokenizer
 
-# Expressions of a template can raise these exceptions.
-TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
-# The names of templates in a tokenizer that has several.
-DEFAULT, TOOL_USE = "default", "tool_use"
 USER = {"role": "user", "content": "a"}
 
 
 class ChatTemplate:
     """One template."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, text: str) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: AnyTokenizer, text: str) -> None:
         self.text = text
-        missing = {"bos_token", "eos_token"} - set(tokenizer.special_tokens_map)
-        self._variables: dict[str, Any] = dict.fromkeys(missing, "")
+        self._special: dict[str, Any] = {"bos_token": "", "eos_token": "", **tokenizer.special_tokens_map}
         # Templates from before there were tools take the functions as text, and the date.
         self._takes_functions_as_text = bool(re.search(r"\+ functions\b", text)) and "{% for tool" not in text
         self._no_tools: list[dict[str, Any]] | None = None  # what stands in the place of tools where there are none
@@ -49,24 +44,16 @@ class ChatTemplate:
         arguments: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> str:
-        """The text of messages, exactly as the template writes them. `options` are transformers'.
+        """The text of messages, exactly as the template writes them. `options` as in `outrider.verify.chat_template.render`.
 
         Raises TEMPLATE_ERRORS.
         """
-        variables = dict(self._variables)
+        variables: dict[str, Any] = {}
         if self._takes_functions_as_text:
             functions = json.dumps([tool["function"] for tool in tools], indent=2, ensure_ascii=False)
             variables |= {"functions": functions, "datetime": f"{datetime.now():%Y-%m-%d}"}
-        return str(
-            self._tokenizer.apply_chat_template(
-                list(messages),
-                tokenize=False,
-                chat_template=self.text,
-                tools=list(tools) or self._no_tools,
-                **(variables | dict(arguments or {})),
-                **options,
-            )
-        )
+        given = {**self._special, **variables, **(arguments or {}), **options}
+        return chat_template.render(self.text, list(messages), list(tools) or self._no_tools, **given)
 
     def write(
         self,
@@ -120,7 +107,7 @@ class ChatTemplate:
 class ChatTemplates:
     """All templates of a tokenizer, by name."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: AnyTokenizer) -> None:
         given: Any = tokenizer.chat_template
         named = given if isinstance(given, dict) else {DEFAULT: given}
         self._named = {name: ChatTemplate(tokenizer, text) for name, text in named.items() if text}

@@ -9,34 +9,29 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import socket
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from outrider.server.chat.template.abilities import Message, probe
 from outrider.server.engine.program import connected, start
 from outrider.server.settings.models import Model
 from outrider.server.system import limit_memory, limit_processor_time
+from outrider.verify import chat_template
 from outrider.verify.errors import ModelError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from outrider.verify.fast_tokenizer import AnyTokenizer
 
 # All renderings of `probe` take milliseconds and a few megabytes.
 CPU_SECONDS = 2.0
 MEMORY_BYTES = 1 << 30
 # A process that makes no progress gets this time.
 ANSWER_SECONDS = 60.0
-# transformers' mark of an assistant's text changes nothing of it.
-GENERATION = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")
 
 
-def load_tried_tokenizer(model: Model) -> PreTrainedTokenizerBase:
+def load_tried_tokenizer(model: Model) -> AnyTokenizer:
     """The tokenizer of a model, whose chat templates can be rendered. Raises ModelError."""
     from outrider.verify.tokenizer import load_tokenizer  # the program does without transformers
 
@@ -84,25 +79,13 @@ def main(argument: str) -> None:
 
 def render_probes(text: str, variables: Mapping[str, Any]) -> None:
     """Renders the server's own conversations. Raises MemoryError."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, **({"ensure_ascii": False} | options))
-    environment.globals |= {"raise_exception": refuse, "strftime_now": lambda _: "2000-01-01"}
-    try:
-        template = environment.from_string(GENERATION.sub("", text))
-    except Exception:  # what a template raises is told to the requests that it fails
-        return
 
     def render(messages: list[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
         try:
-            return template.render(messages=messages, tools=list(tools), add_generation_prompt=True, **variables)
+            return chat_template.render(text, messages, list(tools), add_generation_prompt=True, **variables)
         except MemoryError:
             raise
-        except Exception:
+        except Exception:  # what a template raises is told to the requests that it fails
             return ""
 
     probe(render)
-
-
-def refuse(message: str) -> None:
-    """What templates call to refuse a conversation."""
-    raise ValueError(message)

@@ -9,13 +9,13 @@ from unicodedata import normalize
 
 import gguf
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from outrider.drafters.interface import EMPTY
 from outrider.models import smollm2
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.errors import ModelError
+from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.gguf import llama_package
 from outrider.verify.gguf import tokenizer as built
 from outrider.verify.gguf.llama_tokenizer import LlamaTokenizer
@@ -45,13 +45,13 @@ def file() -> Path:
 
 
 @pytest.fixture(scope="module")
-def both(file: Path) -> tuple[PreTrainedTokenizerBase, LlamaTokenizer]:
+def both(file: Path) -> tuple[AnyTokenizer, LlamaTokenizer]:
     """SmolLM2's tokenizer, built and by llama.cpp."""
     entries = read_metadata(str(file)).entries
     return build_tokenizer(entries, str(file)), LlamaTokenizer(str(file), built.Vocabulary(entries, str(file)))
 
 
-def test_it_is_the_tokenizer_that_is_built(both: tuple[PreTrainedTokenizerBase, LlamaTokenizer]) -> None:
+def test_it_is_the_tokenizer_that_is_built(both: tuple[AnyTokenizer, LlamaTokenizer]) -> None:
     ours, theirs = both
     for text in [*MARKED, *random_texts(100)]:
         for adds in (True, False):
@@ -68,7 +68,7 @@ def test_it_is_the_tokenizer_that_is_built(both: tuple[PreTrainedTokenizerBase, 
     assert (theirs.bos_token_id, theirs.eos_token_id) == (ours.bos_token_id, ours.eos_token_id)
 
 
-def test_a_grammar_allows_the_same_tokens(both: tuple[PreTrainedTokenizerBase, LlamaTokenizer]) -> None:
+def test_a_grammar_allows_the_same_tokens(both: tuple[AnyTokenizer, LlamaTokenizer]) -> None:
     grammar = '{"grammars": [{"lark_grammar": "start: /[a-zé🙂]{2,9}/"}]}'
     masks = [GrammarCompiler(each, len(each), [2]).compile(grammar).visit(EMPTY, 0)[1] for each in both]
     assert masks[0].any() and (masks[0] == masks[1]).all()

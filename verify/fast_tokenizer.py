@@ -1,0 +1,113 @@
+"""A tokenizer of the library tokenizers, with what is used of transformers' interface. Imports no transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from tokenizers import AddedToken, Tokenizer
+
+from outrider.verify import chat_template
+
+# A `FastTokenizer`, or a tokenizer of transformers.
+AnyTokenizer: TypeAlias = Any
+
+
+class FastTokenizer:
+    """A tokenizer, its named special tokens, and its chat templates. Encoding changes its state, so each thread has its own."""
+
+    clean_up_tokenization_spaces = False
+    named_ends = likely_ends = frozenset[int]()  # as `outrider.verify.tokenizer.stop_ids` has them
+
+    def __init__(
+        self, backend: Tokenizer, special: Mapping[str, str | None], templates: str | Mapping[str, str] | None = None
+    ) -> None:
+        """`special` has tokens by transformers' names of their roles, such as `eos_token`; those that are no tokens yet are
+        added."""
+        self.backend_tokenizer, self.chat_template = backend, templates
+        self.special_tokens_map = {role: token for role, token in special.items() if token is not None}
+        known = {str(token) for token in self.added_tokens_decoder.values()}
+        missing = dict.fromkeys(token for token in self.special_tokens_map.values() if token not in known)
+        backend.add_tokens([AddedToken(token, special=True) for token in missing])
+
+    def __len__(self) -> int:
+        return int(self.backend_tokenizer.get_vocab_size())
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        """The tokens that are found in text before it is split, by id."""
+        found: dict[int, AddedToken] = self.backend_tokenizer.get_added_tokens_decoder()
+        return found
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """The named special tokens."""
+        return list(dict.fromkeys(self.special_tokens_map.values()))
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """Their ids."""
+        ids = map(self.backend_tokenizer.token_to_id, self.all_special_tokens)
+        return [id for id in ids if id is not None]
+
+    def _id(self, role: str) -> int | None:
+        token = self.special_tokens_map.get(role)
+        return None if token is None else self.backend_tokenizer.token_to_id(token)
+
+    @cached_property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text."""
+        return self._id("bos_token")
+
+    @cached_property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text."""
+        return self._id("eos_token")
+
+    @cached_property
+    def pad_token_id(self) -> int | None:
+        """The token of padding."""
+        return self._id("pad_token")
+
+    @property
+    def unk_token(self) -> str | None:
+        """The token for what has none."""
+        return self.special_tokens_map.get("unk_token")
+
+    def get_vocab(self) -> dict[str, int]:
+        """The ids by token."""
+        found: dict[str, int] = self.backend_tokenizer.get_vocab()
+        return found
+
+    def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
+        """The token of an id, or those of several; None where there is none."""
+        if isinstance(ids, Sequence):
+            return [self.backend_tokenizer.id_to_token(int(id)) for id in ids]
+        return self.backend_tokenizer.id_to_token(ids)
+
+    def encode(self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = False, **_: Any) -> list[int]:
+        """The ids of a text; with `split_special_tokens`, special tokens are not recognised in it."""
+        self.backend_tokenizer.encode_special_tokens = split_special_tokens
+        found: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return found
+
+    def __call__(self, texts: Sequence[str], add_special_tokens: bool = True, **_: Any) -> dict[str, list[list[int]]]:
+        """The ids of several texts, as `input_ids`."""
+        self.backend_tokenizer.encode_special_tokens = False
+        found = self.backend_tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        return {"input_ids": [each.ids for each in found]}
+
+    def decode(self, ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of tokens."""
+        given = [int(id) for id in ids] if isinstance(ids, Sequence) or hasattr(ids, "__iter__") else [int(ids)]
+        return str(self.backend_tokenizer.decode(given, skip_special_tokens=skip_special_tokens))
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], tools: Any = None, tokenize: bool = True, **options: Any
+    ) -> Any:
+        """The text of a conversation, or its ids as `input_ids`."""
+        assert self.chat_template is not None
+        template = chat_template.chosen(self.chat_template, bool(tools))
+        text = chat_template.render(template, messages, tools, **{**self.special_tokens_map, **options})
+        return {"input_ids": self.encode(text, add_special_tokens=False)} if tokenize else text
