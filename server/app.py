@@ -160,7 +160,7 @@ def new_corpora(
     """The corpora that clients post; None if the settings or the engine do not allow any. `usage`: as `Corpora`."""
     if not (settings.corpora.total_bytes and engine.shares_files):
         return None
-    return Corpora(settings, fingerprint(tokenizer), len(tokenizer), metrics, usage)
+    return Corpora(settings, lambda: fingerprint(tokenizer), len(tokenizer), metrics, usage)
 
 
 def add_routes(app: FastAPI, endpoints: Endpoints, corpora: Corpora | None) -> None:

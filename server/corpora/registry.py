@@ -11,7 +11,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -43,13 +43,13 @@ class Corpora(Shelves):
     """The corpora of one tokenizer, which change. All methods are called on the event loop."""
 
     def __init__(
-        self, settings: Settings, fingerprint: str, separator: int, metrics: Metrics, usage: Usage | None = None
+        self, settings: Settings, fingerprint: Callable[[], str], separator: int, metrics: Metrics, usage: Usage | None = None
     ) -> None:
-        """`fingerprint` is the tokenizer's, and `separator` is larger than every token id. `usage` is that of all models."""
+        """`fingerprint` computes the tokenizer's, `separator` is larger than every token id, `usage` is that of all models."""
         self._total_bytes = settings.corpora.total_bytes
         self._share_bytes = self._total_bytes // max(1, len(settings.auth.keys))
         self._sessions_folder = settings.sessions.folder
-        self._fingerprint, self._separator, self._metrics = fingerprint, separator, metrics
+        self._fingerprint, self._separator, self._metrics = cache(fingerprint), separator, metrics
         self._indexer = Helper("outrider.server.corpora.indexer")
         self._temporary: Path | None = None
         self._usage = usage or Usage()
@@ -116,7 +116,7 @@ class Corpora(Shelves):
             everyone = here.total() - here[shelf.folder.name] + others + elsewhere.total()
             max_bytes = min(self._share_bytes - own, self._total_bytes - everyone)
             folder = str(shelf.folder_of(name))
-            change = Change(folder, name, list(removed), added, self._separator, self._fingerprint, max_bytes)
+            change = Change(folder, name, list(removed), added, self._separator, self._fingerprint(), max_bytes)
             try:
                 answer = await self._indexer.ask(await asyncio.to_thread(encode, change))
                 outcome = await asyncio.to_thread(decoded, answer)
@@ -164,7 +164,7 @@ class Corpora(Shelves):
     def _root(self) -> Path:
         """The folder of this tokenizer's corpora: in that of the sessions, or a temporary one."""
         if self._sessions_folder is not None:
-            return self._home / short_digest(self._fingerprint)
+            return self._home / short_digest(self._fingerprint())
         self._temporary = Path(tempfile.mkdtemp(prefix="outrider-corpora-"))
         return self._temporary
 

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from outrider.drafters.kernel import NotCached, without_compiling
 from outrider.drafters.options import NAMES, DrafterName
@@ -89,7 +88,7 @@ class Kernels:
     def _start_compiling(self, tables: Tables, names: Sequence[DrafterName]) -> None:
         log.info("compiling kernels for this machine (%s); until then, drafts come from the text's own repetitions", names[0])
         self._started_at = time.monotonic()
-        work = json.dumps({"tables": asdict(tables), "names": names})
+        work = json.dumps({"fingerprint": tables.fingerprint, "vocabulary": tables.vocabulary, "names": names})
         self._process = subprocess.Popen(command(__name__, work), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(encode_settings(self._settings)) + "\n")
@@ -120,7 +119,7 @@ def main(work: str) -> None:
     settings = decode_settings(json.loads(sys.stdin.readline()))
     threading.Thread(target=end_with_worker, daemon=True).start()
     chosen = json.loads(work)
-    shared, own = load_resources(settings, Tables(**chosen["tables"]))
+    shared, own = load_resources(settings, Tables(lambda: chosen["fingerprint"], chosen["vocabulary"]))
     for each in distinct([shared, *own.values()]):
         warm(each, chosen["names"])
 

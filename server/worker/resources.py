@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +27,8 @@ from outrider.drafters.tables.suffix import Corpus, index
 from outrider.server.settings import Settings
 
 log = logging.getLogger("outrider.worker")
+# The embedded tokenizer has fewer tokens.
+EMBEDDED_TOKENS = 5000
 # Datastores are checked for changes at this interval.
 CHECK_SECONDS = 1.0
 # This many corpora stay open after the requests that chose them, deleted ones included.
@@ -39,8 +41,13 @@ ModelFactory = Callable[[], LanguageModel]
 class Tables:
     """The properties of a model that its tables must match."""
 
-    tokenizer_fingerprint: str
+    compute_fingerprint: Callable[[], str]  # of the tokenizer
     vocabulary: int  # greater than every token id
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The tokenizer's; computed when there is a table, because a large vocabulary takes a second."""
+        return self.compute_fingerprint()
 
 
 class Store:
@@ -87,7 +94,7 @@ class Store:
         log.info("the datastore %s has changed and has %d tokens now", self._path, sum(block.size for block in blocks))
 
     def _load(self) -> tuple[Corpus, ...]:
-        return tuple(datastore.load(self._path, self._tables.tokenizer_fingerprint, self._tables.vocabulary))
+        return tuple(datastore.load(self._path, self._tables.fingerprint, self._tables.vocabulary))
 
 
 class Blocks(Protocol):
@@ -131,7 +138,7 @@ class ChosenCorpus:
         """The block of a file; an empty one if it cannot be used, for example because it was deleted meanwhile."""
         if block not in self._opened:
             try:
-                loaded = datastore.load_block(Path(block), self._tables.tokenizer_fingerprint, self._tables.vocabulary)
+                loaded = datastore.load_block(Path(block), self._tables.fingerprint, self._tables.vocabulary)
             except (ArrayFileError, OSError) as error:
                 log.warning("a corpus is not used: %s", error)
                 return self._none
@@ -197,11 +204,11 @@ def distinct(resources: Iterable[Resources]) -> list[Resources]:
 def load_base(options: Options, tables: Tables) -> BaseArrays:
     """The base table of n-grams. Raises ArrayFileError with one sentence."""
     table = options.trigram.table
+    if table is None and tables.vocabulary > EMBEDDED_TOKENS:  # the embedded table fits the embedded tokenizer only
+        return base_table.empty_base()
     try:
-        return base_table.load(
-            models.BASE_TABLE if table is None else Path(table), tables.tokenizer_fingerprint, tables.vocabulary
-        )
+        return base_table.load(models.BASE_TABLE if table is None else Path(table), tables.fingerprint, tables.vocabulary)
     except ArrayFileError:
         if table is not None:
             raise
-        return base_table.empty_base()  # the embedded table fits the embedded tokenizer only
+        return base_table.empty_base()

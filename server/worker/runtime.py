@@ -138,7 +138,7 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
         shared_draft.measure(runner)
         draft_session, run_drafts = shared_draft.session, shared_draft.run_drafts
     curve = load_curve(runner, settings)
-    tables = Tables(fingerprint(tokenizer), vocabulary=max(runner.vocabulary, len(tokenizer)) + 1)
+    tables = Tables(lambda: fingerprint(tokenizer), vocabulary=max(runner.vocabulary, len(tokenizer)) + 1)
     corpus = ChosenCorpus(tables)
     resources, own = load_resources(settings, tables, draft_session, corpus)
     kernels = kernels or Kernels(settings, background=False)

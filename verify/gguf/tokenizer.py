@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
@@ -128,9 +129,14 @@ class Vocabulary:
         if scores is None:
             raise ModelError(f"The tokenizer of {self.path!r} has neither merges nor scores; serve another file of the model.")
         known = {token for token, kind in zip(self.tokens, self.types, strict=True) if kind == NORMAL}
-        for token in sorted(known, key=lambda token: (-scores[self.ids[token]], self.ids[token])):
-            cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-            yield from (pair for pair in cuts if known.issuperset(pair))
+        order = np.lexsort((np.arange(len(scores)), -np.array(scores, np.float64)))  # of equal scores, the smaller id is first
+        for id in order.tolist():
+            token = self.tokens[id]
+            if token not in known or self.ids[token] != id:
+                continue
+            for cut in range(1, len(token)):  # a vocabulary has millions of cuts, so this loop is a plain one
+                if (left := token[:cut]) in known and (right := token[cut:]) in known:
+                    yield left, right
 
     def added(self) -> list[AddedToken]:
         """The tokens that are found in text before it is split: control tokens, which are special, and the user's."""

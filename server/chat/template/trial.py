@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.server.chat.template.abilities import Message, probe
 from outrider.server.engine.program import connected, start
-from outrider.server.settings.models import Model
 from outrider.server.system import limit_memory, limit_processor_time
 from outrider.verify import chat_template
 from outrider.verify.errors import ModelError
 
 if TYPE_CHECKING:
+    from outrider.server.settings.models import Model
     from outrider.verify.fast_tokenizer import AnyTokenizer
 
 # All renderings of `probe` take milliseconds and a few megabytes.

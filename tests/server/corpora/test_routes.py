@@ -250,7 +250,7 @@ def test_the_corpora_of_all_models_share_the_bound(tmp_path: Path) -> None:
             "corpora.total_bytes": 30_000,
             "auth.keys": {"alice": "long-enough"},
         }
-        return Corpora(load_settings(None, flags), "x", 2000, Metrics(), usage)
+        return Corpora(load_settings(None, flags), lambda: "x", 2000, Metrics(), usage)
 
     async def post(each: Corpora, name: str) -> None:
         await each.change("alice", name, {"path": "text"}, (), encode, None)

@@ -119,7 +119,7 @@ def test_corpora_are_told_of_without_their_model(monkeypatch: pytest.MonkeyPatch
     own = load_settings(None, {"sessions.folder": str(tmp_path / "b"), "auth.keys": KEYS})
 
     async def post() -> None:
-        corpora = Corpora(own, "x", 9, Metrics())
+        corpora = Corpora(own, lambda: "x", 9, Metrics())
         await corpora.change("alice", "A", {"path": "text"}, (), encoded, True)
         await corpora.close()
 

@@ -17,7 +17,7 @@ from outrider.server.worker import kernels
 from outrider.server.worker.kernels import Kernels
 from outrider.server.worker.resources import Tables
 
-TABLES = Tables("no tokenizer", 100)
+TABLES = Tables(lambda: "no tokenizer", 100)
 
 
 class FakeProcess:

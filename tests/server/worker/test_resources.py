@@ -31,8 +31,8 @@ def sizes(resources: Resources) -> list[int]:
 
 def test_the_embedded_table_needs_the_embedded_tokenizer() -> None:
     embedded = fingerprint(load_tokenizer(str(models.TARGET)))
-    ours, own = load_resources(load_settings(), Tables(embedded, 5000))
-    theirs, _ = load_resources(load_settings(), Tables("another", 5000))
+    ours, own = load_resources(load_settings(), Tables(lambda: embedded, 5000))
+    theirs, _ = load_resources(load_settings(), Tables(lambda: "another", 5000))
     empty = [len(array) for array in empty_base()]
     assert sizes(theirs) == empty
     assert sum(sizes(ours)) > sum(empty)
@@ -42,7 +42,7 @@ def test_the_embedded_table_needs_the_embedded_tokenizer() -> None:
 def test_a_configured_table_must_load(tmp_path: Path) -> None:
     settings = load_settings(None, {"speculation.trigram.table": str(tmp_path / "missing.ngram")})
     with pytest.raises(ArrayFileError):
-        load_resources(settings, Tables("any", 100))
+        load_resources(settings, Tables(lambda: "any", 100))
 
 
 @pytest.mark.parametrize("vocabulary", [0, 30, 39])
@@ -54,11 +54,11 @@ def test_a_datastore_or_table_with_ids_beyond_the_vocabulary_is_refused(tmp_path
     settings = {"speculation.trigram.table": str(tmp_path / "t"), "speculation.retrieval.datastores": [str(tmp_path / "d")]}
     for name, value in settings.items():
         with pytest.raises(ArrayFileError, match=r"has token ids that this model lacks; build it again"):
-            load_resources(load_settings(None, {name: value}), Tables("f", vocabulary))
+            load_resources(load_settings(None, {name: value}), Tables(lambda: "f", vocabulary))
     keys = load_settings(None, {"auth.keys": {"a": {"key": "secret-0123456789abcdef", "datastores": [str(tmp_path / "d")]}}})
     with pytest.raises(ArrayFileError, match="has token ids"):
-        load_resources(keys, Tables("f", vocabulary))
-    shared, _ = load_resources(load_settings(None, settings), Tables("f", 40))
+        load_resources(keys, Tables(lambda: "f", vocabulary))
+    shared, _ = load_resources(load_settings(None, settings), Tables(lambda: "f", 40))
     assert (len(shared.corpus), len(shared.base.tokens)) == (2, 3)
 
 
@@ -79,7 +79,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def stores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
     monkeypatch.setattr(resources, "CHECK_SECONDS", 0.0)
-    return Stores([Store(folder, Tables("f", 65))])
+    return Stores([Store(folder, Tables(lambda: "f", 65))])
 
 
 def change(folder: Path, next_token: int, number: int, fingerprint: str = "f") -> Path:
@@ -140,7 +140,7 @@ def test_the_files_of_replaced_blocks_are_closed(folder: Path, stores: Stores, n
 
 def test_a_datastore_is_checked_at_intervals(folder: Path) -> None:
     now = 0.0
-    store = Store(folder, Tables("f", 65), clock=lambda: now)
+    store = Store(folder, Tables(lambda: "f", 65), clock=lambda: now)
     first = store.current()
     change(folder, 7, 1)
     assert store.current() is first
@@ -188,7 +188,7 @@ def test_a_datastore_of_several_keys_is_opened_once(folder: Path) -> None:
         "speculation.retrieval.datastores": [str(folder)],
         "auth.keys": {"a": key, "b": {**key, "key": "other-0123456789"}},
     }
-    shared, own = load_resources(load_settings(None, flags), Tables("f", 65))
+    shared, own = load_resources(load_settings(None, flags), Tables(lambda: "f", 65))
     assert len({id(each) for one in (shared, *own.values()) for each in one.corpus}) == 2  # it, and the one to choose
     assert [len(each.corpus) for each in (shared, own["a"], own["b"])] == [2, 3, 3]  # with the one that a request may choose
 
@@ -196,8 +196,8 @@ def test_a_datastore_of_several_keys_is_opened_once(folder: Path) -> None:
 def test_only_the_request_that_begins_reads_its_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     datastore.build(tmp_path / "d", [np.array([64, 3, 39, 7], np.int64)], 64, "f", "plan")
     (block,) = map(str, datastore.block_paths(tmp_path / "d"))
-    chosen = ChosenCorpus(Tables("f", 65))
-    shared, _ = load_resources(load_settings(), Tables("f", 65), chosen=chosen)
+    chosen = ChosenCorpus(Tables(lambda: "f", 65))
+    shared, _ = load_resources(load_settings(), Tables(lambda: "f", 65), chosen=chosen)
     with chosen.chosen(block):
         assert [each.size for each in shared.corpus] == [4]
     assert [each.size for each in shared.corpus] == [0]

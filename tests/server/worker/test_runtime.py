@@ -195,7 +195,7 @@ def test_a_keys_datastore_is_used_only_for_its_requests(tmp_path: Path) -> None:
 
 def test_each_principal_learns_from_its_own_sessions(tiny_runner: TorchRunner) -> None:
     settings = load_settings(None, {"sessions.learn": "key"})
-    shared, own = load_resources(settings, Tables("f", 100))
+    shared, own = load_resources(settings, Tables(lambda: "f", 100))
     made = replace(tiny_runtime(tiny_runner, settings), resources=shared, own_resources=own, learned=LearnedTexts(100, 100))
     made.learn("one", "session", np.arange(9, dtype=np.int32))
     sizes = {name: [block.size for block in made.resources_of(name).corpus] for name in ("one", "two")}
