@@ -89,7 +89,9 @@ def read_mixture(entries: Entries, family: Family) -> Mixture | None:
     if not count:
         return None
     normalizes = family.name not in UNNORMALIZED if family.normalizes is None else family.normalizes
-    scores = SCORES.get(entries.get("expert_gating_func"), family.scores)
+    # Files of DeepSeek V2 say neither; some of GLM-4.7-Flash do not say the scores.
+    has_sigmoids = family.is_latent and entries.get("expert_weights_norm")
+    scores = SCORES.get(entries.get("expert_gating_func"), Scores.SIGMOID if has_sigmoids else family.scores)
     return Mixture(
         experts=count,
         used=entries.get("expert_used_count"),

@@ -16,7 +16,7 @@ from outrider.verify.model.cpu.native.weights import Kind, Weights
 from outrider.verify.model.stored import Stored
 from outrider.verify.model.tensors import Tensors
 
-HALVES = (GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
+PLAIN = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ def scaled(stored: Stored, scale: float | NDArray[np.float32]) -> Stored:
 
 
 def stored_as(stored: Stored, values: NDArray[np.float32]) -> Stored:
-    """Values that were computed from a tensor's: in its type if that is one of 16 bits, else in float32."""
-    kind = stored.type if stored.type in HALVES else GGMLQuantizationType.F32
+    """Values that were computed from a tensor's, in its type; in bfloat16 if that is a quantised one."""
+    kind = stored.type if stored.type in PLAIN else GGMLQuantizationType.BF16
     return Stored(quants.quantize(values, kind).view(np.uint8).reshape(len(values), -1), kind, values.shape)
 
 
