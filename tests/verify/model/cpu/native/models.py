@@ -58,7 +58,7 @@ LATENT: Mapping[str, Any] = {
     "q_lora_rank": None,
     "kv_lora_rank": 64,
     "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 24,
+    "qk_nope_head_dim": 32,
     "v_head_dim": 32,
     "num_key_value_heads": 4,
     "head_dim": 16,
@@ -171,6 +171,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 1, "chunk_size": 16, "expand": 2},
     "deepseek_v2": {
         **LATENT,
+        "qk_nope_head_dim": 24,
         **EXPERTS,
         "n_group": 4,
         "topk_group": 2,
@@ -185,7 +186,8 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
         "topk_group": 2,
         "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
     },
-    "glm4_moe_lite": {**LATENT, **EXPERTS, "q_lora_rank": 32, "attention_bias": True, "n_shared_experts": 1},
+    # Of the norms of its latents, transformers leaves the epsilon at this.
+    "glm4_moe_lite": {**LATENT, **EXPERTS, "q_lora_rank": 32, "attention_bias": True, "rms_norm_eps": 1e-6},
     "ernie4_5_moe": {**EXPERTS, "moe_num_experts": 12, "moe_k": 3, "moe_layer_start_index": 1, "moe_num_shared_experts": 2},
 }
 

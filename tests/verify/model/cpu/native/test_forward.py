@@ -31,9 +31,14 @@ def runner(family: str, form: str = "float32") -> NativeRunner:
     return runner_of(model, quantization=quantization, kv_dtype=kv_dtype)
 
 
-@pytest.fixture(
-    scope="module", params=[*((family, "float32") for family in FAMILIES), *(("qwen3", form) for form in FORMATS)], ids=str
-)
+CASES = [
+    *((family, "float32") for family in FAMILIES),
+    *(("qwen3", form) for form in FORMATS),
+    *(("deepseek_v3", form) for form in FORMATS),
+]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
 def served(request: pytest.FixtureRequest) -> NativeRunner:
     return runner(*request.param)
 
