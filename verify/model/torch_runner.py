@@ -25,7 +25,6 @@ from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
 from outrider.verify.model.cache.shape import CacheShape, KVDtype
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.choose import can_pack, pack_layers
-from outrider.verify.model.cpu.latent import keep_latents
 from outrider.verify.model.cpu.trace import has_experts, trace
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
@@ -63,7 +62,8 @@ class TorchRunner(ModelRunner):
         if compile == "on" and model.device.type != "cuda":
             raise ModelError("model.compile is for GPUs; on a CPU, set it to auto: packed layers and tracing replace it.")
         self.model = model.eval()
-        (keep_latents if model.device.type == "cpu" else use_kernels)(model)
+        if model.device.type != "cpu":
+            use_kernels(model)
         dtype = cache_dtype(model)
         if pack and can_pack(model):
             pack_layers(model, findings)

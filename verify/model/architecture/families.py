@@ -140,7 +140,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def summed(scores: Scores) -> int:
-    """The scores whose sum is that of a group of experts: DeepSeek V2 takes the largest, and those with sigmoids the two largest."""
+    """The scores whose sum is that of a group of experts: DeepSeek V2 takes the largest, and those with sigmoids take two."""
     return 1 if scores is Scores.SOFTMAX else 2
 
 

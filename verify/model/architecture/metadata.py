@@ -151,9 +151,7 @@ def read_latents(entries: Entries, count: int, rotary: Rotary) -> tuple[Layer, .
     key, value = (
         entries.get(f"attention.{part}_length_mla") or entries.get(f"attention.{part}_length") for part in ("key", "value")
     )
-    known = Latent(
-        entries.get("attention.kv_lora_rank"), key - rotary.size, value, entries.get("attention.q_lora_rank") or 0
-    )
+    known = Latent(entries.get("attention.kv_lora_rank"), key - rotary.size, value, entries.get("attention.q_lora_rank") or 0)
     layer = Layer(
         heads=entries.get("attention.head_count"),
         kv_heads=1,

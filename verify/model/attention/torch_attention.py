@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.drafters.interface import MAX_NODES
 from outrider.verify.model.attention.dot_product import DotProducts, dot_product_attention
 from outrider.verify.model.attention.interface import Attention, Layer
 from outrider.verify.model.batch import ForwardBatch
@@ -14,9 +13,6 @@ from outrider.verify.model.cache.codec import decode
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.private_torch import attend_flash
 from outrider.verify.model.transfer import to_device
-
-# The rows of a step. With more rows, it is faster to expand all latents.
-ABSORBED_ROWS = MAX_NODES + 1
 
 
 class TorchAttention:
@@ -35,9 +31,6 @@ class TorchAttention:
         in_blocks = can_flash(layer, keys, key, value)
         if not in_blocks:
             keys, values = decode(keys, key.shape[2], key.dtype), decode(values, value.shape[2], value.dtype)
-        is_absorbed = layer.latent is not None and query.shape[1] <= ABSORBED_ROWS
-        if layer.latent is not None:
-            query, keys, values = (layer.latent.absorb if is_absorbed else layer.latent.expand)(query, keys)
         heads, rows, head_dim = query.shape
         groups = heads // len(keys)
         # Query heads that share a key head are stacked as rows of it, so no key or value is copied.
@@ -49,8 +42,7 @@ class TorchAttention:
             out = self._products(packed, keys, values, mask, layer.scaling)
         else:
             out = _capped(layer, packed, keys, values, mask)
-        out = out.reshape(heads, rows, value.shape[2] if layer.latent is None else values.shape[2])
-        return layer.latent.values(out) if is_absorbed and layer.latent is not None else out
+        return out.reshape(heads, rows, value.shape[2])
 
     def reach(self, window: int | None) -> int:
         """The number of committed rows that a layer with this window reads, the last ones."""
@@ -87,7 +79,7 @@ class TorchAttention:
 
 def can_flash(layer: Layer, keys: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether `flash` computes attention to these rows of a cache: those in 8 bits, which it decodes block by block."""
-    is_plain = layer.latent is None and layer.softcap is None and layer.sinks is None
+    is_plain = layer.softcap is None and layer.sinks is None
     return is_plain and keys.element_size() == 1 and keys.device.type == "cpu" and key.shape == value.shape
 
 

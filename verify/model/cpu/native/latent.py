@@ -64,7 +64,9 @@ def ups(packer: Packer, place: str, heads: int, known: Latent) -> tuple[Stored, 
     packer.check(place + BOTH_UP, both, (heads * (known.key_dim + known.value_dim), known.rank))
     rows = both.rows.reshape(heads, known.key_dim + known.value_dim, -1)
     parts = rows[:, : known.key_dim], rows[:, known.key_dim :]
-    keys, values = (flat(replace(both, rows=part.reshape(-1, part.shape[2]), shape=(*part.shape[:2], known.rank))) for part in parts)
+    keys, values = (
+        flat(replace(both, rows=part.reshape(-1, part.shape[2]), shape=(*part.shape[:2], known.rank))) for part in parts
+    )
     columns = keys.floats().reshape(heads, known.key_dim, known.rank).swapaxes(1, 2)
     return stored_as(keys, columns.reshape(-1, known.key_dim)), values
 
