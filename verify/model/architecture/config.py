@@ -81,7 +81,7 @@ def read_mixture(config: Any, family: Family) -> Mixture | None:
     if not count:
         return None
     normalizes = getattr(config, "norm_topk_prob", False) if family.normalizes is None else family.normalizes
-    groups = getattr(config, "topk_method", None) != "greedy" and getattr(config, "n_group", None)
+    groups = None if getattr(config, "topk_method", None) == "greedy" else getattr(config, "n_group", None)
     return Mixture(
         experts=count,
         used=first(config, "num_experts_per_tok", "moe_k"),

@@ -29,7 +29,7 @@ class Family:
     plain_every: int | None = None  # of this many layers, the last does not encode positions
     capped: tuple[float, float] | None = None  # soft limits of scores and logits, where a file does not say them
     scores: Scores = Scores.SOFTMAX  # of mixtures, where a file does not say it
-    is_latent: bool = False
+    is_latent: bool = False  # whether layers attend to latents
     normalizes: bool | None = None  # the weights of experts; None = as the configuration says
     truncates_yarn: bool = True  # where a file does not say it
     turns_experts: bool = False
@@ -135,6 +135,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v2": Family("deepseek2", **LATENT, normalizes=False),
     "deepseek_v3": Family("deepseek2", **LATENT, scores=Scores.SIGMOID),
     "glm4_moe_lite": Family("deepseek2", **LATENT, scores=Scores.SIGMOID),
+    "youtu": Family("deepseek2", **LATENT),
     "ernie4_5_moe": Family("ernie4_5-moe", pairs_in_checkpoints=True, pairs_in_files=True, normalizes=True),
 }
 

@@ -149,7 +149,7 @@ def read_layers(entries: Entries, family: Family, count: int, tables: int) -> li
 def read_latents(entries: Entries, count: int, rotary: Rotary) -> tuple[Layer, ...]:
     """Layers of latent attention. In older files, the widths of keys and values are those of heads, and not of latents."""
     key, value = (
-        entries.get(f"attention.{part}_length_mla") or entries.get(f"attention.{part}_length") for part in ("key", "value")
+        int(entries.get(f"attention.{part}_length_mla") or entries.get(f"attention.{part}_length")) for part in ("key", "value")
     )
     known = Latent(entries.get("attention.kv_lora_rank"), key - rotary.size, value, entries.get("attention.q_lora_rank") or 0)
     layer = Layer(

@@ -50,7 +50,8 @@ class Forward {
         streams_(streams) {
     const size_t count = rows;
     const int attended = widest(model, [](const Layer& layer) {
-      return std::max({layer.heads * layer.head_dim, layer.query.matrix.outputs, layer.output.matrix.inputs, inputs_of_output(layer)});
+      const Matrix& query = layer.query.matrix;
+      return std::max({layer.heads * layer.head_dim, query.inputs, query.outputs, layer.output.matrix.inputs, inputs_of_output(layer)});
     });
     const int cached = widest(model, [](const Layer& layer) { return layer.kv_heads * layer.head_dim; });
     const int gated = widest(model, [](const Layer& layer) { return layer.down.matrix.inputs; });
@@ -261,7 +262,7 @@ class Forward {
     multiply_all(products, rows, index);
   }
 
-  // What is attended to, and queries of it: the part of a query that is not rotated is multiplied by `key_up`, instead of all latents.
+  // Computes latents and queries of them: the part of a query that is not rotated is multiplied by `key_up`, instead of all latents.
   void project(const Layer& layer, const Latent& latent, const Rows& rows, int index) {
     const int heads = layer.heads, width = layer.query.matrix.outputs / heads, plain = latent.key_up.matrix.inputs;
     const int lowered = latent.query_down.matrix.outputs;
@@ -543,6 +544,7 @@ class Forward {
     const int width = layer.head_dim;
     const float* angles = angles_ + (size_t)row * angles_width_;
     for (int table = 0; table < layer.rotary; table++) angles += model_.rotary[table].size;
+    // Of latent attention, only the latent of the one key is normed.
     for (int place = 0; norm.kind != NO_NORM && place < heads * layer.value_dim; place += norm.size)
       normalize(norm, values + place, model_.epsilon, values + place);
     for (int head = 0; layer.rotary >= 0 && head < heads; head++) {
@@ -623,8 +625,8 @@ class Forward {
     const int groups = layer.heads / layer.kv_heads, parts = block.parts_of(layer) / layer.kv_heads;
     const int width = layer.head_dim, value = layer.value_dim;
     const Heads queries{queries_, layer.heads * width, width, width};
-    // Of latents, as `raise_values` reads them.
-    const Heads outputs{attended_, layer.latent ? value : layer.heads * value, layer.latent ? (int64_t)rows_ * value : value, value};
+    Heads outputs{attended_, layer.heads * value, value, value};
+    if (layer.latent) outputs = {attended_, value, (int64_t)rows_ * value, value};  // as `raise_values` reads them
     team_.share(count_attention_tasks(layer, block), [&](int task) {
       int first = 0, s = 0;
       for (int count; task >= (count = block.parts_of(streams_[s]) * block.parts_of(layer)); s++) {
@@ -649,7 +651,7 @@ class Forward {
   const int64_t* positions_;
   const std::span<const Stream> streams_;
   float *residual_, *normed_, *queries_, *keys_, *values_, *attended_, *gated_, *added_, *angles_;
-  float *parts_;  // of latent attention: what queries are computed from, [rows, ...]; then their parts that are not rotated, [heads, rows, ...]
+  float* parts_;  // of latent attention: what `query` reads, [rows, inputs]; then parts of queries, [heads, rows, inputs of `key_up`]
   float *scores_, *gathered_, *inner_, *outputs_, *gates_, *mixed_, *convolved_, *matrices_ = nullptr;
   size_t space_ = 0;  // of a thread's matrices
   int angles_width_ = 0;

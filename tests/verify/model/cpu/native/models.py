@@ -62,10 +62,8 @@ LATENT: Mapping[str, Any] = {
     "v_head_dim": 32,
     "num_key_value_heads": 4,
     "head_dim": 16,
-    "n_routed_experts": 12,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.5,
 }
+ROUTED: Mapping[str, Any] = {**EXPERTS, "n_routed_experts": 12, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
 # By transformers' `model_type`: what differs from SIZES.
 FAMILIES: dict[str, Mapping[str, Any]] = {
     "llama": {"rope_parameters": {**PLAIN, "rope_type": "llama3", "factor": 8.0, **LLAMA3}},
@@ -172,7 +170,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "deepseek_v2": {
         **LATENT,
         "qk_nope_head_dim": 24,
-        **EXPERTS,
+        **ROUTED,
         "n_group": 4,
         "topk_group": 2,
         "topk_method": "group_limited_greedy",
@@ -180,14 +178,15 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     },
     "deepseek_v3": {
         **LATENT,
-        **EXPERTS,
+        **ROUTED,
         "q_lora_rank": 48,
         "n_group": 4,
         "topk_group": 2,
         "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
     },
     # Of the norms of its latents, transformers leaves the epsilon at this.
-    "glm4_moe_lite": {**LATENT, **EXPERTS, "q_lora_rank": 32, "attention_bias": True, "rms_norm_eps": 1e-6},
+    "glm4_moe_lite": {**LATENT, **ROUTED, "q_lora_rank": 32, "attention_bias": True, "rms_norm_eps": 1e-6},
+    "youtu": {**LATENT, "q_lora_rank": 32, "embedding_initializer_range": 0.2},
     "ernie4_5_moe": {**EXPERTS, "moe_num_experts": 12, "moe_k": 3, "moe_layer_start_index": 1, "moe_num_shared_experts": 2},
 }
 
