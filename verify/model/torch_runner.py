@@ -21,7 +21,6 @@ from outrider.verify.model.cache.codec import STORED
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
 from outrider.verify.model.cache.shape import CacheShape, KVDtype
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.cpu.latent import keep_latents
 from outrider.verify.model.cpu.native.layers import pack_layers
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
@@ -57,7 +56,8 @@ class TorchRunner(ModelRunner):
         if compile == "on" and model.device.type != "cuda":
             raise ModelError("model.compile is for GPUs; on a CPU, set it to auto.")
         self.model = model.eval()
-        (keep_latents if model.device.type == "cpu" else use_kernels)(model)
+        if model.device.type != "cpu":
+            use_kernels(model)
         dtype = cache_dtype(model)
         if pack:
             pack_layers(model)

@@ -9,14 +9,15 @@ from typing import Any
 from outrider.verify.model.architecture.description import (
     Activation,
     Architecture,
+    Latent,
     Layer,
     Mixture,
     Recurrence,
     Rotary,
     State,
 )
-from outrider.verify.model.architecture.families import FAMILIES, Family
-from outrider.verify.model.architecture.rotary import is_known
+from outrider.verify.model.architecture.families import FAMILIES, Family, summed
+from outrider.verify.model.architecture.rotary import is_known, latent_scaling
 
 # Of models that do not say how long texts may be.
 MOST_TOKENS = 1 << 20
@@ -43,7 +44,7 @@ def read_config(config: Any) -> Architecture | None:
         return None
     name = first_of(config, "hidden_activation", "mlp_hidden_act", "hidden_act") or "silu"
     hidden = config.hidden_size
-    rotaries, numbers = read_rotaries(config)
+    rotaries, numbers = read_rotaries(config, family)
     if name not in ACTIVATIONS or not all(map(is_known, rotaries)) or getattr(config, "moe_latent_size", None):
         return None
     found = Architecture(
@@ -65,7 +66,7 @@ def read_config(config: Any) -> Architecture | None:
         residual_scale=getattr(config, "residual_multiplier", 1.0),
         logit_scale=first_of(config, "logit_scale", "lm_head_multiplier") or 1 / getattr(config, "logits_scaling", 1.0),
         logit_cap=getattr(config, "final_logit_softcapping", None),
-        has_pairs=family.pairs_in_checkpoints,
+        has_pairs=getattr(config, "rope_interleave", family.pairs_in_checkpoints),
         norms_less_one=family.norms_less_one,
         decays_as_logarithms=True,
         multipliers=read_multipliers(config),
@@ -80,14 +81,16 @@ def read_mixture(config: Any, family: Family) -> Mixture | None:
     if not count:
         return None
     normalizes = getattr(config, "norm_topk_prob", False) if family.normalizes is None else family.normalizes
+    groups = None if getattr(config, "topk_method", None) == "greedy" else getattr(config, "n_group", None)
     return Mixture(
         experts=count,
         used=first(config, "num_experts_per_tok", "moe_k"),
         scores=family.scores,
         normalizes=normalizes,
         scale=getattr(config, "routed_scaling_factor", 1.0),
-        groups=getattr(config, "n_group", None) or 1,
+        groups=groups or 1,
         used_groups=getattr(config, "topk_group", None) or 1,
+        summed=summed(family.scores),
     )
 
 
@@ -99,6 +102,8 @@ def read_layer(config: Any, family: Family, number: int, numbers: Mapping[str | 
     recurrence = read_recurrence(config, family) if family.has_both or kind in RECURRENT else None
     if kind in RECURRENT:
         return Layer(recurrence=recurrence, feeds=family.feeds)
+    if family.is_latent:
+        return read_latent(config, numbers)
     heads = config.num_attention_heads
     width = head_width(config)
     scale = getattr(config, "query_pre_attn_scalar", None) or width
@@ -118,6 +123,19 @@ def read_layer(config: Any, family: Family, number: int, numbers: Mapping[str | 
         is_gated=family.gates_attention,
         recurrence=recurrence,
         feeds=family.feeds,
+    )
+
+
+def read_latent(config: Any, numbers: Mapping[str | None, int]) -> Layer:
+    """A layer of latent attention."""
+    known = Latent(config.kv_lora_rank, config.qk_nope_head_dim, config.v_head_dim, config.q_lora_rank or 0)
+    return Layer(
+        heads=config.num_attention_heads,
+        kv_heads=1,
+        head_dim=known.rank + config.qk_rope_head_dim,
+        scaling=latent_scaling(known.key_dim + config.qk_rope_head_dim, config.rope_parameters),
+        rotary=numbers[None],
+        latent=known,
     )
 
 
@@ -176,13 +194,13 @@ def kind_of(config: Any, number: int) -> str:
     return "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
 
 
-def read_rotaries(config: Any) -> tuple[list[Rotary], dict[str | None, int]]:
+def read_rotaries(config: Any, family: Family) -> tuple[list[Rotary], dict[str | None, int]]:
     """The rotary tables, and their numbers by kind of layer; None is any kind."""
     given = getattr(config, "rope_parameters", None)
-    if not given or not FAMILIES[config.model_type].encodes_positions:
+    if not given or not family.encodes_positions:
         return [], {}
     by_kind = {None: given} if "rope_theta" in given else given
-    width = head_width(config)
+    width = config.qk_rope_head_dim if family.is_latent else head_width(config)
     tables: list[Rotary] = []
     numbers: dict[str | None, int] = {}
     for kind, parameters in by_kind.items():

@@ -50,7 +50,7 @@ class State(Enum):
 class Rotary:
     """A table of rotary angles (Su et al., RoFormer, equation 34)."""
 
-    size: int  # dimensions of a head that are rotated, the first ones
+    size: int  # dimensions of a head that are rotated, the first ones; with latent attention, the last ones
     base: float
     # How frequencies are scaled for long texts, by the names of transformers; `divisors` of a file divide the frequencies.
     scaling: Mapping[str, Any] = field(default_factory=dict)
@@ -66,8 +66,9 @@ class Mixture:
     scores: Scores = Scores.SOFTMAX
     normalizes: bool = False  # the weights of a row's experts to a sum of 1
     scale: float = 1.0  # of weights
-    groups: int = 1  # experts are chosen in the groups with the largest sums of two scores
+    groups: int = 1  # experts are chosen in the groups with the largest sums of scores
     used_groups: int = 1
+    summed: int = 2  # the largest scores of a group, of which its sum is
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,20 @@ class Recurrence:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values of all heads are products of one latent.
+
+    A layer attends to latents as they are: its head is a latent and the part of a key that is rotated, of which only the latent
+    is a value. Queries are multiplied by the weights that would make keys of latents, outputs by those that would make values.
+    """
+
+    rank: int  # the width of a latent
+    key_dim: int  # of a head, without what is rotated
+    value_dim: int
+    query_rank: int = 0  # of what queries are products of; 0 = the residual
+
+
+@dataclass(frozen=True)
 class Layer:
     """A layer of attention, of recurrence, or of both, and a feed-forward part; each may be absent."""
 
@@ -99,6 +114,7 @@ class Layer:
     is_gated: bool = (
         False  # outputs of attention are multiplied by the sigmoid of a gate, which weights have beside each query head
     )
+    latent: Latent | None = None
     recurrence: Recurrence | None = None
     feeds: bool = True  # whether there is a feed-forward part
 

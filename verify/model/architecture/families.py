@@ -29,6 +29,7 @@ class Family:
     plain_every: int | None = None  # of this many layers, the last does not encode positions
     capped: tuple[float, float] | None = None  # soft limits of scores and logits, where a file does not say them
     scores: Scores = Scores.SOFTMAX  # of mixtures, where a file does not say it
+    is_latent: bool = False  # whether layers attend to latents
     normalizes: bool | None = None  # the weights of experts; None = as the configuration says
     truncates_yarn: bool = True  # where a file does not say it
     turns_experts: bool = False
@@ -65,6 +66,7 @@ NEMOTRON_H: dict[str, Any] = {
     "feeds": False,
     "scores": Scores.SIGMOID,
 }
+LATENT: dict[str, Any] = {"is_latent": True, "pairs_in_checkpoints": True, "pairs_in_files": True}
 # By `model_type` in config.json. Of those that share a name in GGUF files, the first one is taken for a file.
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
@@ -130,8 +132,19 @@ FAMILIES: dict[str, Family] = {
     "falcon_h1": Family("falcon-h1", state=State.STATE_SPACE, has_both=True),
     "nemotron_h": Family("nemotron_h_moe", **NEMOTRON_H),
     "mamba2": Family("mamba2", state=State.STATE_SPACE, encodes_positions=False, feeds=False),
+    "deepseek_v2": Family("deepseek2", **LATENT, normalizes=False),
+    "deepseek_v3": Family("deepseek2", **LATENT, scores=Scores.SIGMOID),
+    "glm4_moe_lite": Family("deepseek2", **LATENT, scores=Scores.SIGMOID),
+    "youtu": Family("deepseek2", **LATENT),
     "ernie4_5_moe": Family("ernie4_5-moe", pairs_in_checkpoints=True, pairs_in_files=True, normalizes=True),
 }
+
+
+def summed(scores: Scores) -> int:
+    """The scores whose sum is that of a group of experts: DeepSeek V2 takes the largest, and those with sigmoids take two."""
+    return 1 if scores is Scores.SOFTMAX else 2
+
+
 BY_FILE: dict[str, Family] = {}
 for each in FAMILIES.values():
     BY_FILE.setdefault(each.name, each)

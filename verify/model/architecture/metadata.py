@@ -7,6 +7,7 @@ from typing import Any
 
 from outrider.verify.model.architecture.description import (
     Architecture,
+    Latent,
     Layer,
     Mixture,
     Recurrence,
@@ -14,8 +15,8 @@ from outrider.verify.model.architecture.description import (
     Scores,
     State,
 )
-from outrider.verify.model.architecture.families import BY_FILE, Family
-from outrider.verify.model.architecture.rotary import is_known
+from outrider.verify.model.architecture.families import BY_FILE, Family, summed
+from outrider.verify.model.architecture.rotary import is_known, latent_scaling
 
 # Tensors that scale positions, by the name of their scaling.
 DIVISORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
@@ -62,7 +63,9 @@ def read_entries(given: Mapping[str, Any], vocabulary: int, vectors: Mapping[str
         name=family.name,
         hidden=hidden,
         vocabulary=vocabulary,
-        layers=tuple(read_layers(entries, family, count, len(rotaries))),
+        layers=read_latents(entries, count, rotaries[0])
+        if family.is_latent
+        else tuple(read_layers(entries, family, count, len(rotaries))),
         rotaries=tuple(rotaries),
         context_tokens=entries.get("context_length"),
         epsilon=epsilon,
@@ -86,14 +89,18 @@ def read_mixture(entries: Entries, family: Family) -> Mixture | None:
     if not count:
         return None
     normalizes = family.name not in UNNORMALIZED if family.normalizes is None else family.normalizes
+    # Files of DeepSeek V2 say neither; some of GLM-4.7-Flash do not say the scores.
+    has_sigmoids = family.is_latent and entries.get("expert_weights_norm")
+    scores = SCORES.get(entries.get("expert_gating_func"), Scores.SIGMOID if has_sigmoids else family.scores)
     return Mixture(
         experts=count,
         used=entries.get("expert_used_count"),
-        scores=SCORES.get(entries.get("expert_gating_func"), family.scores),
+        scores=scores,
         normalizes=entries.get("expert_weights_norm", normalizes),
         scale=entries.get("expert_weights_scale") or 1.0,
         groups=entries.get("expert_group_count") or 1,
         used_groups=entries.get("expert_group_used_count") or 1,
+        summed=summed(scores),
     )
 
 
@@ -137,6 +144,23 @@ def read_layers(entries: Entries, family: Family, count: int, tables: int) -> li
             )
         )
     return found
+
+
+def read_latents(entries: Entries, count: int, rotary: Rotary) -> tuple[Layer, ...]:
+    """Layers of latent attention. In older files, the widths of keys and values are those of heads, and not of latents."""
+    key, value = (
+        int(entries.get(f"attention.{part}_length_mla") or entries.get(f"attention.{part}_length")) for part in ("key", "value")
+    )
+    known = Latent(entries.get("attention.kv_lora_rank"), key - rotary.size, value, entries.get("attention.q_lora_rank") or 0)
+    layer = Layer(
+        heads=entries.get("attention.head_count"),
+        kv_heads=1,
+        head_dim=known.rank + rotary.size,
+        scaling=latent_scaling(key, rotary.scaling),
+        rotary=0,
+        latent=known,
+    )
+    return (layer,) * count
 
 
 def read_recurrent(entries: Entries, family: Family, count: int) -> list[bool]:
@@ -203,7 +227,10 @@ def read_scaling(entries: Entries, family: Family, vectors: Mapping[str, Any]) -
         found["attention_factor"] = attention or 1.0
     elif kind == "yarn":
         multiplier = entries.get("rope.scaling.yarn_log_multiplier")
-        found |= {"mscale": 1.0, "mscale_all_dim": multiplier} if multiplier else {}
+        if multiplier and family.is_latent:  # ten times as much, and the same for cosines and sines
+            found |= {"mscale": 10 * multiplier, "mscale_all_dim": 10 * multiplier}
+        elif multiplier:
+            found |= {"mscale": 1.0, "mscale_all_dim": multiplier}
         if not family.truncates_yarn:
             found["truncate"] = False
         names = {"beta_fast": "beta_fast", "beta_slow": "beta_slow", "attention_factor": "attn_factor"}

@@ -70,12 +70,19 @@ def yarn_attention(scaling: Mapping[str, Any], factor: float) -> float:
     """The scaling of cosines and sines."""
     if scaling.get("attention_factor") is not None:
         return float(scaling["attention_factor"])
-
-    def magnitude(scale: float) -> float:
-        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     one, all_dimensions = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    return magnitude(one) / magnitude(all_dimensions) if one and all_dimensions else magnitude(1.0)
+    return magnitude(one, factor) / magnitude(all_dimensions, factor) if one and all_dimensions else magnitude(1.0, factor)
+
+
+def magnitude(scale: float, factor: float) -> float:
+    """What the scores of a text grow by that is `factor` times as long as those of the training."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def latent_scaling(width: int, scaling: Mapping[str, Any]) -> float:
+    """The scaling of scores of latent attention, whose heads have this width."""
+    scale, factor = scaling.get("mscale_all_dim"), scaling.get("factor")
+    return float(width**-0.5 * (magnitude(scale, factor) ** 2 if scale and factor else 1.0))
 
 
 def longrope_attention(rotary: Rotary) -> float:

@@ -18,21 +18,6 @@ from outrider.verify.model.kwarg_injector import NotPassedOn
 NAME = "outrider"
 
 
-class Latent(Protocol):
-    """The weights that expand a layer's latents, [1, L, rank + rotary], to keys and values of its heads."""
-
-    value_dim: int
-
-    def expand(self, query: torch.Tensor, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The query, keys and values of all heads."""
-
-    def absorb(self, query: torch.Tensor, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """A query, keys and values, all of latents; `values` is due to the output."""
-
-    def values(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Weighted latents, [heads, N, rank], to weighted values, [heads, N, value_dim]."""
-
-
 @dataclass(frozen=True)
 class Layer:
     """Attention parameters of one layer."""
@@ -42,7 +27,6 @@ class Layer:
     window: int | None = None  # sliding window in positions, the row's own included
     softcap: float | None = None  # bound of the scores (Gemma 2)
     sinks: torch.Tensor | None = None  # [heads]; logit of a key without a value (gpt-oss)
-    latent: Latent | None = None  # if the keys are latents, which hold the values, too
 
 
 class Attention(Protocol):
@@ -71,7 +55,7 @@ def tree_attention(
     if attention_mask is not None:
         raise ValueError("This model computes attention masks of its own, which are not supported.")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    layer = Layer(cache_layer(module), scale, sliding_window, softcap, s_aux, getattr(module, "latent", None))
+    layer = Layer(cache_layer(module), scale, sliding_window, softcap, s_aux)
     return attention.attend(layer, query[0], key[0], value[0]).transpose(0, 1).contiguous()[None], None
 
 

@@ -33,9 +33,7 @@ class ShapeProbe:
         if layer.window not in self.windows:
             self.windows.append(layer.window)
         self.group_sizes.add(len(query) // len(key))
-        return torch.zeros_like(query[..., :1]).expand(
-            -1, -1, value.shape[2] if layer.latent is None else layer.latent.value_dim
-        )
+        return torch.zeros_like(query[..., :1]).expand(-1, -1, value.shape[2])
 
     @property
     def groups(self) -> int:

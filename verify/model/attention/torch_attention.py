@@ -7,15 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from outrider.drafters.interface import MAX_NODES
 from outrider.verify.model.attention.interface import Attention, Layer
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import decode
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.transfer import to_device
-
-# The rows of a step. With more rows, it is faster to expand all latents.
-ABSORBED_ROWS = MAX_NODES + 1
 
 
 class TorchAttention:
@@ -31,9 +27,6 @@ class TorchAttention:
         unread = self._cache.length - self.reach(layer.window)
         keys, values = keys[:, unread:], values[:, unread:]
         keys, values = decode(keys, key.shape[2], key.dtype), decode(values, value.shape[2], value.dtype)
-        is_absorbed = layer.latent is not None and query.shape[1] <= ABSORBED_ROWS
-        if layer.latent is not None:
-            query, keys, values = (layer.latent.absorb if is_absorbed else layer.latent.expand)(query, keys)
         heads, rows, head_dim = query.shape
         groups = heads // len(keys)
         # Query heads that share a key head are stacked as rows of it, so no key or value is copied.
@@ -43,8 +36,7 @@ class TorchAttention:
             out = scaled_dot_product_attention(packed[None], keys[None], values[None], attn_mask=mask, scale=layer.scaling)[0]
         else:
             out = _capped(layer, packed, keys, values, mask)
-        out = out.reshape(heads, rows, value.shape[2] if layer.latent is None else values.shape[2])
-        return layer.latent.values(out) if is_absorbed and layer.latent is not None else out
+        return out.reshape(heads, rows, value.shape[2])
 
     def reach(self, window: int | None) -> int:
         """The number of committed rows that a layer with this window reads, the last ones."""

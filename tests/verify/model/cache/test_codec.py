@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode as answer
@@ -104,13 +104,8 @@ def runner_of(kind: str, kv_dtype: KVDtype) -> TorchRunner:
     sizes |= {"num_key_value_heads": 2, "max_position_embeddings": 256}
     how = {"initializer_range": 0.3, "attn_implementation": NAME}
     match kind:
-        case "latent":
-            ranks = {"q_lora_rank": 8, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}
-            model: torch.nn.Module = DeepseekV3ForCausalLM(
-                DeepseekV3Config(**sizes | {"num_key_value_heads": 4}, **ranks, first_k_dense_replace=2, **how)
-            )
         case "softcap":
-            model = Gemma2ForCausalLM(Gemma2Config(**sizes, head_dim=8, sliding_window=16, **how))
+            model: torch.nn.Module = Gemma2ForCausalLM(Gemma2Config(**sizes, head_dim=8, sliding_window=16, **how))
         case _:
             model = LlamaForCausalLM(LlamaConfig(**sizes, **how))
     runner = TorchRunner(model, started=False, kv_dtype=kv_dtype)
@@ -123,7 +118,6 @@ def runner_of(kind: str, kv_dtype: KVDtype) -> TorchRunner:
     [
         ("plain", "int8"),
         pytest.param("plain", "fp8", marks=pytest.mark.slow),
-        pytest.param("latent", "int8", marks=pytest.mark.slow),
         pytest.param("softcap", "int8", marks=pytest.mark.slow),
     ],
 )

@@ -1,33 +1,14 @@
 // What LoRA adapters add to the products of the streams that have one.
 #pragma once
-#include <cstdlib>
 #include <span>
 #include <vector>
 
+#include "buffer.h"
 #include "description.h"
 #include "multiply.h"
 #include "team.h"
 
 namespace outrider {
-
-// Memory that is kept from one step to the next.
-template <class T>
-class Buffer {
- public:
-  ~Buffer() { std::free(data_); }
-  T* of(size_t count) {
-    if (count > size_) {
-      std::free(data_);
-      size_ = count + count / 2;
-      data_ = (T*)std::aligned_alloc(64, (size_ * sizeof(T) + 63) / 64 * 64);
-    }
-    return data_;
-  }
-
- private:
-  T* data_ = nullptr;
-  size_t size_ = 0;
-};
 
 class Adaptation {
  public:

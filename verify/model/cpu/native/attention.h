@@ -5,15 +5,15 @@
 // the order of the text. What a key's place in the cache is, and what lies between it and the next, changes nothing, so a row of
 // a draft tree has the bits of the same row decoded alone.
 #pragma once
+#include "buffer.h"
 #include "pointwise.h"
 
 namespace outrider {
 
 constexpr int POSITIONS = 64;
 constexpr int SCORES = POSITIONS + LANES;  // of a query and a block: its last vector may end after the last position
-constexpr int LINE = 64;          // bytes that memory is read by
-constexpr int MOST_WIDTH = 256;    // of a head
-constexpr int MOST_QUERIES = 64;   // of a call of `attend`
+constexpr int LINE = 64;         // bytes that memory is read by
+constexpr int MOST_QUERIES = 64;  // of a call of `attend`
 
 enum StoredAs : int32_t { STORED_FLOAT32 = 0, STORED_BFLOAT16 = 1, STORED_INT8 = 2, STORED_FLOAT16 = 3, STORED_FLOAT8 = 4 };
 
@@ -21,7 +21,7 @@ enum StoredAs : int32_t { STORED_FLOAT32 = 0, STORED_BFLOAT16 = 1, STORED_INT8 =
 struct Plane {
   char* data;
   int64_t stride;  // bytes from one position to the next
-  int32_t stored;
+  int32_t stored, width;  // width: values of a position
 };
 
 // The lines of a cache that are read after those at hand. Memory is slow: they are loaded while others are read and multiplied.
@@ -39,7 +39,7 @@ struct Ahead {
   }
 };
 
-// Reads one position as float32 [width].
+// Reads the first values of one position as float32 [width].
 inline void read_position(const Plane& plane, int64_t slot, int width, float* to, Ahead& ahead) {
   for (int64_t byte = 0; byte < plane.stride; byte += LINE) ahead.step();
   const char* from = plane.data + slot * plane.stride;
@@ -51,7 +51,7 @@ inline void read_position(const Plane& plane, int64_t slot, int width, float* to
     for (int i = 0; i < width; i += LANES) store(to + i, load_half((const uint16_t*)from + i));
   } else {  // values of one byte, zeros up to a multiple of 4, and the scale
     float scale;
-    std::memcpy(&scale, from + (width + 3) / 4 * 4, 4);
+    std::memcpy(&scale, from + (plane.width + 3) / 4 * 4, 4);
     if (plane.stored == STORED_FLOAT8) {
       for (int i = 0; i < width; i += LANES) store(to + i, load_float8((const uint8_t*)from + i) * all(scale));
     } else {
@@ -60,7 +60,8 @@ inline void read_position(const Plane& plane, int64_t slot, int width, float* to
   }
 }
 
-inline void write_position(const Plane& plane, int64_t slot, int width, const float* from) {
+inline void write_position(const Plane& plane, int64_t slot, const float* from) {
+  const int width = plane.width;
   char* to = plane.data + slot * plane.stride;
   if (plane.stored == STORED_FLOAT32) {
     std::memcpy(to, from, 4 * (size_t)width);
@@ -193,8 +194,16 @@ inline void weigh(Query& query, int count, int hidden, int width, float scaling,
 
 // Scratch space of a thread.
 struct AttentionSpace {
-  alignas(64) float shared[POSITIONS * MOST_WIDTH], own[POSITIONS * MOST_WIDTH];  // keys, then values
-  alignas(64) float scores[MOST_QUERIES * SCORES];
+  Buffer<float> memory;
+  float *rows, *shared, *own, *scores;  // shared, own: keys, then values
+
+  // For heads of up to this width.
+  void fit(int width) {
+    rows = memory.of((size_t)(LANES + 2 * POSITIONS) * width + MOST_QUERIES * SCORES);
+    shared = rows + LANES * width;
+    own = shared + POSITIONS * width;
+    scores = own + POSITIONS * width;
+  }
 };
 
 // The part of a block of positions that one row attends to.
@@ -214,21 +223,20 @@ inline Part part_of(const Text& text, int start, int window) {
   return {shared, own, hidden, own ? text.slots + (start + shared - text.contiguous) : nullptr};
 }
 
-// Keys of positions, as columns: [width, POSITIONS]. `slot_of(i)` is the slot of the i-th one.
+// Keys of positions, as columns: [width, POSITIONS]. `slot_of(i)` is the slot of the i-th one. `rows` is space for LANES of them.
 template <class SlotOf>
-inline Block read_keys(const Plane& plane, int count, int width, float* space, Ahead ahead, const SlotOf& slot_of) {
-  alignas(64) float rows[LANES][MOST_WIDTH];
+inline Block read_keys(const Plane& plane, int count, int width, float* rows, float* space, Ahead ahead, const SlotOf& slot_of) {
   for (int first = 0; first < count; first += LANES) {
     for (int i = 0; i < LANES; i++) {
       if (first + i < count)
-        read_position(plane, slot_of(first + i), width, rows[i], ahead);
+        read_position(plane, slot_of(first + i), width, rows + i * width, ahead);
       else
-        std::memset(rows[i], 0, 4 * (size_t)width);
+        std::memset(rows + i * width, 0, 4 * (size_t)width);
     }
     for (int value = 0; value < width; value += LANES) {
       Floats square[LANES];
 #pragma GCC unroll 16
-      for (int i = 0; i < LANES; i++) square[i] = load(rows[i] + value);
+      for (int i = 0; i < LANES; i++) square[i] = load(rows + i * width + value);
       transpose(square);
 #pragma GCC unroll 16
       for (int i = 0; i < LANES; i++) store(space + (value + i) * POSITIONS + first, square[i]);
@@ -279,10 +287,21 @@ struct Scoring {
   const float* sinks;   // [groups]; null = none
 };
 
-// Attention of `rows` rows, each with `groups` query heads, over one head of keys and values. Queries and outputs of a row are
-// [groups, width], `stride` floats from one row to the next.
+// Vectors of rows and heads.
+struct Heads {
+  float* first;
+  int64_t row, head;  // floats from one row, and from one head, to the next
+  int width;
+
+  float* at(int64_t number, int64_t group) const { return first + number * row + group * head; }
+  Heads from(int64_t number, int64_t group) const { return {at(number, group), row, head, width}; }
+};
+
+// Attention of `rows` rows, each with `groups` query heads, over one head of keys and values. `values` may be the plane of keys: then,
+// the first values of a key are its value.
 inline void attend(AttentionSpace& space, const Plane& keys, const Plane& values, const Text* texts, int rows, int groups,
-                   const float* queries, float* out, int64_t stride, int width, const Scoring& scoring) {
+                   const Heads& queries, const Heads& outputs, const Scoring& scoring) {
+  const int width = outputs.width;
   const int window = scoring.window;
   Query states[MOST_QUERIES];
   Product products[MOST_QUERIES];
@@ -293,13 +312,15 @@ inline void attend(AttentionSpace& space, const Plane& keys, const Plane& values
     longest = std::max(longest, texts[row].length);
     earliest = std::min(earliest, window ? std::max(0, texts[row].length - window) : 0);
     for (int group = 0; group < groups; group++) {
-      const int64_t place = row * stride + group * width;
       const int number = row * groups + group;
-      states[number] = {queries + place, out + place, space.scores + number * SCORES, -INFINITY, 0};
-      std::memset(out + place, 0, 4 * (size_t)width);
+      float* out = outputs.at(row, group);
+      states[number] = {queries.at(row, group), out, space.scores + number * SCORES, -INFINITY, 0};
+      std::memset(out, 0, 4 * (size_t)width);
     }
   }
-  const auto read_keys_to = [&](int count, float* to, const auto& slot_of) { return read_keys(keys, count, width, to, ahead, slot_of); };
+  const auto read_keys_to = [&](int count, float* to, const auto& slot_of) {
+    return read_keys(keys, count, queries.width, space.rows, to, ahead, slot_of);
+  };
   const auto read_values_to = [&](int count, float* to, const auto& slot_of) { return read_values(values, count, width, to, ahead, slot_of); };
   const auto score = [&](int first, int count, const Block& block, int positions, int place) {
     for (int i = 0; i < count; i++) products[i] = {states[first + i].query, states[first + i].scores + place};

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outrider.verify.errors import ModelError
 from outrider.verify.model.architecture.description import Architecture, Layer, Mixture
 from outrider.verify.model.architecture.families import BY_FILE
 from outrider.verify.model.architecture.rotary import frequencies
 from outrider.verify.model.cpu.native import structures
+from outrider.verify.model.cpu.native.latent import NAMES as LATENT
+from outrider.verify.model.cpu.native.latent import fits, pack_latent
 from outrider.verify.model.cpu.native.library import Engine
-from outrider.verify.model.cpu.native.packing import Packer, Precision, Size
+from outrider.verify.model.cpu.native.packing import Packer, Precision, Size, order
 from outrider.verify.model.cpu.native.recurrence import NAMES as RECURRENT
 from outrider.verify.model.cpu.native.recurrence import pack_recurrence
 from outrider.verify.model.cpu.native.weights import Weights
@@ -24,10 +26,6 @@ from outrider.verify.model.tensors import Tensors
 
 # Sizes are multiples of this (vector.h).
 SUMMED = 16
-# The largest width of a head (attention.h).
-MOST_WIDTH = 256
-# The largest number of query heads for one key head.
-MOST_GROUPS = 64
 # The most inputs before a row that its convolution reads (recurrence.h).
 MOST_WINDOW = 15
 TABLE, HEAD, NORM = "token_embd", "output", "output_norm"
@@ -51,13 +49,12 @@ OF_HEADS = ("query_norm", "key_norm")  # of each, or of all together
 def supports(architecture: Architecture) -> bool:
     """Whether the library computes a decoder of these sizes."""
     attending = [each for each in architecture.layers if each.heads]
-    widths = all(each.head_dim % SUMMED == 0 and each.head_dim <= MOST_WIDTH for each in attending)
-    groups = all(each.heads // each.kv_heads <= MOST_GROUPS for each in attending)
+    widths = all(each.head_dim % SUMMED == 0 and (each.latent is None or fits(each.latent)) for each in attending)
     states = [each.recurrence for each in architecture.layers if each.recurrence is not None]
     sizes = all(each.key_dim % SUMMED == each.value_dim % SUMMED == 0 for each in states)
-    fit = sizes and all(0 < each.window <= MOST_WINDOW and each.heads % max(1, each.key_heads) == 0 for each in states)
+    counts = sizes and all(0 < each.window <= MOST_WINDOW and each.heads % max(1, each.key_heads) == 0 for each in states)
     alike = len({(each.kind, each.window, each.heads, each.key_dim, each.value_dim) for each in states}) <= 1
-    return architecture.hidden % SUMMED == 0 and widths and groups and fit and alike
+    return architecture.hidden % SUMMED == 0 and widths and counts and alike
 
 
 @dataclass(eq=False)
@@ -105,7 +102,7 @@ class Packing(Packer):
         """Whether every tensor is one that is packed: others would make the model another one."""
         known = {TABLE, HEAD, NORM, LFM2_NORM, "rope_freqs", "rope_factors_long", "rope_factors_short"}
         parts = [*LINEARS.values(), *NORMS.values(), *SHARED.values(), FUSED_ATTENTION, ROUTER, SHARED_GATE]
-        parts += [*RECURRENT, *(name.rpartition(".")[0] for name in (ROUTER_BIAS, SINKS))]
+        parts += [*RECURRENT, *LATENT, *(name.rpartition(".")[0] for name in (ROUTER_BIAS, SINKS))]
         mixture, layers = self.architecture.mixture, range(len(self.architecture.layers))
         for expert in range(mixture.experts if mixture else 0):
             parts += [f"ffn_{part}_exps.{expert}" for part in ("gate", "up", "down")]
@@ -149,7 +146,8 @@ class Packing(Packer):
     def _layer(self, number: int) -> structures.Layer:
         known, place = self.architecture, f"blk.{number}."
         layer = known.layers[number]
-        parts: dict[str, Any] = dict(self._attention(place, layer)) if layer.heads else {}
+        attention = self._attention if layer.latent is None else partial(pack_latent, self)
+        parts: dict[str, Any] = dict(attention(place, layer)) if layer.heads else {}
         if layer.recurrence is not None:
             parts["recurrence"] = ctypes.pointer(pack_recurrence(self, place, number, layer.recurrence))
         if not layer.feeds:
@@ -170,15 +168,16 @@ class Packing(Packer):
         if known.is_parallel and not norms["feed_forward_norm"].kind:
             norms["feed_forward_norm"] = norms["attention_norm"]
         return structures.Layer(
-            **norms,
-            **parts,
+            **norms | parts,
             sinks=self.vector(place + SINKS, layer.heads),
             heads=layer.heads,
             kv_heads=layer.kv_heads,
             head_dim=layer.head_dim,
+            value_dim=layer.head_dim if layer.latent is None else layer.latent.rank,
             cached=sum(bool(each.heads) for each in known.layers[:number]),
             window=layer.window or 0,
             rotary=-1 if layer.rotary is None else layer.rotary,
+            rotated=0 if layer.latent is None else layer.latent.rank,
             activation=known.activation.value,
             parallel=known.is_parallel,
             scaling=layer.scaling,
@@ -202,10 +201,9 @@ class Packing(Packer):
         for name, (start, end) in starts.items():
             source = place + (FUSED_ATTENTION if fused else LINEARS[name])
             rows = np.arange(start if fused else 0, end if fused else end - start)
-            if name != "value" and self.architecture.has_pairs and layer.rotary is not None:
-                size = self.architecture.rotaries[layer.rotary].size
-                rows = rows[halves(len(rows) // layer.head_dim, layer.head_dim, size)]
+            turned = None if name == "value" else order(self.architecture, layer, name, self.architecture.has_pairs)
             taken = rows if fused or self.architecture.has_pairs else None
+            taken = rows[turned] if turned is not None else taken
             found[name] = self.linear(source, (end - start, hidden), taken, self.multiplier(name))
         return found | {"output": self.linear(place + LINEARS["output"], (hidden, query), None, self.multiplier("output"))}
 
@@ -244,6 +242,7 @@ class Packing(Packer):
             normalized=known.normalizes,
             groups=known.groups,
             used_groups=known.used_groups,
+            summed=known.summed,
             scale=known.scale,
         )
         self.kept += [array, mixture]
@@ -268,17 +267,8 @@ class Packing(Packer):
         return [first, self.linear(up, (inner, hidden)), self.linear(down, (hidden, inner))]
 
 
-def halves(heads: int, width: int, rotary: int) -> NDArray[np.int64]:
-    """The rows of heads whose first `rotary` values are pairs side by side, so that they are half of `rotary` apart."""
-    head = np.r_[0:rotary:2, 1:rotary:2, rotary:width]
-    found: NDArray[np.int64] = (np.arange(heads)[:, None] * width + head).reshape(-1)
-    return found
-
-
 def ordered(architecture: Architecture, layer: int, name: str, rows: Any) -> Any:
     """Brings an adapter's rows of a projection into the order that is packed: adapters have that of checkpoints."""
-    known = architecture.layers[layer]
-    if name not in ("query", "key") or known.rotary is None or not BY_FILE[architecture.name].pairs_in_checkpoints:
-        return rows
-    heads = known.heads if name == "query" else known.kv_heads
-    return rows[halves(heads, known.head_dim, architecture.rotaries[known.rotary].size)]
+    has_pairs = name in ("query", "key") and BY_FILE[architecture.name].pairs_in_checkpoints
+    turned = order(architecture, architecture.layers[layer], name, has_pairs)
+    return rows if turned is None else rows[turned]

@@ -30,7 +30,7 @@ struct Linear {
 // A table of rotary angles. Queries are also multiplied by 1 + temperature * ln(1 + floor(position / span)) (Llama 4's scaling).
 struct Rotary {
   const float* frequencies;  // [size / 2]
-  int32_t size;              // dimensions of a head that are rotated, the first ones; of each, halves are rotated together
+  int32_t size;              // dimensions of a head that are rotated; of each, halves are rotated together
   float scaling;             // of cosines and sines
   float temperature, span;   // temperature: 0 = none
 };
@@ -43,7 +43,8 @@ struct Mixture {
   Linear shared_gate;     // to one logit, whose sigmoid the shared expert's output is multiplied by; may be absent
   int32_t count, used, scores;
   int32_t normalized;           // whether the weights of a row's experts are divided by their sum
-  int32_t groups, used_groups;  // experts are chosen in the groups with the largest sums of two scores; 1 = no groups
+  int32_t groups, used_groups;  // experts are chosen in the groups with the largest sums of scores; 1 = no groups
+  int32_t summed;               // the largest scores of a group, of which its sum is
   float scale;                  // of weights
 };
 
@@ -63,6 +64,17 @@ struct Recurrence {
   float least, most;           // steps are between them
 };
 
+// Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values of all heads are products of one latent of a token,
+// and only this and a part of the key that is rotated are cached. They are one key of a layer with a single key head: `key` computes
+// them, `key_norm` norms the latent, and the latent is the value. So `query` computes of each head the part that multiplies a
+// latent's key, before that part is multiplied by `key_up`, and the part that is rotated.
+struct Latent {
+  Linear query_down;  // to what `query` reads instead of the residual; may be absent
+  Norm query_norm;    // of its outputs
+  // Each head's own: [heads, latent, part of a query that is not rotated], and [heads, values, latent]. A panel is of one head.
+  Linear key_up, value_up;
+};
+
 struct Layer {
   // Before and after attention and the feed-forward part. What is normed after is the output, before it is added to the residual.
   Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
@@ -71,11 +83,12 @@ struct Layer {
   Linear query_gate;                                 // whose sigmoid the output of attention is multiplied by; may be absent
   const Mixture* mixture;                            // null = none
   const Recurrence* recurrence;                      // null = none
+  const Latent* latent;                              // null = none
   const float* sinks;                                // [heads], scores of a position without a value; null = none
-  int32_t heads, kv_heads, head_dim;                 // heads: 0 = no attention
+  int32_t heads, kv_heads, head_dim, value_dim;      // heads: 0 = no attention
   int32_t cached;  // layer of the cache
   int32_t window;  // positions that a row attends to, its own included; 0 = all
-  int32_t rotary;  // index of the table; -1 = none
+  int32_t rotary, rotated;  // index of the table, -1 = none; the first dimension of a head that is rotated
   int32_t activation;
   int32_t parallel;  // whether the feed-forward part reads the residual before attention
   float scaling, cap;  // of scores; cap: 0 = none

@@ -13,8 +13,8 @@ namespace outrider {
 
 // The most rows of a task of attention, which read keys and values together.
 constexpr int ROW_BLOCK = 16;
-// Reading the keys and values of a task takes as long as the products of this many rows (measured with AVX-512).
-constexpr float READING_ROWS = 1.6f;
+// Reading the keys and values of a task takes as long as the products of this many queries (measured with AVX-512).
+constexpr int READING_QUERIES = 6;
 constexpr int FEW_ROWS = 32;   // from which on more threads always gain: arithmetic takes the time
 
 // Threads, and the memory of their steps.
@@ -25,7 +25,7 @@ struct Engine {
   Habit habits[6];  // of forwards of fewer than FEW_ROWS, by the bits of their number of rows
   Buffer<float> residual, normed, queries, keys, values, attended, gated, added, angles;
   Buffer<float> scores, gathered, inner, outputs;  // of mixtures
-  Buffer<float> gates;                             // of attention
+  Buffer<float> gates, parts;                      // of attention; of latent attention: what `parts_` has
   Buffer<float> mixed, convolved, matrices;        // of recurrent layers
   Uses uses;
   Adaptation adaptation;
@@ -49,7 +49,10 @@ class Forward {
       : engine_(engine), team_(engine.team), adaptation_(engine.adaptation), model_(model), rows_(rows), positions_(positions),
         streams_(streams) {
     const size_t count = rows;
-    const int attended = widest(model, [](const Layer& layer) { return std::max(layer.heads * layer.head_dim, inputs_of_output(layer)); });
+    const int attended = widest(model, [](const Layer& layer) {
+      const Matrix& query = layer.query.matrix;
+      return std::max({layer.heads * layer.head_dim, query.inputs, query.outputs, layer.output.matrix.inputs, inputs_of_output(layer)});
+    });
     const int cached = widest(model, [](const Layer& layer) { return layer.kv_heads * layer.head_dim; });
     const int gated = widest(model, [](const Layer& layer) { return layer.down.matrix.inputs; });
     for (int table = 0; table < model.rotaries; table++) angles_width_ += model.rotary[table].size;
@@ -62,6 +65,10 @@ class Forward {
     gated_ = engine.gated.of(count * gated);
     gates_ = engine.gates.of(count * widest(model, [](const Layer& layer) { return layer.query_gate.matrix.outputs; }));
     mixed_ = engine.mixed.of(count * widest(model, [](const Layer& layer) { return layer.recurrence ? mixed_width(*layer.recurrence) : 0; }));
+    parts_ = engine.parts.of(count * widest(model, [](const Layer& layer) {
+      return layer.latent ? std::max(layer.latent->query_down.matrix.outputs, layer.heads * layer.latent->key_up.matrix.inputs) : 0;
+    }));
+    for (AttentionSpace& space : engine.spaces) space.fit(widest(model, [](const Layer& layer) { return layer.head_dim; }));
     convolved_ = engine.convolved.of(count * widest(model, [](const Layer& layer) { return layer.recurrence ? layer.recurrence->channels : 0; }));
     // What a post-norm reads, or what adapters add to `up`.
     added_ = engine.added.of(count * std::max(gated, model.hidden));
@@ -101,16 +108,20 @@ class Forward {
   void mix_texts(int thread, const Layer& layer, int index) {
     const Recurrence* recurrence = layer.recurrence;
     const Rows normed = read_residual(layer.attention_norm, any_quantized({&layer.query, &layer.key, &layer.value, &layer.query_gate}) ||
+        (layer.latent && layer.latent->query_down.matrix.quantized()) ||
         (recurrence && any_quantized({&recurrence->convolved, &recurrence->gate, &recurrence->beta, &recurrence->step})));
-    if (layer.heads) project(layer, normed, index);
+    if (layer.latent) project(layer, *layer.latent, normed, index);
+    else if (layer.heads) project(layer, normed, index);
     if (recurrence) project(*recurrence, normed);
     if (layer.parallel) feed(layer, index);
     if (layer.heads) {
       team_.share(rows_, [&](int row) { place(layer, row); });
       attend_all(thread, layer);
-      const int width = layer.heads * layer.head_dim;
-      const Rows attended = prepare(attended_, rows_, width, layer.output.matrix.quantized(), [&](int row) {
-        float *to = attended_ + (size_t)row * width, *gate = gates_ + (size_t)row * width;
+      if (layer.latent) raise_values(layer, layer.latent->value_up);
+      const int width = layer.output.matrix.inputs;
+      float* found = layer.latent ? queries_ : attended_;
+      const Rows attended = prepare(found, rows_, width, layer.output.matrix.quantized(), [&](int row) {
+        float *to = found + (size_t)row * width, *gate = gates_ + (size_t)row * width;
         for (int i = 0; layer.query_gate.matrix.outputs && i < width; i += LANES)
           store(to + i, load(to + i) / (all(1) + exponential(-load(gate + i))));
       });
@@ -249,6 +260,60 @@ class Forward {
                                 {&layer.value, values_, layer.value.matrix.outputs, &AdapterLayer::value},
                                 {&layer.query_gate, gates_, layer.query_gate.matrix.outputs}};
     multiply_all(products, rows, index);
+  }
+
+  // Computes latents and queries of them: the part of a query that is not rotated is multiplied by `key_up`, instead of all latents.
+  void project(const Layer& layer, const Latent& latent, const Rows& rows, int index) {
+    const int heads = layer.heads, width = layer.query.matrix.outputs / heads, plain = latent.key_up.matrix.inputs;
+    const int lowered = latent.query_down.matrix.outputs;
+    const Product query{&layer.query, attended_, heads * width, &AdapterLayer::query}, key{&layer.key, keys_, layer.head_dim};
+    if (lowered) {
+      multiply_all({{&latent.query_down, parts_, lowered}, key}, rows, index);
+      const Rows read = prepare(parts_, rows_, lowered, layer.query.matrix.quantized(), [&](int row) {
+        float* to = parts_ + (size_t)row * lowered;
+        if (latent.query_norm.kind != NO_NORM) normalize(latent.query_norm, to, model_.epsilon, to);
+      });
+      adaptation_.lower<&AdapterLayer::query>(team_, read, index);
+      multiply_all({query}, read, index);
+    } else {
+      adaptation_.lower<&AdapterLayer::query>(team_, rows, index);
+      multiply_all({query, key}, rows, index);
+    }
+    const Heads found{queries_, heads * layer.head_dim, layer.head_dim, layer.head_dim};
+    multiply_heads(latent.key_up, heads, parts_, found, [&](int row, int head, float* to) {
+      const float* from = attended_ + ((size_t)row * heads + head) * width;
+      std::memcpy(to, from, 4 * (size_t)plain);
+      std::memcpy(found.at(row, head) + layer.rotated, from + plain, 4 * (size_t)(width - plain));
+    });
+  }
+
+  // The values of the latents that attention has summed, [heads, rows, value_dim], to `queries_`.
+  void raise_values(const Layer& layer, const Linear& value_up) {
+    const int outputs = value_up.matrix.outputs, width = outputs / layer.heads;
+    multiply_heads(value_up, layer.heads, attended_, {queries_, outputs, width, width}, [](int, int, float*) {});
+  }
+
+  // Products of each head's own rows, which `compute(row, head, to)` writes to `floats`, [heads, rows, inputs], and its own weights.
+  template <class Compute>
+  void multiply_heads(const Linear& linear, int heads, float* floats, const Heads& out, const Compute& compute) {
+    const Matrix& matrix = linear.matrix;
+    const size_t inputs = matrix.inputs, blocks = inputs / BLOCK, count = rows_;
+    const int panels = matrix.panels() / heads;
+    RowBlock* space = engine_.blocks.of(heads * count * blocks);
+    const auto rows_of = [&](int head) { return Rows{(int)inputs, rows_, floats + head * count * inputs, space + head * count * blocks}; };
+    team_.share(heads, [&](int head) {
+      const Rows rows = rows_of(head);
+      for (int row = 0; row < rows_; row++) {
+        compute(row, head, rows.floats + row * inputs);
+        if (matrix.quantized()) quantize(rows, row);
+      }
+    });
+    team_.share(matrix.panels(), [&](int panel) {
+      const int head = panel / panels, first = panel % panels * PANEL;
+      multiply_panel(matrix, panel, rows_of(head), [&](int row, const float* sums) {
+        std::memcpy(out.at(row, head) + first, sums, 4 * PANEL);
+      });
+    });
   }
 
   void project(const Recurrence& layer, const Rows& rows) {
@@ -479,11 +544,12 @@ class Forward {
     const int width = layer.head_dim;
     const float* angles = angles_ + (size_t)row * angles_width_;
     for (int table = 0; table < layer.rotary; table++) angles += model_.rotary[table].size;
-    for (int place = 0; norm.kind != NO_NORM && place < heads * width; place += norm.size)
+    // Of latent attention, only the latent of the one key is normed.
+    for (int place = 0; norm.kind != NO_NORM && place < heads * layer.value_dim; place += norm.size)
       normalize(norm, values + place, model_.epsilon, values + place);
     for (int head = 0; layer.rotary >= 0 && head < heads; head++) {
       const int size = model_.rotary[layer.rotary].size;
-      rotate(values + head * width, angles, angles + size / 2, size);
+      rotate(values + head * width + layer.rotated, angles, angles + size / 2, size);
     }
     for (int i = 0; scale != 1 && i < heads * width; i++) values[i] *= scale;
   }
@@ -503,8 +569,8 @@ class Forward {
     const auto [s, first] = locate(row);
     const int64_t slot = streams_[s].start + row - first;
     for (int head = 0; head < layer.kv_heads; head++) {
-      write_position(plane(streams_[s], layer.cached, 0, head), slot, width, keys + head * width);
-      write_position(plane(streams_[s], layer.cached, 1, head), slot, width, values + head * width);
+      write_position(keys_of(streams_[s], layer, head), slot, keys + head * width);
+      if (!layer.latent) write_position(values_of(streams_[s], layer, head), slot, values + head * width);
     }
   }
 
@@ -515,45 +581,65 @@ class Forward {
     return {s, first};
   }
 
-  static Plane plane(const Stream& stream, int layer, int part, int head) {
-    const CachedPart& cached = stream.parts[2 * layer + part];
-    return {cached.data + head * cached.head_stride, cached.position_stride, stream.stored};
+  static Plane plane(const Stream& stream, const CachedPart& cached, int head, int width) {
+    return {cached.data + head * cached.head_stride, cached.position_stride, stream.stored, width};
+  }
+  static Plane keys_of(const Stream& stream, const Layer& layer, int head) {
+    return plane(stream, stream.parts[2 * layer.cached], head, layer.head_dim);
+  }
+  static Plane values_of(const Stream& stream, const Layer& layer, int head) {
+    return layer.latent ? keys_of(stream, layer, head) : plane(stream, stream.parts[2 * layer.cached + 1], head, layer.value_dim);
   }
 
-  int count_attention_tasks(const Layer& layer, int block) const {
+  // What a task of attention computes at most: some rows, and some of the query heads of one key head.
+  struct AttentionBlock {
+    int rows, heads;
+    int parts_of(const Stream& stream) const { return (stream.rows + rows - 1) / rows; }
+    int parts_of(const Layer& layer) const { return (layer.heads / layer.kv_heads + heads - 1) / heads * layer.kv_heads; }
+  };
+
+  int count_attention_tasks(const Layer& layer, const AttentionBlock& block) const {
     int tasks = 0;
-    for (const Stream& stream : streams_) tasks += (stream.rows + block - 1) / block * layer.kv_heads;
+    for (const Stream& stream : streams_) tasks += block.parts_of(stream) * block.parts_of(layer);
     return tasks;
   }
 
-  // The rows of a task of attention with which all threads end first: fewer divide the tasks more evenly, but read more.
-  int attention_block(const Layer& layer) const {
-    const int most = std::max(1, std::min(ROW_BLOCK, MOST_QUERIES / (layer.heads / layer.kv_heads))), threads = team_.working();
-    int best = most;
+  // The tasks of attention with which all threads end first: smaller ones divide the work more evenly, but read more.
+  AttentionBlock attention_block(const Layer& layer) const {
+    const int groups = layer.heads / layer.kv_heads, threads = team_.working();
+    AttentionBlock best{};
     float least = INFINITY;
-    for (int block = most; block > 0; block--) {
-      const float rounds = (float)((count_attention_tasks(layer, block) + threads - 1) / threads);
-      const float time = rounds * (READING_ROWS + (float)std::min(block, rows_));
+    for (int parts = (groups + MOST_QUERIES - 1) / MOST_QUERIES, rows = ROW_BLOCK; parts <= groups; rows > 1 ? rows-- : parts *= 2) {
+      const AttentionBlock block{rows, (groups + parts - 1) / parts};
+      const int queries = std::min(rows, rows_) * block.heads;
+      if (queries > MOST_QUERIES) continue;
+      const int rounds = (count_attention_tasks(layer, block) + threads - 1) / threads;
+      const float time = (float)(rounds * (READING_QUERIES + queries));
       if (time < least) least = time, best = block;
     }
     return best;
   }
 
   void attend_all(int thread, const Layer& layer) {
-    const int width = layer.head_dim, groups = layer.heads / layer.kv_heads, block = attention_block(layer);
+    const AttentionBlock block = attention_block(layer);
+    const int groups = layer.heads / layer.kv_heads, parts = block.parts_of(layer) / layer.kv_heads;
+    const int width = layer.head_dim, value = layer.value_dim;
+    const Heads queries{queries_, layer.heads * width, width, width};
+    Heads outputs{attended_, layer.heads * value, value, value};
+    if (layer.latent) outputs = {attended_, value, (int64_t)rows_ * value, value};  // as `raise_values` reads them
     team_.share(count_attention_tasks(layer, block), [&](int task) {
       int first = 0, s = 0;
-      for (int count; task >= (count = (streams_[s].rows + block - 1) / block * layer.kv_heads); s++) {
+      for (int count; task >= (count = block.parts_of(streams_[s]) * block.parts_of(layer)); s++) {
         task -= count;
         first += streams_[s].rows;
       }
-      const int head = task % layer.kv_heads, start = task / layer.kv_heads * block;
-      const int rows = std::min(block, streams_[s].rows - start);
-      const size_t place = (size_t)(first + start) * layer.heads * width + head * groups * width;
-      const Scoring scoring = {layer.scaling, layer.cap, layer.window, layer.sinks ? layer.sinks + head * groups : nullptr};
-      attend(engine_.spaces[thread], plane(streams_[s], layer.cached, 0, head), plane(streams_[s], layer.cached, 1, head),
-             engine_.texts.data() + first + start, rows, groups, queries_ + place, attended_ + place,
-             (int64_t)layer.heads * width, width, scoring);
+      const int part = task % parts * block.heads, key = task / parts % layer.kv_heads, start = task / parts / layer.kv_heads * block.rows;
+      const int rows = std::min(block.rows, streams_[s].rows - start), heads = std::min(block.heads, groups - part);
+      const int head = key * groups + part;
+      const Scoring scoring = {layer.scaling, layer.cap, layer.window, layer.sinks ? layer.sinks + head : nullptr};
+      attend(engine_.spaces[thread], keys_of(streams_[s], layer, key), values_of(streams_[s], layer, key),
+             engine_.texts.data() + first + start, rows, heads, queries.from(first + start, head), outputs.from(first + start, head),
+             scoring);
     });
   }
 
@@ -565,6 +651,7 @@ class Forward {
   const int64_t* positions_;
   const std::span<const Stream> streams_;
   float *residual_, *normed_, *queries_, *keys_, *values_, *attended_, *gated_, *added_, *angles_;
+  float* parts_;  // of latent attention: what `query` reads, [rows, inputs]; then parts of queries, [heads, rows, inputs of `key_up`]
   float *scores_, *gathered_, *inner_, *outputs_, *gates_, *mixed_, *convolved_, *matrices_ = nullptr;
   size_t space_ = 0;  // of a thread's matrices
   int angles_width_ = 0;

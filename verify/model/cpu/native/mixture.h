@@ -1,5 +1,8 @@
 // Mixtures of experts: which experts each row uses, and the rows of each expert.
 #pragma once
+#include <algorithm>
+#include <functional>
+#include <numeric>
 #include <vector>
 
 #include "pointwise.h"
@@ -48,11 +51,10 @@ class Router {
     const int groups = mixture_.groups, size = mixture_.count / groups;
     std::vector<float> sums(groups);
     for (int group = 0; group < groups; group++) {
-      float first = -INFINITY, second = -INFINITY;
-      for (int i = group * size; i < (group + 1) * size; i++)
-        if (ranks_[i] > first) second = first, first = ranks_[i];
-        else second = std::fmax(second, ranks_[i]);
-      sums[group] = first + second;
+      const auto first = ranks_.begin() + group * size;
+      std::vector<float> best(std::min(size, mixture_.summed));
+      std::partial_sort_copy(first, first + size, best.begin(), best.end(), std::greater<>());
+      sums[group] = std::accumulate(best.begin(), best.end(), 0.0f);
     }
     for (int left = groups; left > mixture_.used_groups; left--) {
       const int worst = (int)(std::min_element(sums.begin(), sums.end()) - sums.begin());

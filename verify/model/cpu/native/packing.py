@@ -9,14 +9,14 @@ from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
 from outrider.verify.errors import ModelError
-from outrider.verify.model.architecture.description import Architecture
+from outrider.verify.model.architecture.description import Architecture, Layer
 from outrider.verify.model.cpu.native import structures
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.weights import Kind, Weights
 from outrider.verify.model.stored import Stored
 from outrider.verify.model.tensors import Tensors
 
-HALVES = (GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
+PLAIN = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,13 @@ class Packer:
         stored = self.tensors[f"{name}.weight"]
         if rows is not None:
             stored = self._taken(stored, rows, name)
-        if stored.shape != shape:
-            found, expected = (" x ".join(map(str, each)) for each in (stored.shape, shape))
-            raise ModelError(
-                f"The tensor {name} of {self.tensors.path!r} is {found}, and its configuration says {expected}; download it"
-                " again, or name another one."
-            )
+        return structures.Linear(self.matrix(name, stored, shape, scale), self.vector(f"{name}.bias", shape[0], rows))
+
+    def matrix(
+        self, name: str, stored: Stored, shape: tuple[int, int], scale: float | NDArray[np.float32] = 1.0
+    ) -> structures.Matrix:
+        """A tensor's weights times `scale`. Raises ModelError unless its shape is this one, [outputs, inputs]."""
+        self.check(name, stored, shape)
         fits = self.precision.layers is not None and self.precision.layers.fits(shape[1])
         kind = self.precision.layers if fits else self.precision.rest
         if not np.isscalar(scale) or scale != 1:
@@ -75,7 +76,16 @@ class Packer:
         weights = Weights.stored(self.engine, stored, kind)
         self.kept.append(weights)
         self.size.add(weights)
-        return structures.Linear(weights.matrix, self.vector(f"{name}.bias", shape[0], rows))
+        return weights.matrix
+
+    def check(self, name: str, stored: Stored, shape: tuple[int, int]) -> None:
+        """Raises ModelError unless the tensor has this shape."""
+        if stored.shape != shape:
+            found, expected = (" x ".join(map(str, each)) for each in (stored.shape, shape))
+            raise ModelError(
+                f"The tensor {name} of {self.tensors.path!r} is {found}, and its configuration says {expected}; download it"
+                " again, or name another one."
+            )
 
     def _taken(self, stored: Stored, rows: NDArray[np.int64] | slice, name: str) -> Stored:
         try:
@@ -128,7 +138,28 @@ class Packer:
 
 
 def scaled(stored: Stored, scale: float | NDArray[np.float32]) -> Stored:
-    """A tensor times a number, or times numbers for its rows: in its own type if that is one of 16 bits, else in float32."""
-    values = stored.floats() * np.float32(scale)
-    kind = stored.type if stored.type in HALVES else GGMLQuantizationType.F32
-    return Stored(quants.quantize(values, kind).view(np.uint8).reshape(len(values), -1), kind, stored.shape)
+    """A tensor times a number, or times numbers for its rows."""
+    return stored_as(stored, stored.floats() * np.float32(scale))
+
+
+def stored_as(stored: Stored, values: NDArray[np.float32]) -> Stored:
+    """Values that were computed from a tensor's, in its type; in bfloat16 if that is a quantised one."""
+    kind = stored.type if stored.type in PLAIN else GGMLQuantizationType.BF16
+    return Stored(quants.quantize(values, kind).view(np.uint8).reshape(len(values), -1), kind, values.shape)
+
+
+def order(architecture: Architecture, layer: Layer, name: str, has_pairs: bool) -> NDArray[np.int64] | None:
+    """The rows of a layer's queries or keys, so that values that are rotated together are half of what is rotated apart.
+
+    None if they are, or if nothing is rotated. With `has_pairs`, they lie side by side.
+    """
+    if not has_pairs or layer.rotary is None:
+        return None
+    rotary, first, width = architecture.rotaries[layer.rotary].size, 0, layer.head_dim
+    if layer.latent is not None:
+        first = layer.latent.key_dim if name == "query" else layer.latent.rank
+        width = first + rotary
+    head = np.r_[0:first, first : first + rotary : 2, first + 1 : first + rotary : 2, first + rotary : width]
+    heads = layer.heads if name == "query" else layer.kv_heads
+    found: NDArray[np.int64] = (np.arange(heads)[:, None] * width + head).reshape(-1)
+    return found

@@ -63,7 +63,9 @@ class NativeRunner(ModelRunner):
         self.model_tokens = known.context_tokens
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
         layers = tuple(
-            LayerShape(each.kv_heads, each.head_dim, each.head_dim, each.window) for each in known.layers if each.heads
+            LayerShape(each.kv_heads, each.head_dim, 0 if each.latent else each.head_dim, each.window)
+            for each in known.layers
+            if each.heads
         )
         recurrent = shape_of(known.layers, known.hidden)
         self.cache_shape = CacheShape(layers, dtype, self.device, recurrent, coded=CODED[kv_dtype])

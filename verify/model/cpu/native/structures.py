@@ -48,7 +48,7 @@ class Mixture(Structure):
         ("bias", c_void_p),
         ("experts", POINTER(Linear)),
         ("shared_gate", Linear),
-        *((name, c_int32) for name in ("count", "used", "scores", "normalized", "groups", "used_groups")),
+        *((name, c_int32) for name in ("count", "used", "scores", "normalized", "groups", "used_groups", "summed")),
         ("scale", c_float),
     )
 
@@ -66,6 +66,12 @@ class Recurrence(Structure):
     )
 
 
+class Latent(Structure):
+    """Latent attention."""
+
+    _fields_ = (("query_down", Linear), ("query_norm", Norm), ("key_up", Linear), ("value_up", Linear))
+
+
 class Layer(Structure):
     """A layer of a decoder."""
 
@@ -74,11 +80,10 @@ class Layer(Structure):
         *((name, Linear) for name in (*PROJECTIONS, "query_gate")),
         ("mixture", POINTER(Mixture)),
         ("recurrence", POINTER(Recurrence)),
+        ("latent", POINTER(Latent)),
         ("sinks", c_void_p),
-        *(
-            (name, c_int32)
-            for name in ("heads", "kv_heads", "head_dim", "cached", "window", "rotary", "activation", "parallel")
-        ),
+        *((name, c_int32) for name in ("heads", "kv_heads", "head_dim", "value_dim", "cached", "window")),
+        *((name, c_int32) for name in ("rotary", "rotated", "activation", "parallel")),
         *((name, c_float) for name in ("scaling", "cap", "alpha", "limit")),
     )
 
@@ -159,6 +164,7 @@ ALL: tuple[type[Structure], ...] = (
     Rotary,
     Mixture,
     Recurrence,
+    Latent,
     Layer,
     Model,
     LowRank,

@@ -97,17 +97,18 @@ uint64_t digest_of(int kind, Shape shape, Random& random) {
   return found;
 }
 
-struct Heads {
+struct Attention {
   int groups, width, window;
   float cap, sink;  // 0 = none
+  int latent = 0;   // the first values of a key that are its value; 0 = values are apart
 };
-constexpr Heads HEADS[] = {{1, 64, 0, 0, 0}, {3, 32, 0, 2, 0}, {4, 80, 50, 0, 0.5f}};
+constexpr Attention ATTENTION[] = {{1, 64, 0, 0, 0}, {3, 32, 0, 2, 0}, {4, 80, 50, 0, 0.5f}, {5, 336, 0, 0, 0, 320}};
 constexpr int CONTIGUOUS = 150, OWN = 20;  // positions
 
 // Attention of a tree of nodes after a text, in companies of up to MOST_COUNT rows. A row's text ends with itself and every third
 // node before it.
-uint64_t digest_of_attention(int stored, Heads heads, Random& random) {
-  const int groups = heads.groups, width = heads.width;
+uint64_t digest_of_attention(int stored, Attention known, Random& random) {
+  const int groups = known.groups, width = known.width, value_width = known.latent ? known.latent : width;
   const int64_t stride = stored == STORED_FLOAT32 ? 4 * width : stored == STORED_INT8 || stored == STORED_FLOAT8 ? width + 4 : 2 * width;
   std::vector<char> data[2];
   std::vector<float> values(width);
@@ -115,25 +116,28 @@ uint64_t digest_of_attention(int stored, Heads heads, Random& random) {
     part.resize(stride * (CONTIGUOUS + OWN));
     for (int slot = 0; slot < CONTIGUOUS + OWN; slot++) {
       for (float& value : values) value = random.value();
-      write_position({part.data(), stride, stored}, slot, width, values.data());
+      write_position({part.data(), stride, stored, width}, slot, values.data());
     }
   }
+  const Plane keys{data[0].data(), stride, stored, width};
+  const Plane apart{data[1].data(), stride, stored, width};
   static AttentionSpace space;
+  space.fit(width);
   std::vector<std::vector<int32_t>> slots(MOST_COUNT);
   std::vector<Text> texts;
   for (int row = 0; row < MOST_COUNT; row++) {
     for (int node = row % 3; node <= row; node += 3) slots[row].push_back(CONTIGUOUS + node);
     texts.push_back({CONTIGUOUS, CONTIGUOUS + (int)slots[row].size(), slots[row].data()});
   }
-  std::vector<float> queries((size_t)MOST_COUNT * groups * width), out(queries.size());
+  std::vector<float> queries((size_t)MOST_COUNT * groups * width), out((size_t)MOST_COUNT * groups * value_width);
   for (float& value : queries) value = 4 * random.value();
-  const std::vector<float> sinks(groups, heads.sink);
-  const Scoring scoring = {0.25f, heads.cap, heads.window, heads.sink ? sinks.data() : nullptr};
+  const std::vector<float> sinks(groups, known.sink);
+  const Scoring scoring = {0.25f, known.cap, known.window, known.sink ? sinks.data() : nullptr};
   uint64_t found = 0xcbf29ce484222325;
-  for (int count : {1, 2, 5, MOST_COUNT / heads.groups}) {
-    attend(space, {data[0].data(), stride, stored}, {data[1].data(), stride, stored}, texts.data(), count, groups, queries.data(),
-           out.data(), groups * width, width, scoring);
-    found = digest(found, out.data(), (size_t)count * groups * width);
+  for (int count : {1, 2, 5, MOST_COUNT / groups}) {
+    attend(space, keys, known.latent ? keys : apart, texts.data(), count, groups, {queries.data(), groups * width, width, width},
+           {out.data(), groups * value_width, value_width, value_width}, scoring);
+    found = digest(found, out.data(), (size_t)count * groups * value_width);
   }
   return found;
 }
@@ -152,11 +156,11 @@ int main(int count, char** arguments) {
         std::printf("%s %d %d %d %016llx\n", arguments[i], kind, shape.outputs, shape.inputs,
                     (unsigned long long)digest_of(kind, shape, random));
       }
-    for (const Heads heads : HEADS)
+    for (const Attention known : ATTENTION)
       for (int stored = STORED_FLOAT32; stored <= STORED_FLOAT8; stored++) {
         Random random{seed};
-        std::printf("%s attention %d %d %d %016llx\n", arguments[i], stored, heads.groups, heads.width,
-                    (unsigned long long)digest_of_attention(stored, heads, random));
+        std::printf("%s attention %d %d %d %016llx\n", arguments[i], stored, known.groups, known.width,
+                    (unsigned long long)digest_of_attention(stored, known, random));
       }
   }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from outrider.verify.model.architecture.config import read_config
 from outrider.verify.model.architecture.description import Architecture, Mixture, State
 from outrider.verify.model.architecture.families import FAMILIES
 from outrider.verify.model.experts import split_checkpoint
+from outrider.verify.model.stored import Stored
 from outrider.verify.model.tensors import renamed, stored_tensor
 
 EPSILONS = ("layer_norm_eps", "norm_eps", "layer_norm_epsilon")
@@ -44,6 +46,8 @@ def write_gguf(model: PreTrainedModel, file: Path, kind: GGMLQuantizationType = 
         write(writer, f"blk.{layer}.{part}.{ending}", values, kind if ending == "weight" else GGMLQuantizationType.F32)
     known_model = read_config(config)
     assert known_model is not None
+    if (latent := known_model.layers[0].latent) is not None:
+        tensors = split_latents(tensors, config.num_attention_heads, latent.key_dim)
     for name, each in tensors.items():
         if name in experts or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
@@ -56,6 +60,8 @@ def write_gguf(model: PreTrainedModel, file: Path, kind: GGMLQuantizationType = 
         known = name if name.startswith("blk.") else names.get_name(renamed(name), (".weight", ".bias"))
         assert known is not None
         known = known if known.endswith((".weight", ".bias")) else f"{known}.weight"
+        if "attn_k_b" in known or "attn_v_b" in known:
+            values = values.reshape(config.num_attention_heads, -1, values.shape[1])
         is_small = values.ndim < 2 or "gate_inp" in known
         write(writer, known, values, GGMLQuantizationType.F32 if is_small else kind)
     writer.write_header_to_file()
@@ -85,6 +91,7 @@ def write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     if known := read_config(config):
         write_mixture(writer, config, known.mixture)
         write_states(writer, known)
+        write_latents(writer, known)
     if getattr(config, "logit_scale", None):
         writer.add_logit_scale(config.logit_scale)
     if getattr(config, "final_logit_softcapping", None):
@@ -98,19 +105,46 @@ def write_mixture(writer: gguf.GGUFWriter, config: Any, mixture: Mixture | None)
         return
     writer.add_expert_count(mixture.experts)
     writer.add_expert_used_count(mixture.used)
-    if config.model_type in ("lfm2_moe", "nemotron_h"):
+    if config.model_type in ("lfm2_moe", "nemotron_h", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
         writer.add_expert_weights_norm(mixture.normalizes)
         writer.add_expert_weights_scale(mixture.scale)
         writer.add_expert_group_count(mixture.groups)
         writer.add_expert_group_used_count(mixture.used_groups)
     has_own = config.model_type not in ("gpt_oss", "mixtral", "olmoe", "granitemoe")
     writer.add_expert_feed_forward_length(config.moe_intermediate_size if has_own else config.intermediate_size)
-    if config.model_type == "glm4_moe":
-        writer.add_expert_weights_norm(mixture.normalizes)
-        writer.add_expert_weights_scale(mixture.scale)
-        writer.add_expert_group_count(mixture.groups)
-        writer.add_expert_group_used_count(mixture.used_groups)
+    if config.model_type in ("deepseek_v3", "glm4_moe_lite", "glm4_moe"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def write_latents(writer: gguf.GGUFWriter, known: Architecture) -> None:
+    """The sizes of latent attention."""
+    layer = known.layers[0]
+    if (latent := layer.latent) is None:
+        return
+    for key in ("head_count_kv", "key_length", "value_length"):
+        writer.kv_data[0].pop(f"{known.name}.attention.{key}", None)
+    rotary = layer.head_dim - latent.rank
+    writer.add_head_count_kv(1)
+    writer.add_kv_lora_rank(latent.rank)
+    if latent.query_rank:
+        writer.add_q_lora_rank(latent.query_rank)
+    writer.add_key_length(layer.head_dim)
+    writer.add_value_length(latent.rank)
+    writer.add_key_length_mla(latent.key_dim + rotary)
+    writer.add_value_length_mla(latent.value_dim)
+
+
+def split_latents(tensors: Mapping[str, Stored], heads: int, key_dim: int) -> dict[str, Stored]:
+    """With the weights of keys, transposed, [heads * rank, key_dim], apart from those of values."""
+    found = dict(tensors)
+    for name in [each for each in tensors if "kv_b_proj" in each]:
+        values = found.pop(name).floats()
+        keys, rest = np.split(values.reshape(heads, -1, values.shape[1]), [key_dim], 1)
+        for part, each in (("k_b", keys.swapaxes(1, 2)), ("v_b", rest)):
+            rows = np.ascontiguousarray(each).reshape(-1, each.shape[2])
+            stored = Stored(rows.view(np.uint8), GGMLQuantizationType.F32, rows.shape)
+            found[name.replace("kv_b", part)] = stored
+    return found
 
 
 def write_states(writer: gguf.GGUFWriter, known: Architecture) -> None:
@@ -207,7 +241,8 @@ def write_positions(writer: gguf.GGUFWriter, config: Any, has_local: bool) -> No
     if given.get("attention_factor"):
         writer.add_rope_scaling_yarn_attn_factor(given["attention_factor"])
     if given.get("mscale_all_dim"):
-        writer.add_rope_scaling_yarn_log_mul(given["mscale_all_dim"])
+        is_latent = FAMILIES[config.model_type].is_latent
+        writer.add_rope_scaling_yarn_log_mul(given["mscale_all_dim"] * (0.1 if is_latent else 1.0))
     if given.get("llama_4_scaling_beta"):
         writer.add_attn_temperature_scale(given["llama_4_scaling_beta"])
 

@@ -54,6 +54,16 @@ DELTA: Mapping[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"] * 2,
 }
 MAMBA = {"mamba_d_state": 16, "mamba_d_head": 32, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_chunk_size": 16}
+LATENT: Mapping[str, Any] = {
+    "q_lora_rank": None,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+}
+ROUTED: Mapping[str, Any] = {**EXPERTS, "n_routed_experts": 12, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
 # By transformers' `model_type`: what differs from SIZES.
 FAMILIES: dict[str, Mapping[str, Any]] = {
     "llama": {"rope_parameters": {**PLAIN, "rope_type": "llama3", "factor": 8.0, **LLAMA3}},
@@ -157,6 +167,26 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
         "moe_shared_expert_intermediate_size": 32,
     },
     "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 1, "chunk_size": 16, "expand": 2},
+    "deepseek_v2": {
+        **LATENT,
+        "qk_nope_head_dim": 24,
+        **ROUTED,
+        "n_group": 4,
+        "topk_group": 2,
+        "topk_method": "group_limited_greedy",
+        "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+    },
+    "deepseek_v3": {
+        **LATENT,
+        **ROUTED,
+        "q_lora_rank": 48,
+        "n_group": 4,
+        "topk_group": 2,
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
+    # Of the norms of its latents, transformers leaves the epsilon at this.
+    "glm4_moe_lite": {**LATENT, **ROUTED, "q_lora_rank": 32, "attention_bias": True, "rms_norm_eps": 1e-6},
+    "youtu": {**LATENT, "q_lora_rank": 32, "embedding_initializer_range": 0.2},
     "ernie4_5_moe": {**EXPERTS, "moe_num_experts": 12, "moe_k": 3, "moe_layer_start_index": 1, "moe_num_shared_experts": 2},
 }
 

@@ -74,6 +74,17 @@ def test_logits_are_those_of_peft(
         assert name is None or (expected[name] - expected[None]).norm() > 0.3 * expected[None].norm()
 
 
+def test_of_latent_attention_queries_and_outputs_are_adapted(tmp_path: Path) -> None:
+    served = runner("deepseek_v2")
+    with torch.inference_mode():
+        expected = save_adapter(build("deepseek_v2"), tmp_path, 5, ("q_proj", "o_proj"))(TOKENS[None]).logits[0]
+    [found] = logits(served, load_adapter(served, str(tmp_path)))
+    assert (found - expected).norm() < 1e-4 * expected.norm()
+    save_adapter(build("deepseek_v2"), tmp_path, 5, ("kv_b_proj",))
+    with pytest.raises(ModelError, match=r"kv_b_proj\.lora_A\.weight', which is not supported; merge it instead"):
+        load_adapter(served, str(tmp_path))
+
+
 def test_a_row_has_the_same_bits_beside_other_adapters(served: NativeRunner, held: dict[str | None, Adapter | None]) -> None:
     order = [None, "some", "all", "one", "all", None]
     for name, found in zip(order, logits(served, *(held[name] for name in order)), strict=True):

@@ -17,6 +17,7 @@ from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.load_options import Quantization
 from outrider.verify.model.segment import Segment
+from outrider.verify.model.transfer import tensor_of
 from tests.trees import trees
 from tests.verify.model.cpu.native.models import FAMILIES, WINDOW, build, runner_of
 
@@ -32,9 +33,14 @@ def runner(family: str, form: str = "float32") -> NativeRunner:
     return runner_of(model, quantization=quantization, kv_dtype=kv_dtype)
 
 
-@pytest.fixture(
-    scope="module", params=[*((family, "float32") for family in FAMILIES), *(("qwen3", form) for form in FORMATS)], ids=str
-)
+CASES = [
+    *((family, "float32") for family in FAMILIES),
+    *(("qwen3", form) for form in FORMATS),
+    *(("deepseek_v3", form) for form in FORMATS),
+]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
 def served(request: pytest.FixtureRequest) -> NativeRunner:
     return runner(*request.param)
 
@@ -46,7 +52,7 @@ def fill(cache: HostCache, length: int, seed: int) -> None:
     kind = getattr(torch, str(cache.stored_dtype))
     for layer in cache.layers:
         for plane in layer:
-            rows = torch.from_numpy(plane).view(kind)[:, :length]
+            rows = tensor_of(plane, kind)[:, :length]
             rows.copy_(noise_like(rows, generator))
 
 

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf import quants
+from gguf import GGMLQuantizationType, quants
 from numpy.linalg import norm
 from transformers import LlamaConfig
 
@@ -21,6 +21,7 @@ from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import Kind
 from outrider.verify.model.load_options import LoadOptions
+from tests.verify.model.cpu.native import files
 from tests.verify.model.cpu.native.blocks import STORED, random_blocks
 from tests.verify.model.cpu.native.files import write_gguf
 from tests.verify.model.cpu.native.models import FAMILIES, build, runner_of
@@ -108,6 +109,22 @@ def test_a_file_has_the_logits_of_the_checkpoint(family: str, tmp_path: Path) ->
     assert norm(found - wanted) < 1e-5 * norm(wanted)
 
 
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0])
+def test_files_of_latent_attention_with_both_weights_in_one_tensor(
+    kind: GGMLQuantizationType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = build("deepseek_v3", first_k_dense_replace=6, q_lora_rank=64), ForwardBatch.chain(torch.arange(64))
+    apart = runner(write_gguf(model, tmp_path / "apart.gguf", kind), "float32")
+    monkeypatch.setattr(files, "split_latents", lambda tensors, *_: tensors)
+    monkeypatch.setattr(gguf.GGUFWriter, "add_key_length_mla", gguf.GGUFWriter.add_key_length)
+    monkeypatch.setattr(gguf.GGUFWriter, "add_value_length_mla", gguf.GGUFWriter.add_value_length)
+    monkeypatch.setattr(gguf.GGUFWriter, "add_key_length", lambda *_: None)
+    whole = runner(write_gguf(model, tmp_path / "whole.gguf", kind), "float32")
+    found, expected = (each.forward(each.new_cache(), tokens) for each in (whole, apart))
+    # Blocks of 8 bits lie along other dimensions of the two.
+    assert norm(found - expected) < (1e-5 if kind == GGMLQuantizationType.F16 else 0.2) * norm(expected)
+
+
 @pytest.mark.parametrize("kind", STORED)
 def test_single_steps_have_the_bits_of_a_prompt(kind: Kind, tmp_path: Path) -> None:
     each, tokens = runner(write(tmp_path / "model.gguf", kind, False)), np.arange(17)
@@ -133,10 +150,16 @@ def test_single_steps_have_the_bits_of_a_prompt(kind: Kind, tmp_path: Path) -> N
         ("granitemoehybrid", "blk.0.ssm_conv1d.weight"),
         ("lfm2", "blk.0.shortconv.conv.weight"),
         ("lfm2", "token_embd_norm.weight"),
+        ("deepseek_v3", "blk.1.attn_kv_a_norm.weight"),
+        ("deepseek_v3", "blk.1.attn_q_a_norm.weight"),
+        ("deepseek_v3", "blk.1.attn_k_b.weight"),
+        ("deepseek_v3", "blk.1.attn_v_b.weight"),
+        ("deepseek_v3", "blk.1.attn_q_a.weight"),
+        ("deepseek_v3", "blk.1.attn_kv_a_mqa.weight"),
     ],
 )
 @pytest.mark.parametrize("factor", [2, 0.5])
-def test_a_vector_of_another_size_is_one_sentence(
+def test_a_tensor_of_another_size_is_one_sentence(
     family: str, name: str, factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add = gguf.GGUFWriter.add_tensor
