@@ -22,7 +22,7 @@ FUSED_BIAS = re.compile(r"\.layers\.(\d+)\..*\bexperts\.(gate_up_proj|down_proj)
 # A shared expert, whose gate and up are one tensor.
 SHARED = re.compile(r"\.layers\.(\d+)\..*\bshared_mlp\.input_linear\.weight$")
 PACKED = re.compile(r"(\.layers\.(\d+)\..*\bexperts\.(gate_up_proj|down_proj))_blocks$")
-IN_FILE = re.compile(r"^blk\.(\d+)\.ffn_(gate|up|down)_exps\.(weight|bias)$")
+IN_FILE = re.compile(r"^blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)$")
 PARTS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
 
 
@@ -38,6 +38,9 @@ def split_file(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
         match = IN_FILE.match(name)
         if match is None:
             found[name] = stored
+            continue
+        if match[2] == "gate_up":
+            found |= apart(match[1], each_expert(stored), False, False, match[3])
             continue
         for expert, each in enumerate(each_expert(stored)):
             found[expert_name(match[1], match[2], expert, match[3])] = each

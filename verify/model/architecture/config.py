@@ -14,6 +14,7 @@ from outrider.verify.model.architecture.description import (
     Recurrence,
     Rotary,
     State,
+    source_of,
 )
 from outrider.verify.model.architecture.families import FAMILIES, Family
 from outrider.verify.model.architecture.rotary import is_known
@@ -39,7 +40,7 @@ RECURRENT, FEED_FORWARD = ("linear_attention", "mamba", "conv"), ("mlp", "moe")
 def read_config(config: Any) -> Architecture | None:
     """The decoder of a configuration; None if its family is not known, or if it has what the family does not."""
     family = FAMILIES.get(config.model_type)
-    if family is None or getattr(config, "use_bidirectional_attention", False):
+    if family is None or getattr(config, "use_bidirectional_attention", False) in (True, "all"):
         return None
     name = first_of(config, "hidden_activation", "mlp_hidden_act", "hidden_act") or "silu"
     hidden = config.hidden_size
@@ -51,6 +52,7 @@ def read_config(config: Any) -> Architecture | None:
         hidden=hidden,
         vocabulary=config.vocab_size,
         layers=tuple(read_layer(config, family, number, numbers) for number in range(config.num_hidden_layers)),
+        embedding_width=getattr(config, "hidden_size_per_layer_input", None) or 0,
         rotaries=tuple(rotaries),
         context_tokens=getattr(config, "max_position_embeddings", MOST_TOKENS),
         epsilon=first(config, "rms_norm_eps", "layer_norm_eps", "norm_eps", "layer_norm_epsilon"),
@@ -82,7 +84,7 @@ def read_mixture(config: Any, family: Family) -> Mixture | None:
     normalizes = getattr(config, "norm_topk_prob", False) if family.normalizes is None else family.normalizes
     return Mixture(
         experts=count,
-        used=first(config, "num_experts_per_tok", "moe_k"),
+        used=first(config, "num_experts_per_tok", "moe_k", "top_k_experts"),
         scores=family.scores,
         normalizes=normalizes,
         scale=getattr(config, "routed_scaling_factor", 1.0),
@@ -99,23 +101,26 @@ def read_layer(config: Any, family: Family, number: int, numbers: Mapping[str | 
     recurrence = read_recurrence(config, family) if family.has_both or kind in RECURRENT else None
     if kind in RECURRENT:
         return Layer(recurrence=recurrence, feeds=family.feeds)
-    heads = config.num_attention_heads
-    width = head_width(config)
+    own = own_sizes(config, number)
+    heads, width = own.num_attention_heads, head_width(own)
     scale = getattr(config, "query_pre_attn_scalar", None) or width
     rotated = family.rotates_all or kind == "sliding_attention" or not config.sliding_window
     if getattr(config, "position_embedding_type", "rope") != "rope":
         rotated = False
     if (plain := getattr(config, "no_rope_layers", None)) is not None:
         rotated = bool(plain[number])
+    first_shared = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
     return Layer(
         heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        kv_heads=getattr(own, "num_key_value_heads", None) or heads,
         head_dim=width,
-        scaling=getattr(config, "attention_multiplier", None) or float(scale) ** -0.5,
+        scaling=family.scaling or getattr(config, "attention_multiplier", None) or float(scale) ** -0.5,
         window=config.sliding_window if kind == "sliding_attention" else None,
         rotary=numbers.get(kind, numbers.get(None)) if rotated else None,
         cap=getattr(config, "attn_logit_softcapping", None),
         is_gated=family.gates_attention,
+        norms_values=family.norms_values,
+        source=source_of([kind_of(config, each) for each in range(number + 1)], first_shared),
         recurrence=recurrence,
         feeds=family.feeds,
     )
@@ -168,6 +173,11 @@ def read_multipliers(config: Any) -> dict[str, float]:
     }
 
 
+def own_sizes(config: Any, number: int) -> Any:
+    """The configuration with a layer's own sizes, where layers differ."""
+    return config.per_layer_config[number] if getattr(config, "is_heterogeneous", False) else config
+
+
 def kind_of(config: Any, number: int) -> str:
     """The kind of a layer, as `layer_types` names it."""
     kinds = getattr(config, "layers_block_type", None) or getattr(config, "layer_types", None)
@@ -182,11 +192,13 @@ def read_rotaries(config: Any) -> tuple[list[Rotary], dict[str | None, int]]:
     if not given or not FAMILIES[config.model_type].encodes_positions:
         return [], {}
     by_kind = {None: given} if "rope_theta" in given else given
-    width = head_width(config)
+    kinds = [kind_of(config, number) for number in range(config.num_hidden_layers)]
     tables: list[Rotary] = []
     numbers: dict[str | None, int] = {}
     for kind, parameters in by_kind.items():
-        size = int(width * parameters.get("partial_rotary_factor", 1.0))
+        width = head_width(own_sizes(config, kinds.index(kind) if kind in kinds else 0))
+        is_partial = parameters.get("rope_type") != "proportional"
+        size = int(width * parameters.get("partial_rotary_factor", 1.0)) if is_partial else width
         scaling = {name: value for name, value in parameters.items() if value is not None}
         table = Rotary(size, scaling["rope_theta"], scaling, config.max_position_embeddings)
         if table not in tables:

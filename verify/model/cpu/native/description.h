@@ -27,6 +27,20 @@ struct Linear {
   const float* bias;  // [outputs], or null
 };
 
+// Rows as a file stores them, one after the other and at any address: not packed, because a step reads few of them.
+struct Table {
+  const uint8_t* data;
+  int32_t kind, rows, width;  // kind: Kind, or FLOAT16_ROWS
+};
+constexpr int32_t FLOAT16_ROWS = -1;
+
+// Embeddings of tokens for each layer (Gemma 3n's and 4's per-layer embeddings).
+struct LayerEmbeddings {
+  Table table;        // [tokens * layers, width]; no rows = there are none. Further tokens have the embeddings of the first
+  Linear projection;  // of a token's scaled embedding, to [layers * width]
+  Norm norm;          // of the projection, [width]
+};
+
 // A table of rotary angles. Queries are also multiplied by 1 + temperature * ln(1 + floor(position / span)) (Llama 4's scaling).
 struct Rotary {
   const float* frequencies;  // [size / 2]
@@ -45,6 +59,10 @@ struct Mixture {
   int32_t normalized;           // whether the weights of a row's experts are divided by their sum
   int32_t groups, used_groups;  // experts are chosen in the groups with the largest sums of two scores; 1 = no groups
   float scale;                  // of weights
+  const float* scales;          // [count], of each expert's output; null = none
+  // Of the residual, before the router and before experts, which else read what the shared expert reads; and of outputs, before both
+  // are added. May be absent.
+  Norm router_norm, norm, post_norm, shared_post_norm;
 };
 
 // A layer that keeps a state of the text before a row (recurrence.h).
@@ -66,9 +84,13 @@ struct Recurrence {
 struct Layer {
   // Before and after attention and the feed-forward part. What is normed after is the output, before it is added to the residual.
   Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
-  Norm query_norm, key_norm;  // of each head, or of all heads together
-  Linear query, key, value, output, gate, up, down;  // gate: may be absent. With a mixture, the last three are the shared expert
+  Norm query_norm, key_norm, value_norm;  // of each head, or of all heads together
+  Norm embedding_post_norm;
+  // Gate: may be absent. Value: if absent, keys before their norm are values; key: if absent, keys and values are those that another
+  // layer has written. With a mixture, the last three are the shared expert.
+  Linear query, key, value, output, gate, up, down;
   Linear query_gate;                                 // whose sigmoid the output of attention is multiplied by; may be absent
+  Linear embedding_gate, embedding_output;           // of the layer's embedding of a token: to its width, and back; may be absent
   const Mixture* mixture;                            // null = none
   const Recurrence* recurrence;                      // null = none
   const float* sinks;                                // [heads], scores of a position without a value; null = none
@@ -80,6 +102,7 @@ struct Layer {
   int32_t parallel;  // whether the feed-forward part reads the residual before attention
   float scaling, cap;  // of scores; cap: 0 = none
   float alpha, limit;  // of CLAMPED_SILU
+  float scale;         // of the residual after the layer
 };
 
 struct Model {
@@ -90,6 +113,7 @@ struct Model {
   Matrix embedding;
   Linear head;
   Norm norm;
+  LayerEmbeddings embeddings;
 };
 
 // What an adapter adds to a product of a row: up (down row). No outputs = nothing. Both are float32, and `up` is scaled.

@@ -8,6 +8,7 @@
 #include "attention.h"
 #include "mixture.h"
 #include "recurrence.h"
+#include "stored.h"
 
 namespace outrider {
 
@@ -15,6 +16,7 @@ namespace outrider {
 constexpr int ROW_BLOCK = 16;
 // Reading the keys and values of a task takes as long as the products of this many rows (measured with AVX-512).
 constexpr float READING_ROWS = 1.6f;
+constexpr int MOST_EMBEDDING = 1024;  // the width of a layer's embeddings
 constexpr int FEW_ROWS = 32;   // from which on more threads always gain: arithmetic takes the time
 
 // Threads, and the memory of their steps.
@@ -26,6 +28,7 @@ struct Engine {
   Buffer<float> residual, normed, queries, keys, values, attended, gated, added, angles;
   Buffer<float> scores, gathered, inner, outputs;  // of mixtures
   Buffer<float> gates;                             // of attention
+  Buffer<float> embedded;                          // of layers, for tokens
   Buffer<float> mixed, convolved, matrices;        // of recurrent layers
   Uses uses;
   Adaptation adaptation;
@@ -51,7 +54,7 @@ class Forward {
     const size_t count = rows;
     const int attended = widest(model, [](const Layer& layer) { return std::max(layer.heads * layer.head_dim, inputs_of_output(layer)); });
     const int cached = widest(model, [](const Layer& layer) { return layer.kv_heads * layer.head_dim; });
-    const int gated = widest(model, [](const Layer& layer) { return layer.down.matrix.inputs; });
+    const int gated = widest(model, [](const Layer& layer) { return std::max(layer.down.matrix.inputs, layer.embedding_output.matrix.inputs); });
     for (int table = 0; table < model.rotaries; table++) angles_width_ += model.rotary[table].size;
     residual_ = engine.residual.of(count * model.hidden);
     normed_ = engine.normed.of(count * model.hidden);
@@ -61,6 +64,7 @@ class Forward {
     attended_ = engine.attended.of(count * attended);
     gated_ = engine.gated.of(count * gated);
     gates_ = engine.gates.of(count * widest(model, [](const Layer& layer) { return layer.query_gate.matrix.outputs; }));
+    embedded_ = engine.embedded.of(count * model.layers * model.embeddings.table.width);
     mixed_ = engine.mixed.of(count * widest(model, [](const Layer& layer) { return layer.recurrence ? mixed_width(*layer.recurrence) : 0; }));
     convolved_ = engine.convolved.of(count * widest(model, [](const Layer& layer) { return layer.recurrence ? layer.recurrence->channels : 0; }));
     // What a post-norm reads, or what adapters add to `up`.
@@ -81,12 +85,15 @@ class Forward {
 
   void run(int thread, const int64_t* tokens, const int64_t* kept, int kept_count, float* logits, const Tap& tap) {
     team_.share(rows_, [&](int row) { embed(row, tokens[row]); });
+    if (model_.embeddings.table.rows) embed_for_layers(tokens);
     for (int index = 0; index < model_.layers; index++) {
       const Layer& layer = model_.layer[index];
       keep_inputs(tap, index);
       if (layer.heads || layer.recurrence) mix_texts(thread, layer, index);
       if (!layer.parallel) feed(layer, index);
       add_fed(layer, index);
+      if (layer.embedding_gate.matrix.outputs) add_embedding(layer, index);
+      if (layer.scale != 1) team_.share(rows_, [&](int row) { scale_row(row, layer.scale); });
     }
     if (tap.states && !tap.count)
       team_.share(rows_, [&](int row) { norm_row(model_.norm, row, tap.states + (size_t)row * model_.hidden); });
@@ -116,7 +123,7 @@ class Forward {
       });
       add<&AdapterLayer::output>(layer.output, attended, layer.attention_post_norm, index);
     }
-    if (recurrence) recur(thread, layer, *recurrence, index);
+    if (recurrence) recur(thread, layer, *recurrence);
   }
 
   // Adds the feed-forward part, if there is one, to the residual.
@@ -180,6 +187,42 @@ class Forward {
       }
       angles += rotary.size;
     }
+  }
+
+  // Each layer's embeddings of the rows' tokens: of the table, and projected from the residual, which has the tokens' own ones.
+  void embed_for_layers(const int64_t* tokens) {
+    const LayerEmbeddings& known = model_.embeddings;
+    const int width = known.table.width, count = known.table.rows / model_.layers;
+    const Product products[] = {{&known.projection, embedded_, model_.layers * width}};
+    multiply_all(products, read_residual({}, known.projection.matrix.quantized()), 0);
+    const float projected = 1 / std::sqrt((float)model_.hidden), stored = std::sqrt((float)width), sum = 1 / std::sqrt(2.0f);
+    team_.share(rows_ * model_.layers, [&](int part) {
+      const int row = part / model_.layers, layer = part % model_.layers;
+      alignas(64) float own[MOST_EMBEDDING];
+      take(known.table, (tokens[row] < count ? tokens[row] : 0) * model_.layers + layer, own);
+      float* to = embedded_ + (size_t)part * width;
+      for (int i = 0; i < width; i++) to[i] *= projected;
+      normalize(known.norm, to, model_.epsilon, to);
+      for (int i = 0; i < width; i++) to[i] = (to[i] + own[i] * stored) * sum;
+    });
+  }
+
+  // Adds what a layer makes of its embeddings to the residual.
+  void add_embedding(const Layer& layer, int index) {
+    const int width = layer.embedding_gate.matrix.outputs;
+    const Product gates[] = {{&layer.embedding_gate, gated_, width}};
+    multiply_all(gates, read_residual({}, layer.embedding_gate.matrix.quantized()), index);
+    const Rows gated = prepare(gated_, rows_, width, layer.embedding_output.matrix.quantized(), [&](int row) {
+      float* to = gated_ + (size_t)row * width;
+      const float* own = embedded_ + ((size_t)row * model_.layers + index) * width;
+      for (int i = 0; i < width; i += LANES) store(to + i, activate(load(to + i), layer.activation) * load(own + i));
+    });
+    add_product(layer.embedding_output, gated, layer.embedding_post_norm);
+  }
+
+  void scale_row(int row, float scale) {
+    float* to = residual_ + (size_t)row * model_.hidden;
+    for (int i = 0; i < model_.hidden; i += LANES) store(to + i, load(to + i) * all(scale));
   }
 
   void keep_inputs(const Tap& tap, int layer) {
@@ -261,7 +304,7 @@ class Forward {
   }
 
   // Adds the output of a recurrent layer, whose inputs are projected, to the residual.
-  void recur(int thread, const Layer& layer, const Recurrence& recurrence, int index) {
+  void recur(int thread, const Layer& layer, const Recurrence& recurrence) {
     const int streams = (int)streams_.size(), heads = recurrence.kind == CONVOLUTION ? 0 : recurrence.heads;
     const int width = recurrence.output.matrix.inputs;
     team_.share(streams, [&](int s) { fold_inputs(*streams_[s].states, recurrence); });
@@ -284,9 +327,7 @@ class Forward {
       const auto [s, first] = locate(row);
       if (heads) recurring(recurrence, s, first).finish(row - first, model_.epsilon, attended_ + (size_t)row * width);
     });
-    const Product products[] = {{&recurrence.output, added_, model_.hidden}};
-    multiply_all(products, found, index);
-    team_.share(rows_, [&](int row) { add_row(layer.attention_post_norm, row); });
+    add_product(recurrence.output, found, layer.attention_post_norm);
   }
 
   Recurring recurring(const Recurrence& layer, int stream, int first) {
@@ -347,6 +388,13 @@ class Forward {
     team_.share(rows_, [&](int row) { add_row(norm, row); });
   }
 
+  // The same for a product that no adapter changes.
+  void add_product(const Linear& linear, const Rows& rows, const Norm& norm) {
+    const Product products[] = {{&linear, added_, model_.hidden}};
+    multiply_all(products, rows, 0);
+    team_.share(rows_, [&](int row) { add_row(norm, row); });
+  }
+
   // Adds a row of what is to be added, normed, to the residual.
   void add_row(const Norm& norm, int row) {
     float *added = added_ + (size_t)row * model_.hidden, *to = residual_ + (size_t)row * model_.hidden;
@@ -366,7 +414,9 @@ class Forward {
         adaptation_.raise(&AdapterLayer::down, 0, index, panel, added_, hidden);
       });
     }
+    if (mixture.router_norm.kind) read_residual(mixture.router_norm, false);
     route(layer, mixture);
+    if (mixture.norm.kind) read_residual(mixture.norm, false);
     const Uses& uses = engine_.uses;
     const Linear* experts = mixture.experts;
     const bool quantized = experts[0].matrix.quantized() || experts[1].matrix.quantized();
@@ -389,17 +439,18 @@ class Forward {
       write_panel(experts[3 * part.expert + 2], task % last, rows_of(part, width, inner_), outputs_ + (size_t)part.first * hidden, hidden);
     });
     team_.share(rows_, [&](int row) {
-      float* to = added_ + (size_t)row * hidden;
-      if (!is_shared) std::fill_n(to, hidden, 0.0f);
-      if (mixture.shared_gate.matrix.outputs) {
-        const float gate = 1 / (1 + std::exp(-scores_[(size_t)row * mixture.count]));
-        for (int i = 0; i < hidden; i++) to[i] *= gate;
-      }
+      float *to = added_ + (size_t)row * hidden, *sum = normed_ + (size_t)row * hidden;
+      std::fill_n(sum, hidden, 0.0f);
       for (int k = 0; k < used; k++) {
         const size_t use = (size_t)row * used + k;
         const float* from = outputs_ + (size_t)uses.places[use] * hidden;
-        for (int i = 0; i < hidden; i += LANES) store(to + i, fma(all(uses.weights[use]), load(from + i), load(to + i)));
+        for (int i = 0; i < hidden; i += LANES) store(sum + i, fma(all(uses.weights[use]), load(from + i), load(sum + i)));
       }
+      norm_values(mixture.post_norm, sum, hidden);
+      if (!is_shared) std::fill_n(to, hidden, 0.0f);
+      norm_values(mixture.shared_post_norm, to, hidden);
+      const float gate = mixture.shared_gate.matrix.outputs ? 1 / (1 + std::exp(-scores_[(size_t)row * mixture.count])) : 1;
+      for (int i = 0; i < hidden; i += LANES) store(to + i, fma(all(gate), load(to + i), load(sum + i)));
       add_row(layer.feed_forward_post_norm, row);
     });
   }
@@ -474,13 +525,18 @@ class Forward {
     });
   }
 
+  // Norms values, as many at once as the norm says, if there is one.
+  void norm_values(const Norm& norm, float* values, int count) const {
+    for (int place = 0; norm.kind != NO_NORM && place < count; place += norm.size)
+      normalize(norm, values + place, model_.epsilon, values + place);
+  }
+
   // Norms and rotates the heads of a row's queries or keys.
   void turn(const Layer& layer, const Norm& norm, int row, float* values, int heads, float scale) {
     const int width = layer.head_dim;
     const float* angles = angles_ + (size_t)row * angles_width_;
     for (int table = 0; table < layer.rotary; table++) angles += model_.rotary[table].size;
-    for (int place = 0; norm.kind != NO_NORM && place < heads * width; place += norm.size)
-      normalize(norm, values + place, model_.epsilon, values + place);
+    norm_values(norm, values, heads * width);
     for (int head = 0; layer.rotary >= 0 && head < heads; head++) {
       const int size = model_.rotary[layer.rotary].size;
       rotate(values + head * width, angles, angles + size / 2, size);
@@ -494,12 +550,15 @@ class Forward {
     return 1 + rotary.temperature * std::log(1 + std::floor((float)positions_[row] / rotary.span));
   }
 
-  // Norms and rotates a row's queries and keys, and writes its keys and values to the cache.
+  // Norms and rotates a row's queries and keys, and writes its keys and values to the cache if the layer has any.
   void place(const Layer& layer, int row) {
     const int width = layer.head_dim;
     float *keys = keys_ + (size_t)row * layer.kv_heads * width, *values = values_ + (size_t)row * layer.kv_heads * width;
     turn(layer, layer.query_norm, row, queries_ + (size_t)row * layer.heads * width, layer.heads, query_scale(layer, row));
+    if (!layer.key.matrix.outputs) return;
+    if (!layer.value.matrix.outputs) std::copy_n(keys, layer.kv_heads * width, values);
     turn(layer, layer.key_norm, row, keys, layer.kv_heads, 1);
+    norm_values(layer.value_norm, values, layer.kv_heads * width);
     const auto [s, first] = locate(row);
     const int64_t slot = streams_[s].start + row - first;
     for (int head = 0; head < layer.kv_heads; head++) {
@@ -564,7 +623,7 @@ class Forward {
   const int rows_;
   const int64_t* positions_;
   const std::span<const Stream> streams_;
-  float *residual_, *normed_, *queries_, *keys_, *values_, *attended_, *gated_, *added_, *angles_;
+  float *residual_, *normed_, *queries_, *keys_, *values_, *attended_, *gated_, *added_, *angles_, *embedded_;
   float *scores_, *gathered_, *inner_, *outputs_, *gates_, *mixed_, *convolved_, *matrices_ = nullptr;
   size_t space_ = 0;  // of a thread's matrices
   int angles_width_ = 0;

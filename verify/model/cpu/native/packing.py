@@ -62,12 +62,7 @@ class Packer:
         stored = self.tensors[f"{name}.weight"]
         if rows is not None:
             stored = self._taken(stored, rows, name)
-        if stored.shape != shape:
-            found, expected = (" x ".join(map(str, each)) for each in (stored.shape, shape))
-            raise ModelError(
-                f"The tensor {name} of {self.tensors.path!r} is {found}, and its configuration says {expected}; download it"
-                " again, or name another one."
-            )
+        self.check(name, stored, shape)
         fits = self.precision.layers is not None and self.precision.layers.fits(shape[1])
         kind = self.precision.layers if fits else self.precision.rest
         if not np.isscalar(scale) or scale != 1:
@@ -76,6 +71,15 @@ class Packer:
         self.kept.append(weights)
         self.size.add(weights)
         return structures.Linear(weights.matrix, self.vector(f"{name}.bias", shape[0], rows))
+
+    def check(self, name: str, stored: Stored, shape: tuple[int, int]) -> None:
+        """Raises ModelError unless a tensor has this shape."""
+        if stored.shape != shape:
+            found, expected = (" x ".join(map(str, each)) for each in (stored.shape, shape))
+            raise ModelError(
+                f"The tensor {name} of {self.tensors.path!r} is {found}, and its configuration says {expected}; download it"
+                " again, or name another one."
+            )
 
     def _taken(self, stored: Stored, rows: NDArray[np.int64] | slice, name: str) -> Stored:
         try:
@@ -94,6 +98,10 @@ class Packer:
         add = 1.0 if self.architecture.norms_less_one else 0.0
         weight = self.keep(self.floats(f"{name}.weight", size if size in sizes else sizes[0]) + np.float32(add))
         return structures.Norm(weight, self.vector(f"{name}.bias", size), self.architecture.norm.value, size)
+
+    def plain_norm(self, size: int) -> structures.Norm:
+        """A norm whose weights are ones."""
+        return structures.Norm(self.keep(np.ones(size, np.float32)), None, self.architecture.norm.value, size)
 
     def vector(self, name: str, count: int, rows: NDArray[np.int64] | slice | None = None) -> int | None:
         """The address of a vector as float32; None if the model has none. Raises ModelError if it has another size."""
@@ -118,7 +126,8 @@ class Packer:
 
     def router(self, name: str, outputs: int) -> structures.Linear:
         """A small layer, whose products decide: in float32, whatever the others are rounded to."""
-        weights = Weights.of(self.engine, Kind.FLOAT32, self.tensors[f"{name}.weight"].floats().reshape(outputs, -1))
+        values = self.floats(f"{name}.weight", outputs * self.architecture.hidden)
+        weights = Weights.of(self.engine, Kind.FLOAT32, values.reshape(outputs, -1))
         self.kept.append(weights)
         return structures.Linear(weights.matrix, self.vector(f"{name}.bias", outputs))
 

@@ -63,7 +63,7 @@ class NativeRunner(ModelRunner):
         self.model_tokens = known.context_tokens
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
         layers = tuple(
-            LayerShape(each.kv_heads, each.head_dim, each.head_dim, each.window) for each in known.layers if each.heads
+            LayerShape(each.kv_heads, each.head_dim, each.head_dim, each.window) for each in known.layers if each.is_cached
         )
         recurrent = shape_of(known.layers, known.hidden)
         self.cache_shape = CacheShape(layers, dtype, self.device, recurrent, coded=CODED[kv_dtype])

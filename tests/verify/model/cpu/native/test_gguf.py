@@ -132,6 +132,12 @@ def test_single_steps_have_the_bits_of_a_prompt(kind: Kind, tmp_path: Path) -> N
         ("granitemoehybrid", "blk.0.ssm_conv1d.weight"),
         ("lfm2", "blk.0.shortconv.conv.weight"),
         ("lfm2", "token_embd_norm.weight"),
+        ("gemma4_text", "blk.0.layer_output_scale.weight"),
+        ("gemma4_text", "blk.0.ffn_gate_inp.scale"),
+        ("gemma4_text", "blk.1.ffn_down_exps.scale"),
+        ("gemma4_text", "blk.2.post_ffw_norm_1.weight"),
+        ("gemma4_text", "per_layer_proj_norm.weight"),
+        ("gemma4_text", "per_layer_token_embd.weight"),
     ],
 )
 @pytest.mark.parametrize("factor", [2, 0.5])
