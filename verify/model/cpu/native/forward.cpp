@@ -86,7 +86,7 @@ void outrider_forward(Engine* engine, const Model* model, const Stream* streams,
   }
   const int rows = (int)tokens.size();
   Forward forward(*engine, *model, rows, positions.data(), {streams, (size_t)stream_count});
-  const auto job = [&](int thread) { forward.run(thread, tokens.data(), kept.data(), (int)kept.size(), logits, *tap); };
+  const auto job = [&](int thread) { forward.run(thread, tokens.data(), kept, logits, *tap); };
   if (rows < FEW_ROWS)
     engine->team.run(engine->habits[std::bit_width((uint32_t)rows)], job);
   else

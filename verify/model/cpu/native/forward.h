@@ -48,9 +48,9 @@ int widest(const Model& model, const Size& size) {
 // Computes a forward's phases in all threads.
 class Forward {
  public:
-  Forward(Engine& engine, const Model& model, int rows, const int64_t* positions, std::span<const Stream> streams)
+  Forward(Engine& engine, const Model& model, int rows, int64_t* positions, std::span<const Stream> streams)
       : engine_(engine), team_(engine.team), adaptation_(engine.adaptation), model_(model), rows_(rows), positions_(positions),
-        streams_(streams) {
+        streams_(streams.begin(), streams.end()) {
     const size_t count = rows;
     const int attended = widest(model, [](const Layer& layer) { return std::max(layer.heads * layer.head_dim, inputs_of_output(layer)); });
     const int cached = widest(model, [](const Layer& layer) { return layer.kv_heads * layer.head_dim; });
@@ -83,13 +83,16 @@ class Forward {
     engine.blocks.of(std::max(count * (std::max({model.hidden, attended, gated}) / BLOCK), uses * (std::max(model.hidden, inner) / BLOCK)));
   }
 
-  void run(int thread, const int64_t* tokens, const int64_t* kept, int kept_count, float* logits, const Tap& tap) {
+  // `kept` are the rows whose logits are returned.
+  void run(int thread, const int64_t* tokens, std::span<const int64_t> kept, float* logits, const Tap& tap) {
+    const int last = tap.states ? model_.layers : last_writer();
     team_.share(rows_, [&](int row) { embed(row, tokens[row]); });
     if (model_.embeddings.table.rows) embed_for_layers(tokens);
     for (int index = 0; index < model_.layers; index++) {
       const Layer& layer = model_.layer[index];
       keep_inputs(tap, index);
       if (layer.heads || layer.recurrence) mix_texts(thread, layer, index);
+      if (index == last) team_.share(1, [&](int) { keep(layer, kept); });
       if (!layer.parallel) feed(layer, index);
       add_fed(layer, index);
       if (layer.embedding_gate.matrix.outputs) add_embedding(layer, index);
@@ -97,13 +100,33 @@ class Forward {
     }
     if (tap.states && !tap.count)
       team_.share(rows_, [&](int row) { norm_row(model_.norm, row, tap.states + (size_t)row * model_.hidden); });
-    const Rows last = prepare(normed_, kept_count, model_.hidden, model_.head.matrix.quantized(), [&](int row) {
-      norm_row(model_.norm, (int)kept[row], normed_ + (size_t)row * model_.hidden);
-    });
-    compute_logits(last, logits);
+    if (last == model_.layers) team_.share(1, [&](int) { keep({}, kept); });
+    compute_logits(read_residual(model_.norm, model_.head.matrix.quantized()), logits);
   }
 
  private:
+  // The last layer that writes what other rows read: keys and values, or a state.
+  int last_writer() const {
+    int last = model_.layers;
+    for (int index = 0; index < model_.layers; index++)
+      if (model_.layer[index].key.matrix.outputs || model_.layer[index].recurrence) last = index;
+    return last;
+  }
+
+  // Leaves the other rows out of all that follows.
+  void keep(const Layer& layer, std::span<const int64_t> kept) {
+    const std::pair<float*, int> values[] = {{residual_, model_.hidden}, {normed_, model_.hidden}, {angles_, angles_width_},
+                                             {gated_, layer.down.matrix.inputs}, {embedded_, model_.layers * model_.embeddings.table.width}};
+    rows_ = 0;
+    for (const int64_t row : kept) {
+      for (const auto& [from, width] : values) std::memmove(from + (size_t)rows_ * width, from + row * width, 4 * (size_t)width);
+      engine_.texts[rows_] = engine_.texts[row];
+      positions_[rows_++] = positions_[row];
+    }
+    for (Stream& stream : streams_) stream.rows = stream.kept;
+    adaptation_.find(streams_, rows_);
+  }
+
   // Attention and recurrence: what a row reads of its text.
   void mix_texts(int thread, const Layer& layer, int index) {
     const Recurrence* recurrence = layer.recurrence;
@@ -620,9 +643,9 @@ class Forward {
   Team& team_;
   Adaptation& adaptation_;
   const Model& model_;
-  const int rows_;
-  const int64_t* positions_;
-  const std::span<const Stream> streams_;
+  int rows_;
+  int64_t* positions_;
+  std::vector<Stream> streams_;
   float *residual_, *normed_, *queries_, *keys_, *values_, *attended_, *gated_, *added_, *angles_, *embedded_;
   float *scores_, *gathered_, *inner_, *outputs_, *gates_, *mixed_, *convolved_, *matrices_ = nullptr;
   size_t space_ = 0;  // of a thread's matrices
