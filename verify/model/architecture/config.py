@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from statistics import NormalDist
 from typing import Any
 
 from outrider.verify.model.architecture.description import (
@@ -42,6 +43,8 @@ def read_config(config: Any) -> Architecture | None:
     family = FAMILIES.get(config.model_type)
     if family is None or getattr(config, "use_bidirectional_attention", False) in (True, "all"):
         return None
+    if getattr(config, "altup_active_idx", 0) or not getattr(config, "altup_correct_scale", True):
+        return None
     name = first_of(config, "hidden_activation", "mlp_hidden_act", "hidden_act") or "silu"
     hidden = config.hidden_size
     rotaries, numbers = read_rotaries(config)
@@ -64,6 +67,7 @@ def read_config(config: Any) -> Architecture | None:
         is_parallel=family.is_parallel,
         norms_after_attention=family.norms_after_attention,
         embedding_scale=float(hidden**0.5) if family.scales_embeddings else getattr(config, "embedding_multiplier", 1.0),
+        residuals=getattr(config, "altup_num_inputs", 0),
         residual_scale=getattr(config, "residual_multiplier", 1.0),
         logit_scale=first_of(config, "logit_scale", "lm_head_multiplier") or 1 / getattr(config, "logits_scaling", 1.0),
         logit_cap=getattr(config, "final_logit_softcapping", None),
@@ -109,6 +113,7 @@ def read_layer(config: Any, family: Family, number: int, numbers: Mapping[str | 
         rotated = False
     if (plain := getattr(config, "no_rope_layers", None)) is not None:
         rotated = bool(plain[number])
+    sparsity = getattr(config, "activation_sparsity_pattern", None) or [0.0] * config.num_hidden_layers
     first_shared = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
     return Layer(
         heads=heads,
@@ -120,6 +125,7 @@ def read_layer(config: Any, family: Family, number: int, numbers: Mapping[str | 
         cap=getattr(config, "attn_logit_softcapping", None),
         is_gated=family.gates_attention,
         norms_values=family.norms_values,
+        deviations=NormalDist().inv_cdf(sparsity[number]) if sparsity[number] > 0 else -math.inf,
         source=source_of([kind_of(config, each) for each in range(number + 1)], first_shared),
         recurrence=recurrence,
         feeds=family.feeds,

@@ -100,6 +100,7 @@ class Layer:
         False  # outputs of attention are multiplied by the sigmoid of a gate, which weights have beside each query head
     )
     norms_values: bool = False  # of each head, without weights
+    deviations: float = -math.inf  # gates that lie so many standard deviations above their mean stay; -inf = all do
     source: int | None = None  # earlier layer whose keys and values it reads; None = it has its own
     recurrence: Recurrence | None = None
     feeds: bool = True  # whether there is a feed-forward part
@@ -128,6 +129,7 @@ class Architecture:
     is_parallel: bool = False  # feed-forward parts read the residual before attention
     embedding_scale: float = 1.0
     embedding_width: int = 0  # of the embeddings of tokens for each layer; 0 = there are none
+    residuals: int = 0  # that layers predict and correct; 0 = one, which they add to
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float | None = None  # soft limit

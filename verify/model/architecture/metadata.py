@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,7 +52,7 @@ def read_entries(given: Mapping[str, Any], vocabulary: int, vectors: Mapping[str
     """
     entries = Entries(given)
     family = BY_FILE.get(entries.name)
-    if family is None:
+    if family is None or entries.get("altup.active_idx", 0):
         return None
     count, hidden = entries.get("block_count") - entries.get("nextn_predict_layers", 0), entries.get("embedding_length")
     rotaries = read_rotaries(entries, family, vectors) if family.encodes_positions else []
@@ -74,6 +75,7 @@ def read_entries(given: Mapping[str, Any], vocabulary: int, vectors: Mapping[str
         norms_after_attention=family.norms_after_attention,
         embedding_scale=float(hidden**0.5) if family.scales_embeddings else entries.get("embedding_scale", 1.0),
         embedding_width=entries.get("embedding_length_per_layer_input", 0),
+        residuals=entries.get("altup.num_inputs", 0),
         residual_scale=entries.get("residual_scale", 1.0),
         # Granite's files have what logits are divided by, Cohere's what they are multiplied by.
         logit_scale=1 / logit_scale if family.name.startswith("granite") else logit_scale,
@@ -110,6 +112,7 @@ def read_layers(entries: Entries, family: Family, count: int, tables: int) -> li
     recurrent, feeds = read_recurrent(entries, family, count), entries.by_layer("feed_forward_length", count)
     kv_heads = entries.by_layer("attention.head_count_kv", count, heads)
     window, windowed = entries.get("attention.sliding_window"), read_pattern(entries, family, count)
+    deviations = entries.by_layer("activation_sparsity_scale", count, -math.inf)
     first_shared = count - entries.get("attention.shared_kv_layers", 0)
     found: list[Layer] = []
     for number in range(count):
@@ -137,6 +140,7 @@ def read_layers(entries: Entries, family: Family, count: int, tables: int) -> li
                 cap=entries.get("attn_logit_softcapping", family.capped and family.capped[0]) or None,
                 is_gated=family.gates_attention,
                 norms_values=family.norms_values,
+                deviations=deviations[number],
                 source=source_of(windowed[: number + 1], first_shared),
                 recurrence=recurrence,
                 feeds=has_feed,

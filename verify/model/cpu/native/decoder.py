@@ -27,6 +27,8 @@ SUMMED = 16
 MOST_WIDTH = 512
 # The largest width of a layer's embeddings (forward.h).
 MOST_EMBEDDING = 1024
+# The most residuals (altup.h).
+MOST_RESIDUALS = 8
 # The largest number of query heads for one key head.
 MOST_GROUPS = 64
 # The most inputs before a row that its convolution reads (recurrence.h).
@@ -53,6 +55,15 @@ ROUTER_SCALE, EXPERT_SCALES = "ffn_gate_inp.scale", "ffn_down_exps.scale"
 # Embeddings of tokens for each layer, what a layer computes of them, and what it multiplies the residual by.
 LAYER_TABLE, LAYER_PROJECTION, LAYER_NORM = "per_layer_token_embd", "per_layer_model_proj", "per_layer_proj_norm"
 EMBEDDING_GATE, EMBEDDING_OUTPUT, LAYER_SCALE = "inp_gate", "proj", "layer_output_scale"
+# Of several residuals, and of what augments the first one.
+EXPAND, MERGE, UPDATE_NORM, UPDATE_ROUTER = "altup_proj", "altup_unembd_proj", "altup_router_norm", "altup_router"
+UPDATES = {
+    "router": UPDATE_ROUTER,
+    "predict": "altup_predict_coef",
+    "correct": "altup_correct_coef",
+    "scale": "altup_correct_scale",
+}
+AUGMENT_DOWN, AUGMENT_UP, AUGMENT_NORM = "laurel_l", "laurel_r", "laurel_post_norm"
 OF_HEADS = ("query_norm", "key_norm")  # of each, or of all together
 
 
@@ -65,7 +76,8 @@ def supports(architecture: Architecture) -> bool:
     sizes = all(each.key_dim % SUMMED == each.value_dim % SUMMED == 0 for each in states)
     fit = sizes and all(0 < each.window <= MOST_WINDOW and each.heads % max(1, each.key_heads) == 0 for each in states)
     alike = len({(each.kind, each.window, each.heads, each.key_dim, each.value_dim) for each in states}) <= 1
-    embeddings = architecture.embedding_width % SUMMED == 0 and architecture.embedding_width <= MOST_EMBEDDING
+    residuals = architecture.residuals <= MOST_RESIDUALS
+    embeddings = residuals and architecture.embedding_width % SUMMED == 0 and architecture.embedding_width <= MOST_EMBEDDING
     return architecture.hidden % SUMMED == 0 and embeddings and widths and groups and fit and alike
 
 
@@ -114,9 +126,11 @@ class Packing(Packer):
         """Whether every tensor is one that is packed: others would make the model another one."""
         known = {TABLE, HEAD, NORM, LFM2_NORM, "rope_freqs", "rope_factors_long", "rope_factors_short"}
         known |= {LAYER_TABLE, LAYER_PROJECTION, LAYER_NORM}
+        known |= {f"{name}.{number}" for name in (EXPAND, MERGE) for number in range(self.architecture.residuals - 1)}
         parts = [*LINEARS.values(), *NORMS.values(), *SHARED.values(), FUSED_ATTENTION, ROUTER, SHARED_GATE]
         parts += [*RECURRENT, *(name.rpartition(".")[0] for name in (ROUTER_BIAS, SINKS, EXPERT_SCALES))]
         parts += [*MIXTURE_NORMS.values(), EMBEDDING_GATE, EMBEDDING_OUTPUT, LAYER_SCALE]
+        parts += [*UPDATES.values(), UPDATE_NORM, AUGMENT_DOWN, AUGMENT_UP, AUGMENT_NORM]
         mixture, layers = self.architecture.mixture, range(len(self.architecture.layers))
         for expert in range(mixture.experts if mixture else 0):
             parts += [f"ffn_{part}_exps.{expert}" for part in ("gate", "up", "down")]
@@ -149,6 +163,9 @@ class Packing(Packer):
         )
         if known.embedding_width:
             description.embeddings = self._embeddings(known.embedding_width)
+        if known.residuals:
+            description.residuals = known.residuals
+            description.expand, description.merge = self._between_residuals(EXPAND), self._between_residuals(MERGE)
         return Decoder(known, description, layers, table, head, self.size, [self.kept, table, head])
 
     def _embeddings(self, width: int) -> structures.LayerEmbeddings:
@@ -159,6 +176,29 @@ class Packing(Packer):
         table, kept = table_of(stored, width)
         self.kept.append(kept)
         return structures.LayerEmbeddings(table, self.linear(LAYER_PROJECTION, (total, hidden)), self.norm(LAYER_NORM, width))
+
+    def _between_residuals(self, name: str) -> Any:
+        """The layers that compute the other residuals of the first one, or what is averaged of them."""
+        hidden, count = self.architecture.hidden, self.architecture.residuals - 1
+        found = (structures.Linear * count)(*(self.linear(f"{name}.{number}", (hidden, hidden)) for number in range(count)))
+        self.kept.append(found)
+        return ctypes.cast(found, ctypes.POINTER(structures.Linear))
+
+    def _updates(self, place: str) -> dict[str, Any]:
+        """How a layer changes several residuals, and augments the first one."""
+        hidden, count = self.architecture.hidden, self.architecture.residuals
+        sizes = {"router": count * hidden, "predict": count**3, "correct": count**2, "scale": hidden}
+        vectors = {name: self.vector(f"{place}{UPDATES[name]}.weight", size) for name, size in sizes.items()}
+        norm = self.keep(self.floats(f"{place}{UPDATE_NORM}.weight", hidden) / np.float32(hidden))
+        updates = structures.Updates(structures.Norm(norm, None, self.architecture.norm.value, hidden), **vectors)
+        self.kept.append(updates)
+        few = self.tensors[f"{place}{AUGMENT_DOWN}.weight"].shape[0]
+        return {
+            "updates": ctypes.pointer(updates),
+            "augment_down": self.linear(place + AUGMENT_DOWN, (few, hidden)),
+            "augment_up": self.linear(place + AUGMENT_UP, (hidden, few)),
+            "augment_post_norm": self.norm(place + AUGMENT_NORM, hidden),
+        }
 
     def _head(self, name: str) -> Weights:
         return Weights.stored(self.engine, self.tensors[f"{name}.weight"], self.precision.head or self.precision.rest)
@@ -182,6 +222,8 @@ class Packing(Packer):
         norms = {name: self.norm(place + stored, *sizes.get(name, (known.hidden,))) for name, stored in NORMS.items()}
         if layer.norms_values:
             norms["value_norm"] = self.plain_norm(layer.head_dim)
+        if known.residuals:
+            parts |= self._updates(place)
         if known.embedding_width:
             shape = (known.embedding_width, known.hidden)
             parts["embedding_gate"] = self.linear(place + EMBEDDING_GATE, shape)
@@ -208,6 +250,7 @@ class Packing(Packer):
             cap=layer.cap or 0.0,
             alpha=known.clamp[0],
             limit=known.clamp[1],
+            deviations=layer.deviations,
             scale=float(self.floats(f"{place}{LAYER_SCALE}.weight", 1)[0]) if self.has(place + LAYER_SCALE) else 1.0,
         )
 

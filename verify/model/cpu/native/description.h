@@ -81,6 +81,14 @@ struct Recurrence {
   float least, most;           // steps are between them
 };
 
+// How a layer changes several residuals (altup.h).
+struct Updates {
+  Norm norm;                         // before the router, whose scale it has
+  const float *router;               // [residuals, hidden]
+  const float *predict, *correct;    // of what it says: to [residuals * residuals], to [residuals]
+  const float* scale;                // [hidden], of the first residual where the layer's embedding is added; null = none
+};
+
 struct Layer {
   // Before and after attention and the feed-forward part. What is normed after is the output, before it is added to the residual.
   Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
@@ -91,6 +99,11 @@ struct Layer {
   Linear query, key, value, output, gate, up, down;
   Linear query_gate;                                 // whose sigmoid the output of attention is multiplied by; may be absent
   Linear embedding_gate, embedding_output;           // of the layer's embedding of a token: to its width, and back; may be absent
+  // Of the normed residual, through few values: added, with it, to the residual and to the output of attention, and the sum is divided
+  // by the root of 2 (Menghani et al., LAuReL: Learned Augmented Residual Layer). May be absent.
+  Linear augment_down, augment_up;
+  Norm augment_post_norm;
+  const Updates* updates;                            // null = there is one residual
   const Mixture* mixture;                            // null = none
   const Recurrence* recurrence;                      // null = none
   const float* sinks;                                // [heads], scores of a position without a value; null = none
@@ -103,6 +116,7 @@ struct Layer {
   float scaling, cap;  // of scores; cap: 0 = none
   float alpha, limit;  // of CLAMPED_SILU
   float scale;         // of the residual after the layer
+  float deviations;    // of the gate's values, so far above their mean ones stay; -infinity = all stay as they are
 };
 
 struct Model {
@@ -114,6 +128,8 @@ struct Model {
   Linear head;
   Norm norm;
   LayerEmbeddings embeddings;
+  const Linear *expand, *merge;  // [residuals - 1]: from a token's embedding, and at last to what is averaged
+  int32_t residuals;             // 0 = one, without these
 };
 
 // What an adapter adds to a product of a row: up (down row). No outputs = nothing. Both are float32, and `up` is scaled.

@@ -5,6 +5,7 @@
 // a draft tree, in a prompt, and beside rows of other streams.
 #pragma once
 #include "adaptation.h"
+#include "altup.h"
 #include "attention.h"
 #include "mixture.h"
 #include "recurrence.h"
@@ -29,6 +30,7 @@ struct Engine {
   Buffer<float> scores, gathered, inner, outputs;  // of mixtures
   Buffer<float> gates;                             // of attention
   Buffer<float> embedded;                          // of layers, for tokens
+  Buffer<float> others, predicted;                 // residuals
   Buffer<float> mixed, convolved, matrices;        // of recurrent layers
   Uses uses;
   Adaptation adaptation;
@@ -54,7 +56,7 @@ class Forward {
     const size_t count = rows;
     const int attended = widest(model, [](const Layer& layer) { return std::max(layer.heads * layer.head_dim, inputs_of_output(layer)); });
     const int cached = widest(model, [](const Layer& layer) { return layer.kv_heads * layer.head_dim; });
-    const int gated = widest(model, [](const Layer& layer) { return std::max(layer.down.matrix.inputs, layer.embedding_output.matrix.inputs); });
+    const int gated = widest(model, [](const Layer& layer) { return std::max({layer.down.matrix.inputs, layer.embedding_output.matrix.inputs, layer.augment_up.matrix.inputs}); });
     for (int table = 0; table < model.rotaries; table++) angles_width_ += model.rotary[table].size;
     residual_ = engine.residual.of(count * model.hidden);
     normed_ = engine.normed.of(count * model.hidden);
@@ -65,6 +67,9 @@ class Forward {
     gated_ = engine.gated.of(count * gated);
     gates_ = engine.gates.of(count * widest(model, [](const Layer& layer) { return layer.query_gate.matrix.outputs; }));
     embedded_ = engine.embedded.of(count * model.layers * model.embeddings.table.width);
+    others_width_ = std::max(model.residuals - 1, 0) * model.hidden;
+    others_ = engine.others.of(count * others_width_);
+    predicted_ = engine.predicted.of(model.residuals ? count * model.hidden : 0);
     mixed_ = engine.mixed.of(count * widest(model, [](const Layer& layer) { return layer.recurrence ? mixed_width(*layer.recurrence) : 0; }));
     convolved_ = engine.convolved.of(count * widest(model, [](const Layer& layer) { return layer.recurrence ? layer.recurrence->channels : 0; }));
     // What a post-norm reads, or what adapters add to `up`.
@@ -88,16 +93,20 @@ class Forward {
     const int last = tap.states ? model_.layers : last_writer();
     team_.share(rows_, [&](int row) { embed(row, tokens[row]); });
     if (model_.embeddings.table.rows) embed_for_layers(tokens);
+    if (model_.residuals) expand();
     for (int index = 0; index < model_.layers; index++) {
       const Layer& layer = model_.layer[index];
       keep_inputs(tap, index);
+      if (layer.updates) team_.share(rows_, [&](int row) { predict(*layer.updates, residuals(row), model_.epsilon, predicted(row)); });
       if (layer.heads || layer.recurrence) mix_texts(thread, layer, index);
       if (index == last) team_.share(1, [&](int) { keep(layer, kept); });
       if (!layer.parallel) feed(layer, index);
       add_fed(layer, index);
+      if (layer.updates) team_.share(rows_, [&](int row) { correct_row(*layer.updates, row); });
       if (layer.embedding_gate.matrix.outputs) add_embedding(layer, index);
       if (layer.scale != 1) team_.share(rows_, [&](int row) { scale_row(row, layer.scale); });
     }
+    if (model_.residuals) merge();
     if (tap.states && !tap.count)
       team_.share(rows_, [&](int row) { norm_row(model_.norm, row, tap.states + (size_t)row * model_.hidden); });
     if (last == model_.layers) team_.share(1, [&](int) { keep({}, kept); });
@@ -116,7 +125,8 @@ class Forward {
   // Leaves the other rows out of all that follows.
   void keep(const Layer& layer, std::span<const int64_t> kept) {
     const std::pair<float*, int> values[] = {{residual_, model_.hidden}, {normed_, model_.hidden}, {angles_, angles_width_},
-                                             {gated_, layer.down.matrix.inputs}, {embedded_, model_.layers * model_.embeddings.table.width}};
+                                             {gated_, layer.down.matrix.inputs}, {embedded_, model_.layers * model_.embeddings.table.width},
+                                             {others_, others_width_}, {predicted_, model_.residuals ? model_.hidden : 0}};
     rows_ = 0;
     for (const int64_t row : kept) {
       for (const auto& [from, width] : values) std::memmove(from + (size_t)rows_ * width, from + row * width, 4 * (size_t)width);
@@ -130,7 +140,7 @@ class Forward {
   // Attention and recurrence: what a row reads of its text.
   void mix_texts(int thread, const Layer& layer, int index) {
     const Recurrence* recurrence = layer.recurrence;
-    const Rows normed = read_residual(layer.attention_norm, any_quantized({&layer.query, &layer.key, &layer.value, &layer.query_gate}) ||
+    const Rows normed = read_residual(layer.attention_norm, any_quantized({&layer.query, &layer.key, &layer.value, &layer.query_gate, &layer.augment_down}) ||
         (recurrence && any_quantized({&recurrence->convolved, &recurrence->gate, &recurrence->beta, &recurrence->step})));
     if (layer.heads) project(layer, normed, index);
     if (recurrence) project(*recurrence, normed);
@@ -146,6 +156,7 @@ class Forward {
       });
       add<&AdapterLayer::output>(layer.output, attended, layer.attention_post_norm, index);
     }
+    if (layer.augment_up.matrix.outputs) augment(layer);
     if (recurrence) recur(thread, layer, *recurrence);
   }
 
@@ -234,13 +245,79 @@ class Forward {
   void add_embedding(const Layer& layer, int index) {
     const int width = layer.embedding_gate.matrix.outputs;
     const Product gates[] = {{&layer.embedding_gate, gated_, width}};
-    multiply_all(gates, read_residual({}, layer.embedding_gate.matrix.quantized()), index);
+    const float* scale = layer.updates ? layer.updates->scale : nullptr;
+    const Rows rows = prepare(normed_, rows_, model_.hidden, layer.embedding_gate.matrix.quantized(), [&](int row) {
+      float* to = normed_ + (size_t)row * model_.hidden;
+      norm_row({}, row, to);
+      for (int i = 0; scale && i < model_.hidden; i++) to[i] *= scale[i];
+    });
+    multiply_all(gates, rows, index);
     const Rows gated = prepare(gated_, rows_, width, layer.embedding_output.matrix.quantized(), [&](int row) {
       float* to = gated_ + (size_t)row * width;
       const float* own = embedded_ + ((size_t)row * model_.layers + index) * width;
       for (int i = 0; i < width; i += LANES) store(to + i, activate(load(to + i), layer.activation) * load(own + i));
     });
-    add_product(layer.embedding_output, gated, layer.embedding_post_norm);
+    const Product products[] = {{&layer.embedding_output, added_, model_.hidden}};
+    multiply_all(products, gated, index);
+    team_.share(rows_, [&](int row) {
+      norm_values(layer.embedding_post_norm, added_ + (size_t)row * model_.hidden, model_.hidden);
+      if (!layer.updates) add_row({}, row);
+      for (int i = 1; i < model_.residuals; i++) add_row({}, row, residuals(row).at(i));
+    });
+  }
+
+  Residuals residuals(int row) {
+    return {residual_ + (size_t)row * model_.hidden, others_ + (size_t)row * others_width_, model_.residuals, model_.hidden};
+  }
+  float* predicted(int row) { return predicted_ + (size_t)row * model_.hidden; }
+
+  void correct_row(const Updates& updates, int row) {
+    correct(updates, residuals(row), model_.epsilon, predicted(row), normed_ + (size_t)row * model_.hidden);
+  }
+
+  // The other residuals of tokens' embeddings, as large as these.
+  void expand() {
+    const Rows rows = read_residual({}, model_.expand->matrix.quantized());
+    for (int i = 1; i < model_.residuals; i++) {
+      const Product products[] = {{&model_.expand[i - 1], others_ + (size_t)(i - 1) * model_.hidden, others_width_}};
+      multiply_all(products, rows, 0);
+    }
+    team_.share(rows_, [&](int row) {
+      for (int i = 1; i < model_.residuals; i++) rescale(residuals(row).at(i), residuals(row).first, model_.hidden);
+    });
+  }
+
+  // The first residual becomes the mean of all, each projected and as large as it.
+  void merge() {
+    const int hidden = model_.hidden;
+    const float part = 1 / (float)model_.residuals;
+    team_.share(rows_, [&](int row) {
+      for (int i = 0; i < hidden; i++) predicted(row)[i] = residuals(row).first[i] * part;
+    });
+    for (int index = 1; index < model_.residuals; index++) {
+      const Linear& linear = model_.merge[index - 1];
+      const Rows rows = prepare(normed_, rows_, hidden, linear.matrix.quantized(), [&](int row) {
+        std::memcpy(normed_ + (size_t)row * hidden, residuals(row).at(index), 4 * (size_t)hidden);
+      });
+      const Product products[] = {{&linear, added_, hidden}};
+      multiply_all(products, rows, 0);
+      team_.share(rows_, [&](int row) {
+        float* added = added_ + (size_t)row * hidden;
+        rescale(added, residuals(row).first, hidden);
+        for (int i = 0; i < hidden; i++) predicted(row)[i] += added[i] * part;
+      });
+    }
+    team_.share(rows_, [&](int row) { std::memcpy(residuals(row).first, predicted(row), 4 * (size_t)hidden); });
+  }
+
+  // `project` has computed the few values, and `normed_` has the normed residual.
+  void augment(const Layer& layer) {
+    const Rows few = prepare(gated_, rows_, layer.augment_up.matrix.inputs, layer.augment_up.matrix.quantized());
+    add_product(layer.augment_up, few, layer.augment_post_norm);
+    team_.share(rows_, [&](int row) {
+      float *to = residual_ + (size_t)row * model_.hidden, *normed = normed_ + (size_t)row * model_.hidden;
+      for (int i = 0; i < model_.hidden; i += LANES) store(to + i, (load(to + i) + load(normed + i)) * all(std::sqrt(0.5f)));
+    });
   }
 
   void scale_row(int row, float scale) {
@@ -313,7 +390,8 @@ class Forward {
     const Product products[] = {{&layer.query, queries_, layer.query.matrix.outputs, &AdapterLayer::query},
                                 {&layer.key, keys_, layer.key.matrix.outputs, &AdapterLayer::key},
                                 {&layer.value, values_, layer.value.matrix.outputs, &AdapterLayer::value},
-                                {&layer.query_gate, gates_, layer.query_gate.matrix.outputs}};
+                                {&layer.query_gate, gates_, layer.query_gate.matrix.outputs},
+                                {&layer.augment_down, gated_, layer.augment_down.matrix.outputs}};
     multiply_all(products, rows, index);
   }
 
@@ -419,8 +497,9 @@ class Forward {
   }
 
   // Adds a row of what is to be added, normed, to the residual.
-  void add_row(const Norm& norm, int row) {
-    float *added = added_ + (size_t)row * model_.hidden, *to = residual_ + (size_t)row * model_.hidden;
+  void add_row(const Norm& norm, int row) { add_row(norm, row, residual_ + (size_t)row * model_.hidden); }
+  void add_row(const Norm& norm, int row, float* to) {
+    float* added = added_ + (size_t)row * model_.hidden;
     if (norm.kind != NO_NORM) normalize(norm, added, model_.epsilon, added);
     for (int i = 0; i < model_.hidden; i += LANES) store(to + i, fma(all(model_.residual_scale), load(added + i), load(to + i)));
   }
@@ -517,12 +596,18 @@ class Forward {
     const Rows rows = read_residual(layer.feed_forward_norm, layer.up.matrix.quantized() || layer.gate.matrix.quantized());
     adaptation_.lower<&AdapterLayer::gate, &AdapterLayer::up>(team_, rows, index);
     const int width = layer.up.matrix.outputs;
+    const auto write_gate = [&](int panel) {
+      write_panel(layer.gate, panel, rows, gated_, width);
+      adaptation_.raise(&AdapterLayer::gate, 0, index, panel, gated_, width);
+    };
+    const bool is_cut = layer.deviations > -INFINITY;  // by all values of a row
+    if (is_cut) {
+      team_.share(layer.gate.matrix.panels(), write_gate);
+      team_.share(rows_, [&](int row) { cut(gated_ + (size_t)row * width, width, layer.deviations); });
+    }
     team_.share(layer.up.matrix.panels(), [&](int panel) {
       const int first = panel * PANEL, size = std::min(PANEL, width - first);
-      if (is_gated) {
-        write_panel(layer.gate, panel, rows, gated_, width);
-        adaptation_.raise(&AdapterLayer::gate, 0, index, panel, gated_, width);
-      }
+      if (is_gated && !is_cut) write_gate(panel);
       if (adaptation_.any()) {
         for (int row = 0; row < rows_; row++) std::fill_n(added_ + (size_t)row * width + first, size, 0.0f);
         adaptation_.raise(&AdapterLayer::up, 1, index, panel, added_, width);
@@ -646,10 +731,10 @@ class Forward {
   int rows_;
   int64_t* positions_;
   std::vector<Stream> streams_;
-  float *residual_, *normed_, *queries_, *keys_, *values_, *attended_, *gated_, *added_, *angles_, *embedded_;
+  float *residual_, *normed_, *queries_, *keys_, *values_, *attended_, *gated_, *added_, *angles_, *embedded_, *others_, *predicted_;
   float *scores_, *gathered_, *inner_, *outputs_, *gates_, *mixed_, *convolved_, *matrices_ = nullptr;
   size_t space_ = 0;  // of a thread's matrices
-  int angles_width_ = 0;
+  int angles_width_ = 0, others_width_ = 0;
 };
 
 }  // namespace outrider

@@ -89,12 +89,21 @@ class Recurrence(Structure):
     )
 
 
+class Updates(Structure):
+    """How a layer changes several residuals."""
+
+    _fields_ = (("norm", Norm), *((name, c_void_p) for name in ("router", "predict", "correct", "scale")))
+
+
 class Layer(Structure):
     """A layer of a decoder."""
 
     _fields_ = (
         *((name, Norm) for name in NORMS),
         *((name, Linear) for name in (*PROJECTIONS, "query_gate", "embedding_gate", "embedding_output")),
+        *((name, Linear) for name in ("augment_down", "augment_up")),
+        ("augment_post_norm", Norm),
+        ("updates", POINTER(Updates)),
         ("mixture", POINTER(Mixture)),
         ("recurrence", POINTER(Recurrence)),
         ("sinks", c_void_p),
@@ -102,7 +111,7 @@ class Layer(Structure):
             (name, c_int32)
             for name in ("heads", "kv_heads", "head_dim", "cached", "window", "rotary", "activation", "parallel")
         ),
-        *((name, c_float) for name in ("scaling", "cap", "alpha", "limit", "scale")),
+        *((name, c_float) for name in ("scaling", "cap", "alpha", "limit", "scale", "deviations")),
     )
 
 
@@ -118,6 +127,9 @@ class Model(Structure):
         ("head", Linear),
         ("norm", Norm),
         ("embeddings", LayerEmbeddings),
+        ("expand", POINTER(Linear)),
+        ("merge", POINTER(Linear)),
+        ("residuals", c_int32),
     )
 
 
@@ -185,6 +197,7 @@ ALL: tuple[type[Structure], ...] = (
     Rotary,
     Mixture,
     Recurrence,
+    Updates,
     Layer,
     Model,
     LowRank,

@@ -21,7 +21,7 @@ from outrider.verify.model.tensors import file_name, stored_tensor
 
 EPSILONS = ("layer_norm_eps", "norm_eps", "layer_norm_epsilon")
 STATES = ("lfm2", "lfm2_moe", "nemotron_h", "mamba2")
-LAYERED = ("gemma4_text",)
+LAYERED = ("gemma3n_text", "gemma4_text")
 SCALINGS = {name: gguf.RopeScalingType[name.upper()] for name in ("linear", "yarn", "longrope")}
 
 
@@ -43,6 +43,10 @@ def write_gguf(model: PreTrainedModel, file: Path, kind: GGMLQuantizationType = 
     turned = family.pairs_in_files and not family.pairs_in_checkpoints
     stored = {name: stored_tensor(tensor) for name, tensor in model.state_dict().items()}
     tensors = split_checkpoint({name: each for name, each in stored.items() if each is not None}, family.turns_experts)
+    for name in ("altup_projections", "altup_unembed_projections") if known_model.residuals else ():
+        parts = [tensors.pop(f"model.{name}.{number}.weight").floats() for number in range(known_model.residuals - 1)]
+        stem = "altup_proj" if name == "altup_projections" else "altup_unembd_proj"
+        write(writer, f"{stem}.weight", np.stack(parts), kind)
     experts = {name for name in tensors if "_exps." in name}
     for place in sorted({(name.split(".")[1], name.split(".")[2], name.split(".")[4]) for name in experts}):
         layer, part, ending = place
@@ -90,6 +94,10 @@ def write_layered(writer: gguf.GGUFWriter, config: Any, known: Architecture) -> 
     writer.add_array(f"{known.name}.attention.sliding_window_pattern", windows)
     writer.add_uint32(f"{known.name}.attention.shared_kv_layers", config.num_kv_shared_layers)
     writer.add_uint32(f"{known.name}.embedding_length_per_layer_input", known.embedding_width)
+    if known.residuals:
+        writer.add_altup_num_inputs(known.residuals)
+        writer.add_altup_active_idx(0)
+        writer.add_activation_sparsity_scale([each.deviations for each in layers])
     rotated = int(np.count_nonzero(frequencies(known.rotaries[whole.rotary or 0], 1)[0]))
     if rotated < whole.head_dim // 2:
         writer.add_tensor("rope_freqs.weight", np.where(np.arange(whole.head_dim // 2) < rotated, 1, 1e30).astype(np.float32))

@@ -80,6 +80,15 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
         "top_k_experts": 3,
         **EXPERTS,
     },
+    "gemma3n_text": {
+        **WINDOWED,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 90,
+        "num_kv_shared_layers": 2,
+        "laurel_rank": 16,
+        "activation_sparsity_pattern": [0.9, 0.95, 0.0, 0.5, 0.0, 0.0],
+    },
     "phi3": {
         "sliding_window": 20,
         "original_max_position_embeddings": 128,
