@@ -1,4 +1,4 @@
-"""The weights of experts and of several residuals, one tensor for each: checkpoints and files have them apart, or in one tensor."""
+"""The weights of experts and of several residuals, one tensor for each: checkpoints and files may store them in one tensor."""
 
 from __future__ import annotations
 

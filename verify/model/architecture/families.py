@@ -94,6 +94,7 @@ FAMILIES: dict[str, Family] = {
         wide_scaling_at=62,
     ),
     "gemma4_text": Family("gemma4", **GEMMA4, window_every=6, normalizes=True),
+    "gemma4_unified_text": Family("gemma4", **GEMMA4, window_every=6),
     "gemma3n_text": Family("gemma3n", **GEMMA4, window_every=5),
     "phi3": Family("phi3"),
     "olmo2": Family("olmo2", window_every=4),

@@ -21,7 +21,7 @@ from outrider.verify.model.tensors import file_name, stored_tensor
 
 EPSILONS = ("layer_norm_eps", "norm_eps", "layer_norm_epsilon")
 STATES = ("lfm2", "lfm2_moe", "nemotron_h", "mamba2")
-LAYERED = ("gemma3n_text", "gemma4_text")
+LAYERED = ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
 SCALINGS = {name: gguf.RopeScalingType[name.upper()] for name in ("linear", "yarn", "longrope")}
 
 

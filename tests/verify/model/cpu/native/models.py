@@ -54,6 +54,15 @@ DELTA: Mapping[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"] * 2,
 }
 MAMBA = {"mamba_d_state": 16, "mamba_d_head": 32, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_chunk_size": 16}
+TURNS = {"layer_types": ["sliding_attention", "full_attention"] * 3}
+GEMMA4: Mapping[str, Any] = {
+    **WINDOWED,
+    **TURNS,
+    "attention_k_eq_v": True,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "final_logit_softcapping": 30.0,
+}
 # By transformers' `model_type`: what differs from SIZES.
 FAMILIES: dict[str, Mapping[str, Any]] = {
     "llama": {"rope_parameters": {**PLAIN, "rope_type": "llama3", "factor": 8.0, **LLAMA3}},
@@ -66,23 +75,19 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "gemma2": WINDOWED,
     "gemma3_text": {**WINDOWED, **by_kind(PLAIN, {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6})},
     "gemma4_text": {
-        **WINDOWED,
-        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        **GEMMA4,
         "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": 97,
         "num_kv_shared_layers": 2,
         "use_double_wide_mlp": True,
-        "attention_k_eq_v": True,
-        "global_head_dim": 32,
-        "num_global_key_value_heads": 1,
-        "final_logit_softcapping": 30.0,
         "enable_moe_block": True,
         "top_k_experts": 3,
         **EXPERTS,
     },
+    "gemma4_unified_text": GEMMA4,
     "gemma3n_text": {
         **WINDOWED,
-        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        **TURNS,
         "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": 90,
         "num_kv_shared_layers": 2,
