@@ -72,6 +72,8 @@ def supports(architecture: Architecture) -> bool:
     attending = [each for each in architecture.layers if each.heads]
     widths = all(each.head_dim % SUMMED == 0 and each.head_dim <= MOST_WIDTH for each in attending)
     groups = all(each.heads // each.kv_heads <= MOST_GROUPS for each in attending)
+    shared = [(each, architecture.layers[each.source]) for each in attending if each.source is not None]
+    groups = groups and all((each.kv_heads, each.head_dim) == (own.kv_heads, own.head_dim) for each, own in shared)
     states = [each.recurrence for each in architecture.layers if each.recurrence is not None]
     sizes = all(each.key_dim % SUMMED == each.value_dim % SUMMED == 0 for each in states)
     fit = sizes and all(0 < each.window <= MOST_WINDOW and each.heads % max(1, each.key_heads) == 0 for each in states)
@@ -175,7 +177,8 @@ class Packing(Packer):
         self.check(LAYER_TABLE, stored, (stored.shape[0], total))
         table, kept = table_of(stored, width)
         self.kept.append(kept)
-        return structures.LayerEmbeddings(table, self.linear(LAYER_PROJECTION, (total, hidden)), self.norm(LAYER_NORM, width))
+        norm = self.plain_norm(self.floats(f"{LAYER_NORM}.weight", width))
+        return structures.LayerEmbeddings(table, self.linear(LAYER_PROJECTION, (total, hidden)), norm)
 
     def _between_residuals(self, name: str) -> Any:
         """The layers that compute the other residuals of the first one, or what is averaged of them."""
@@ -188,9 +191,9 @@ class Packing(Packer):
         """How a layer changes several residuals, and augments the first one."""
         hidden, count = self.architecture.hidden, self.architecture.residuals
         sizes = {"router": count * hidden, "predict": count**3, "correct": count**2, "scale": hidden}
-        vectors = {name: self.vector(f"{place}{UPDATES[name]}.weight", size) for name, size in sizes.items()}
-        norm = self.keep(self.floats(f"{place}{UPDATE_NORM}.weight", hidden) / np.float32(hidden))
-        updates = structures.Updates(structures.Norm(norm, None, self.architecture.norm.value, hidden), **vectors)
+        vectors = {name: self.keep(self.floats(f"{place}{UPDATES[name]}.weight", size)) for name, size in sizes.items()}
+        norm = self.plain_norm(self.floats(f"{place}{UPDATE_NORM}.weight", hidden) / np.float32(hidden))
+        updates = structures.Updates(norm, **vectors)
         self.kept.append(updates)
         few = self.tensors[f"{place}{AUGMENT_DOWN}.weight"].shape[0]
         return {
@@ -221,7 +224,7 @@ class Packing(Packer):
         }
         norms = {name: self.norm(place + stored, *sizes.get(name, (known.hidden,))) for name, stored in NORMS.items()}
         if layer.norms_values:
-            norms["value_norm"] = self.plain_norm(layer.head_dim)
+            norms["value_norm"] = self.plain_norm(np.ones(layer.head_dim, np.float32))
         if known.residuals:
             parts |= self._updates(place)
         if known.embedding_width:
@@ -267,8 +270,10 @@ class Packing(Packer):
         fused = self.has(place + FUSED_ATTENTION)
         found = {}
         for name, (start, end) in starts.items():
-            if name != "query" and (layer.source is not None or not (fused or self.has(place + LINEARS[name]))):
+            if name != "query" and layer.source is not None:
                 continue
+            if name == "value" and layer.norms_values and not fused and not self.has(place + LINEARS[name]):
+                continue  # keys are values, too
             source = place + (FUSED_ATTENTION if fused else LINEARS[name])
             rows = np.arange(start if fused else 0, end if fused else end - start)
             if name != "value" and self.architecture.has_pairs and layer.rotary is not None:
@@ -304,9 +309,8 @@ class Packing(Packer):
         has_gate = self.has(place + SHARED_GATE)
         norms = {name: self.norm(place + stored, self.architecture.hidden) for name, stored in MIXTURE_NORMS.items()}
         if place + ROUTER_SCALE in self.tensors:
-            norms["router_norm"] = self.plain_norm(self.architecture.hidden)
-            scale = self.floats(place + ROUTER_SCALE, self.architecture.hidden) * np.float32(self.architecture.hidden**-0.5)
-            norms["router_norm"].weight = self.keep(scale)
+            scale = self.floats(place + ROUTER_SCALE, self.architecture.hidden)
+            norms["router_norm"] = self.plain_norm(scale * np.float32(self.architecture.hidden**-0.5))
         mixture = structures.Mixture(
             **norms,
             scales=self.vector(place + EXPERT_SCALES, known.experts),

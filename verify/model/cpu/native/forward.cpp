@@ -15,9 +15,9 @@ void outrider_engine_delete(Engine* engine) { delete engine; }
 
 // The sizes of the structures that callers describe: a caller whose sizes differ was written for another version.
 int32_t outrider_sizes(int64_t* sizes, int32_t most) {
-  const int64_t found[] = {sizeof(Matrix),     sizeof(Norm),  sizeof(Linear), sizeof(Table),   sizeof(LayerEmbeddings), sizeof(Rotary), sizeof(Mixture),
-                           sizeof(Recurrence), sizeof(Updates), sizeof(Layer), sizeof(Model),  sizeof(LowRank), sizeof(AdapterLayer),
-                           sizeof(Adapter),    sizeof(Tap),   sizeof(CachedPart), sizeof(Slot), sizeof(Stream)};
+  const int64_t found[] = {sizeof(Matrix),     sizeof(Norm),    sizeof(Linear), sizeof(Table),   sizeof(LayerEmbeddings), sizeof(Rotary),
+                           sizeof(Mixture),    sizeof(Recurrence), sizeof(Updates), sizeof(Layer), sizeof(Model),   sizeof(LowRank),
+                           sizeof(AdapterLayer), sizeof(Adapter), sizeof(Tap),  sizeof(CachedPart), sizeof(Slot), sizeof(Stream)};
   const int32_t count = (int32_t)std::size(found);
   std::copy_n(found, std::min(count, most), sizes);
   return count;

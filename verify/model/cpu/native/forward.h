@@ -56,7 +56,9 @@ class Forward {
     const size_t count = rows;
     const int attended = widest(model, [](const Layer& layer) { return std::max(layer.heads * layer.head_dim, inputs_of_output(layer)); });
     const int cached = widest(model, [](const Layer& layer) { return layer.kv_heads * layer.head_dim; });
-    const int gated = widest(model, [](const Layer& layer) { return std::max({layer.down.matrix.inputs, layer.embedding_output.matrix.inputs, layer.augment_up.matrix.inputs}); });
+    const int gated = widest(model, [](const Layer& layer) {
+      return std::max({layer.down.matrix.inputs, layer.embedding_output.matrix.inputs, layer.augment_up.matrix.inputs});
+    });
     for (int table = 0; table < model.rotaries; table++) angles_width_ += model.rotary[table].size;
     residual_ = engine.residual.of(count * model.hidden);
     normed_ = engine.normed.of(count * model.hidden);
@@ -97,7 +99,8 @@ class Forward {
     for (int index = 0; index < model_.layers; index++) {
       const Layer& layer = model_.layer[index];
       keep_inputs(tap, index);
-      if (layer.updates) team_.share(rows_, [&](int row) { predict(*layer.updates, residuals(row), model_.epsilon, predicted(row)); });
+      if (layer.updates)
+        team_.share(rows_, [&](int row) { predict(*layer.updates, residuals(row), model_.epsilon, predicted(row)); });
       if (layer.heads || layer.recurrence) mix_texts(thread, layer, index);
       if (index == last) team_.share(1, [&](int) { keep(layer, kept); });
       if (!layer.parallel) feed(layer, index);
@@ -124,12 +127,14 @@ class Forward {
 
   // Leaves the other rows out of all that follows.
   void keep(const Layer& layer, std::span<const int64_t> kept) {
-    const std::pair<float*, int> values[] = {{residual_, model_.hidden}, {normed_, model_.hidden}, {angles_, angles_width_},
-                                             {gated_, layer.down.matrix.inputs}, {embedded_, model_.layers * model_.embeddings.table.width},
-                                             {others_, others_width_}, {predicted_, model_.residuals ? model_.hidden : 0}};
+    const int hidden = model_.hidden, embedded = model_.layers * model_.embeddings.table.width;
+    const std::pair<float*, int> values[] = {
+        {residual_, hidden}, {normed_, hidden},   {angles_, angles_width_}, {gated_, layer.down.matrix.inputs},
+        {embedded_, embedded}, {others_, others_width_}, {predicted_, model_.residuals ? hidden : 0}};
     rows_ = 0;
     for (const int64_t row : kept) {
-      for (const auto& [from, width] : values) std::memmove(from + (size_t)rows_ * width, from + row * width, 4 * (size_t)width);
+      for (const auto& [from, width] : values)
+        if (width) std::memmove(from + (size_t)rows_ * width, from + row * width, 4 * (size_t)width);
       engine_.texts[rows_] = engine_.texts[row];
       positions_[rows_++] = positions_[row];
     }
@@ -140,8 +145,10 @@ class Forward {
   // Attention and recurrence: what a row reads of its text.
   void mix_texts(int thread, const Layer& layer, int index) {
     const Recurrence* recurrence = layer.recurrence;
-    const Rows normed = read_residual(layer.attention_norm, any_quantized({&layer.query, &layer.key, &layer.value, &layer.query_gate, &layer.augment_down}) ||
-        (recurrence && any_quantized({&recurrence->convolved, &recurrence->gate, &recurrence->beta, &recurrence->step})));
+    const bool quantized =
+        any_quantized({&layer.query, &layer.key, &layer.value, &layer.query_gate, &layer.augment_down}) ||
+        (recurrence && any_quantized({&recurrence->convolved, &recurrence->gate, &recurrence->beta, &recurrence->step}));
+    const Rows normed = read_residual(layer.attention_norm, quantized);
     if (layer.heads) project(layer, normed, index);
     if (recurrence) project(*recurrence, normed);
     if (layer.parallel) feed(layer, index);

@@ -99,9 +99,9 @@ class Packer:
         weight = self.keep(self.floats(f"{name}.weight", size if size in sizes else sizes[0]) + np.float32(add))
         return structures.Norm(weight, self.vector(f"{name}.bias", size), self.architecture.norm.value, size)
 
-    def plain_norm(self, size: int) -> structures.Norm:
-        """A norm whose weights are ones."""
-        return structures.Norm(self.keep(np.ones(size, np.float32)), None, self.architecture.norm.value, size)
+    def plain_norm(self, weights: NDArray[np.float32]) -> structures.Norm:
+        """A norm with these weights."""
+        return structures.Norm(self.keep(weights), None, self.architecture.norm.value, len(weights))
 
     def vector(self, name: str, count: int, rows: NDArray[np.int64] | slice | None = None) -> int | None:
         """The address of a vector as float32; None if the model has none. Raises ModelError if it has another size."""

@@ -138,7 +138,10 @@ inline void take(const Table& table, int64_t row, float* to) {
     return;
   }
   const uint8_t* from = table.data + 2 * row * table.width;
-  for (int i = 0; i < table.width; i++) to[i] = table.kind == BFLOAT16 ? from_bfloat16(half_at(from + 2 * i)) : from_half(half_at(from + 2 * i));
+  for (int i = 0; i < table.width; i++) {
+    const uint16_t half = half_at(from + 2 * i);
+    to[i] = table.kind == BFLOAT16 ? from_bfloat16(half) : from_half(half);
+  }
 }
 
 }  // namespace outrider

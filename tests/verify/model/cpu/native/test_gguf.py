@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf import quants
+from gguf import GGMLQuantizationType, quants
 from transformers import LlamaConfig
 
 from bench.model.gguf_file import add_shape
@@ -115,6 +115,38 @@ def test_single_steps_have_the_bits_of_a_prompt(kind: Kind, tmp_path: Path) -> N
     for row, token in enumerate(tokens):
         assert torch.equal(each.forward(cache, ForwardBatch.chain(token[None]))[0], whole[row])
         cache.length += 1
+
+
+@pytest.mark.parametrize(
+    "kind", [*STORED.values(), GGMLQuantizationType.BF16, GGMLQuantizationType.F16, GGMLQuantizationType.Q2_K]
+)
+def test_a_table_for_layers_has_the_values_of_its_file(
+    kind: GGMLQuantizationType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = build("gemma4_text", hidden_size_per_layer_input=256), ForwardBatch.chain(torch.arange(40))
+    packed = next((each for each in STORED if STORED[each] == kind), None)
+    if packed is not None:
+        blocks = random_blocks(packed, 97, 6 * 256)
+    elif kind == GGMLQuantizationType.Q2_K:  # a type that is unpacked
+        blocks = np.random.default_rng(1).integers(0, 60, (97, 6 * 84), np.uint8)
+    else:
+        blocks = quants.quantize(np.random.default_rng(1).standard_normal((97, 6 * 256), np.float32), kind)
+    table = quants.dequantize(blocks, kind).astype(np.float32)
+    add = gguf.GGUFWriter.add_tensor
+
+    def logits(values: Any, dtype: GGMLQuantizationType) -> torch.Tensor:
+        def changed(writer: gguf.GGUFWriter, key: str, tensor: Any, **fields: Any) -> None:
+            if key == "per_layer_token_embd.weight":
+                tensor, fields = values, {"raw_dtype": dtype}
+            add(writer, key, tensor, **fields)
+
+        monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", changed)
+        ours = runner(write_gguf(model, tmp_path / f"{dtype.name}.gguf"), "float32")
+        found: torch.Tensor = ours.forward(ours.new_cache(), tokens).clone()
+        return found
+
+    found, expected = logits(blocks.view(np.uint8), kind), logits(table, GGMLQuantizationType.F32)
+    assert (found - expected).norm() < (1e-2 if kind == GGMLQuantizationType.Q2_K else 1e-4) * expected.norm()
 
 
 @pytest.mark.parametrize(
