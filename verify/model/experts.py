@@ -1,4 +1,4 @@
-"""The weights of experts, one tensor for each: checkpoints and GGUF files store them apart, or several in one tensor."""
+"""The weights of experts and of several residuals, one tensor for each: checkpoints and files may store them in one tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ FUSED_BIAS = re.compile(r"\.layers\.(\d+)\..*\bexperts\.(gate_up_proj|down_proj)
 # A shared expert, whose gate and up are one tensor.
 SHARED = re.compile(r"\.layers\.(\d+)\..*\bshared_mlp\.input_linear\.weight$")
 PACKED = re.compile(r"(\.layers\.(\d+)\..*\bexperts\.(gate_up_proj|down_proj))_blocks$")
-IN_FILE = re.compile(r"^blk\.(\d+)\.ffn_(gate|up|down)_exps\.(weight|bias)$")
+IN_FILE = re.compile(r"^blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)$")
+# Of all residuals but the first.
+RESIDUALS = re.compile(r"^altup_(unembd_)?proj\.weight$")
 PARTS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
 
 
@@ -36,8 +38,14 @@ def split_file(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
     found: dict[str, Stored] = {}
     for name, stored in tensors.items():
         match = IN_FILE.match(name)
+        if RESIDUALS.match(name):
+            found |= {f"{name.removesuffix('weight')}{number}.weight": each for number, each in enumerate(each_expert(stored))}
+            continue
         if match is None:
             found[name] = stored
+            continue
+        if match[2] == "gate_up":
+            found |= apart(match[1], each_expert(stored), False, False, match[3])
             continue
         for expert, each in enumerate(each_expert(stored)):
             found[expert_name(match[1], match[2], expert, match[3])] = each

@@ -25,6 +25,8 @@ TYPES = {"F32": GGMLQuantizationType.F32, "F16": GGMLQuantizationType.F16, "BF16
 BYTES = {"U8": GGMLQuantizationType.I8}  # blocks of MXFP4
 HEADER = struct.Struct("<Q")
 LAYER = re.compile(r"(?:\.layers|^blk)\.(\d+)\.")
+ROUTER_SCALES = re.compile(r"\.layers\.(\d+)\.router\.(scale|per_expert_scale)$")
+RESIDUALS = re.compile(r"\.altup_(unembed_)?projections\.(\d+)\.weight$")
 # The ends of names without a kind in files.
 BARE = (".ssm_a", ".ssm_d", ".ffn_norm")
 # The ends of names of tensors that are computed from the configuration.
@@ -101,11 +103,21 @@ def as_gguf(path: str, tensors: Mapping[str, Stored], architecture: Architecture
         number = LAYER.search(name)
         if name.endswith(COMPUTED) or (number is not None and int(number[1]) >= layers):
             continue
-        known = name if name.startswith("blk.") else names.get_name(renamed(name), (".weight", ".bias"))
+        known = file_name(names, name)
         if known is None:
             return None
-        found[known if known.endswith((".weight", ".bias")) else f"{known}.weight"] = stored
+        found[known] = stored
     return Tensors(path, found)
+
+
+def file_name(names: Any, name: str) -> str | None:
+    """What GGUF files call a checkpoint's tensor, by a table of names; None if it is not there."""
+    if (scale := ROUTER_SCALES.search(name)) is not None:
+        return f"blk.{scale[1]}.{'ffn_gate_inp' if scale[2] == 'scale' else 'ffn_down_exps'}.scale"
+    if (residual := RESIDUALS.search(name)) is not None:
+        return f"altup_{'unembd_' if residual[1] else ''}proj.{residual[2]}.weight"
+    known = name if name.startswith("blk.") else names.get_name(renamed(name), (".weight", ".bias"))
+    return known if known is None or known.endswith((".weight", ".bias")) else f"{known}.weight"
 
 
 def renamed(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from statistics import NormalDist
 from typing import Any
 
 from outrider.verify.model.architecture.description import (
@@ -15,6 +16,7 @@ from outrider.verify.model.architecture.description import (
     Recurrence,
     Rotary,
     State,
+    source_of,
 )
 from outrider.verify.model.architecture.families import FAMILIES, Family, summed
 from outrider.verify.model.architecture.rotary import is_known, latent_scaling
@@ -40,7 +42,9 @@ RECURRENT, FEED_FORWARD = ("linear_attention", "mamba", "conv"), ("mlp", "moe")
 def read_config(config: Any) -> Architecture | None:
     """The decoder of a configuration; None if its family is not known, or if it has what the family does not."""
     family = FAMILIES.get(config.model_type)
-    if family is None or getattr(config, "use_bidirectional_attention", False):
+    if family is None or getattr(config, "use_bidirectional_attention", False) in (True, "all"):
+        return None
+    if getattr(config, "altup_active_idx", 0) or not getattr(config, "altup_correct_scale", True):
         return None
     name = first_of(config, "hidden_activation", "mlp_hidden_act", "hidden_act") or "silu"
     hidden = config.hidden_size
@@ -52,6 +56,7 @@ def read_config(config: Any) -> Architecture | None:
         hidden=hidden,
         vocabulary=config.vocab_size,
         layers=tuple(read_layer(config, family, number, numbers) for number in range(config.num_hidden_layers)),
+        embedding_width=getattr(config, "hidden_size_per_layer_input", None) or 0,
         rotaries=tuple(rotaries),
         context_tokens=getattr(config, "max_position_embeddings", MOST_TOKENS),
         epsilon=first(config, "rms_norm_eps", "layer_norm_eps", "norm_eps", "layer_norm_epsilon"),
@@ -63,6 +68,7 @@ def read_config(config: Any) -> Architecture | None:
         is_parallel=family.is_parallel,
         norms_after_attention=family.norms_after_attention,
         embedding_scale=float(hidden**0.5) if family.scales_embeddings else getattr(config, "embedding_multiplier", 1.0),
+        residuals=getattr(config, "altup_num_inputs", 0),
         residual_scale=getattr(config, "residual_multiplier", 1.0),
         logit_scale=first_of(config, "logit_scale", "lm_head_multiplier") or 1 / getattr(config, "logits_scaling", 1.0),
         logit_cap=getattr(config, "final_logit_softcapping", None),
@@ -84,7 +90,7 @@ def read_mixture(config: Any, family: Family) -> Mixture | None:
     groups = None if getattr(config, "topk_method", None) == "greedy" else getattr(config, "n_group", None)
     return Mixture(
         experts=count,
-        used=first(config, "num_experts_per_tok", "moe_k"),
+        used=first(config, "num_experts_per_tok", "moe_k", "top_k_experts"),
         scores=family.scores,
         normalizes=normalizes,
         scale=getattr(config, "routed_scaling_factor", 1.0),
@@ -104,23 +110,28 @@ def read_layer(config: Any, family: Family, number: int, numbers: Mapping[str | 
         return Layer(recurrence=recurrence, feeds=family.feeds)
     if family.is_latent:
         return read_latent(config, numbers)
-    heads = config.num_attention_heads
-    width = head_width(config)
+    own = own_sizes(config, number)
+    heads, width = own.num_attention_heads, head_width(own)
     scale = getattr(config, "query_pre_attn_scalar", None) or width
     rotated = family.rotates_all or kind == "sliding_attention" or not config.sliding_window
     if getattr(config, "position_embedding_type", "rope") != "rope":
         rotated = False
     if (plain := getattr(config, "no_rope_layers", None)) is not None:
         rotated = bool(plain[number])
+    sparsity = getattr(config, "activation_sparsity_pattern", None) or [0.0] * config.num_hidden_layers
+    first_shared = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
     return Layer(
         heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        kv_heads=getattr(own, "num_key_value_heads", None) or heads,
         head_dim=width,
-        scaling=getattr(config, "attention_multiplier", None) or float(scale) ** -0.5,
+        scaling=family.scaling or getattr(config, "attention_multiplier", None) or float(scale) ** -0.5,
         window=config.sliding_window if kind == "sliding_attention" else None,
         rotary=numbers.get(kind, numbers.get(None)) if rotated else None,
         cap=getattr(config, "attn_logit_softcapping", None),
         is_gated=family.gates_attention,
+        norms_values=family.norms_values,
+        deviations=NormalDist().inv_cdf(sparsity[number]) if sparsity[number] > 0 else -math.inf,
+        source=source_of([kind_of(config, each) for each in range(number + 1)], first_shared),
         recurrence=recurrence,
         feeds=family.feeds,
     )
@@ -186,6 +197,11 @@ def read_multipliers(config: Any) -> dict[str, float]:
     }
 
 
+def own_sizes(config: Any, number: int) -> Any:
+    """The configuration with a layer's own sizes, where layers differ."""
+    return config.per_layer_config[number] if getattr(config, "is_heterogeneous", False) else config
+
+
 def kind_of(config: Any, number: int) -> str:
     """The kind of a layer, as `layer_types` names it."""
     kinds = getattr(config, "layers_block_type", None) or getattr(config, "layer_types", None)
@@ -200,11 +216,13 @@ def read_rotaries(config: Any, family: Family) -> tuple[list[Rotary], dict[str |
     if not given or not family.encodes_positions:
         return [], {}
     by_kind = {None: given} if "rope_theta" in given else given
-    width = config.qk_rope_head_dim if family.is_latent else head_width(config)
+    kinds = [kind_of(config, number) for number in range(config.num_hidden_layers)]
     tables: list[Rotary] = []
     numbers: dict[str | None, int] = {}
     for kind, parameters in by_kind.items():
-        size = int(width * parameters.get("partial_rotary_factor", 1.0))
+        width = head_width(own_sizes(config, kinds.index(kind) if kind in kinds else 0))
+        is_partial = parameters.get("rope_type") != "proportional"
+        size = int(width * parameters.get("partial_rotary_factor", 1.0)) if is_partial else width
         scaling = {name: value for name, value in parameters.items() if value is not None}
         table = Rotary(size, scaling["rope_theta"], scaling, config.max_position_embeddings)
         if table not in tables:

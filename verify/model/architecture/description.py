@@ -6,7 +6,7 @@ Weights are named as in GGUF files. Which layers have norms and biases, the weig
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -115,8 +115,16 @@ class Layer:
         False  # outputs of attention are multiplied by the sigmoid of a gate, which weights have beside each query head
     )
     latent: Latent | None = None
+    norms_values: bool = False  # of each head, without weights
+    deviations: float = -math.inf  # gates that lie so many standard deviations above their mean stay; -inf = all do
+    source: int | None = None  # earlier layer whose keys and values it reads; None = it has its own
     recurrence: Recurrence | None = None
     feeds: bool = True  # whether there is a feed-forward part
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether it has keys and values of its own."""
+        return self.heads > 0 and self.source is None
 
 
 @dataclass(frozen=True)
@@ -136,6 +144,8 @@ class Architecture:
     clamp: tuple[float, float] = (1.702, 7.0)  # factor and limit of CLAMPED_SILU
     is_parallel: bool = False  # feed-forward parts read the residual before attention
     embedding_scale: float = 1.0
+    embedding_width: int = 0  # of the embeddings of tokens for each layer; 0 = there are none
+    residuals: int = 0  # that layers predict and correct; 0 = one, which they add to
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float | None = None  # soft limit
@@ -147,3 +157,10 @@ class Architecture:
     multipliers: Mapping[str, float] = field(default_factory=dict)
     turns_experts: bool = False  # a checkpoint's fused weights are [experts, inputs, outputs], and gate and up take turns
     norms_after_attention: bool = True  # else the norm before the feed-forward part is named so
+
+
+def source_of(kinds: Sequence[Any], first_shared: int) -> int | None:
+    """The layer whose keys and values the last of these layers reads: of those before `first_shared`, the last of its kind."""
+    if len(kinds) <= first_shared:
+        return None
+    return max(number for number, kind in enumerate(kinds[:first_shared]) if kind == kinds[-1])

@@ -39,6 +39,8 @@ class Family:
     has_both: bool = False  # attention and recurrence in each layer
     encodes_positions: bool = True
     feeds: bool = True  # else a layer is a mixer or a feed-forward part
+    scaling: float | None = None  # of scores; None = by the width of a head
+    norms_values: bool = False
     wide_scaling_at: int | None = None  # models of this many layers scale scores by the width of all heads together
 
 
@@ -53,6 +55,13 @@ GEMMA2 = Family(
     capped=(50.0, 30.0),
     wide_scaling_at=46,
 )
+GEMMA4: dict[str, Any] = {
+    "activation": Activation.GELU_TANH,
+    "scales_embeddings": True,
+    "local_base": 10000.0,
+    "scaling": 1.0,
+    "norms_values": True,
+}
 QWEN_STATES: dict[str, Any] = {
     "norms_less_one": True,
     "norms_after_attention": False,
@@ -86,6 +95,9 @@ FAMILIES: dict[str, Family] = {
         local_base=10000.0,
         wide_scaling_at=62,
     ),
+    "gemma4_text": Family("gemma4", **GEMMA4, window_every=6, normalizes=True),
+    "gemma4_unified_text": Family("gemma4", **GEMMA4, window_every=6),
+    "gemma3n_text": Family("gemma3n", **GEMMA4, window_every=5),
     "phi3": Family("phi3"),
     "olmo2": Family("olmo2", window_every=4),
     "olmo3": Family("olmo2", window_every=4),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from outrider.verify.model.architecture.description import (
     Rotary,
     Scores,
     State,
+    source_of,
 )
 from outrider.verify.model.architecture.families import BY_FILE, Family, summed
 from outrider.verify.model.architecture.rotary import is_known, latent_scaling
@@ -51,7 +53,7 @@ def read_entries(given: Mapping[str, Any], vocabulary: int, vectors: Mapping[str
     """
     entries = Entries(given)
     family = BY_FILE.get(entries.name)
-    if family is None:
+    if family is None or entries.get("altup.active_idx", 0):
         return None
     count, hidden = entries.get("block_count") - entries.get("nextn_predict_layers", 0), entries.get("embedding_length")
     rotaries = read_rotaries(entries, family, vectors) if family.encodes_positions else []
@@ -75,6 +77,8 @@ def read_entries(given: Mapping[str, Any], vocabulary: int, vectors: Mapping[str
         is_parallel=family.is_parallel,
         norms_after_attention=family.norms_after_attention,
         embedding_scale=float(hidden**0.5) if family.scales_embeddings else entries.get("embedding_scale", 1.0),
+        embedding_width=entries.get("embedding_length_per_layer_input", 0),
+        residuals=entries.get("altup.num_inputs", 0),
         residual_scale=entries.get("residual_scale", 1.0),
         # Granite's files have what logits are divided by, Cohere's what they are multiplied by.
         logit_scale=1 / logit_scale if family.name.startswith("granite") else logit_scale,
@@ -104,9 +108,10 @@ def read_mixture(entries: Entries, family: Family) -> Mixture | None:
     )
 
 
-def head_width(entries: Entries) -> int:
+def head_width(entries: Entries, is_local: bool = False) -> int:
     heads = entries.by_layer("attention.head_count", 1)[0]
-    return int(entries.get("attention.key_length") or entries.get("embedding_length") // max(1, heads))
+    own = entries.get("attention.key_length_swa") if is_local else None
+    return int(own or entries.get("attention.key_length") or entries.get("embedding_length") // max(1, heads))
 
 
 def read_layers(entries: Entries, family: Family, count: int, tables: int) -> list[Layer]:
@@ -114,9 +119,9 @@ def read_layers(entries: Entries, family: Family, count: int, tables: int) -> li
     recurrent, feeds = read_recurrent(entries, family, count), entries.by_layer("feed_forward_length", count)
     kv_heads = entries.by_layer("attention.head_count_kv", count, heads)
     window, windowed = entries.get("attention.sliding_window"), read_pattern(entries, family, count)
-    width = head_width(entries)
-    scale = entries.get("embedding_length") // heads[0] if count == family.wide_scaling_at else width
-    found = []
+    deviations = entries.by_layer("activation_sparsity_scale", count, -math.inf)
+    first_shared = count - entries.get("attention.shared_kv_layers", 0)
+    found: list[Layer] = []
     for number in range(count):
         recurrence = read_recurrence(entries, family) if recurrent[number] else None
         has_feed = family.feeds or bool(feeds[number])
@@ -124,6 +129,8 @@ def read_layers(entries: Entries, family: Family, count: int, tables: int) -> li
             found.append(Layer(recurrence=recurrence, feeds=has_feed))
             continue
         is_local = bool(window and windowed[number])
+        width = head_width(entries, is_local)
+        scale = entries.get("embedding_length") // heads[0] if count == family.wide_scaling_at else width
         rotated = family.rotates_all or is_local or not window
         if family.plain_every:
             rotated = (number + 1) % family.plain_every != 0
@@ -134,11 +141,14 @@ def read_layers(entries: Entries, family: Family, count: int, tables: int) -> li
                 heads=heads[number],
                 kv_heads=kv_heads[number],
                 head_dim=width,
-                scaling=entries.get("attention.scale") or scale**-0.5,
+                scaling=family.scaling or entries.get("attention.scale") or scale**-0.5,
                 window=window if is_local else None,
                 rotary=(tables - 1 if is_local else 0) if rotated else None,
                 cap=entries.get("attn_logit_softcapping", family.capped and family.capped[0]) or None,
                 is_gated=family.gates_attention,
+                norms_values=family.norms_values,
+                deviations=deviations[number],
+                source=source_of(windowed[: number + 1], first_shared),
                 recurrence=recurrence,
                 feeds=has_feed,
             )
@@ -209,7 +219,8 @@ def read_rotaries(entries: Entries, family: Family, vectors: Mapping[str, Any]) 
     scaling = read_scaling(entries, family, vectors)
     whole = Rotary(size, base, scaling, context)
     local_base = entries.get("rope.freq_base_swa", family.local_base or base)
-    local = Rotary(size, local_base, scaling if family.scales_local else {}, context)
+    local_size = entries.get("rope.dimension_count_swa", size)
+    local = Rotary(local_size, local_base, scaling if family.scales_local else {}, context)
     has_local = bool(entries.get("attention.sliding_window")) and family.window_every
     return [whole, local] if has_local and local != whole else [whole]
 

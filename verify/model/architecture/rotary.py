@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from outrider.verify.model.architecture.description import Rotary
 
 # The scalings that are known, by transformers' names.
-SCALINGS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+SCALINGS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 
 
 def is_known(rotary: Rotary) -> bool:
@@ -44,6 +44,9 @@ def frequencies(rotary: Rotary, tokens: int) -> tuple[NDArray[np.float32], float
         attention = longrope_attention(rotary)
     elif kind == "llama3":
         found = llama3(scaling, found)
+    elif kind == "proportional":  # only the first ones rotate
+        rotated = int(scaling.get("partial_rotary_factor", 1.0) * size // 2)
+        found = np.where(np.arange(size // 2) < rotated, found / factor, 0.0)
     if "divisors" in scaling:
         found = found / np.array(scaling["divisors"], float)
     return found.astype(np.float32), attention

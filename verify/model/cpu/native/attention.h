@@ -12,7 +12,7 @@ namespace outrider {
 
 constexpr int POSITIONS = 64;
 constexpr int SCORES = POSITIONS + LANES;  // of a query and a block: its last vector may end after the last position
-constexpr int LINE = 64;         // bytes that memory is read by
+constexpr int LINE = 64;          // bytes that memory is read by
 constexpr int MOST_QUERIES = 64;  // of a call of `attend`
 
 enum StoredAs : int32_t { STORED_FLOAT32 = 0, STORED_BFLOAT16 = 1, STORED_INT8 = 2, STORED_FLOAT16 = 3, STORED_FLOAT8 = 4 };

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from outrider.verify.errors import ModelError
 from outrider.verify.model.architecture.description import Architecture, Layer, Mixture
 from outrider.verify.model.architecture.families import BY_FILE
 from outrider.verify.model.architecture.rotary import frequencies
@@ -20,12 +19,16 @@ from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.packing import Packer, Precision, Size, order
 from outrider.verify.model.cpu.native.recurrence import NAMES as RECURRENT
 from outrider.verify.model.cpu.native.recurrence import pack_recurrence
-from outrider.verify.model.cpu.native.weights import Weights
+from outrider.verify.model.cpu.native.weights import Weights, table_of
 from outrider.verify.model.experts import expert_name
 from outrider.verify.model.tensors import Tensors
 
 # Sizes are multiples of this (vector.h).
 SUMMED = 16
+# The largest width of a layer's embeddings (forward.h).
+MOST_EMBEDDING = 1024
+# The most residuals (altup.h).
+MOST_RESIDUALS = 8
 # The most inputs before a row that its convolution reads (recurrence.h).
 MOST_WINDOW = 15
 TABLE, HEAD, NORM = "token_embd", "output", "output_norm"
@@ -42,7 +45,23 @@ NORMS = {
     "feed_forward_post_norm": "post_ffw_norm",
     "query_norm": "attn_q_norm",
     "key_norm": "attn_k_norm",
+    "embedding_post_norm": "post_norm",
 }
+# Of a mixture beside a dense part.
+MIXTURE_NORMS = {"norm": "pre_ffw_norm_2", "post_norm": "post_ffw_norm_2", "shared_post_norm": "post_ffw_norm_1"}
+ROUTER_SCALE, EXPERT_SCALES = "ffn_gate_inp.scale", "ffn_down_exps.scale"
+# Embeddings of tokens for each layer, what a layer computes of them, and what it multiplies the residual by.
+LAYER_TABLE, LAYER_PROJECTION, LAYER_NORM = "per_layer_token_embd", "per_layer_model_proj", "per_layer_proj_norm"
+EMBEDDING_GATE, EMBEDDING_OUTPUT, LAYER_SCALE = "inp_gate", "proj", "layer_output_scale"
+# Of several residuals, and of what augments the first one.
+EXPAND, MERGE, UPDATE_NORM, UPDATE_ROUTER = "altup_proj", "altup_unembd_proj", "altup_router_norm", "altup_router"
+UPDATES = {
+    "router": UPDATE_ROUTER,
+    "predict": "altup_predict_coef",
+    "correct": "altup_correct_coef",
+    "scale": "altup_correct_scale",
+}
+AUGMENT_DOWN, AUGMENT_UP, AUGMENT_NORM = "laurel_l", "laurel_r", "laurel_post_norm"
 OF_HEADS = ("query_norm", "key_norm")  # of each, or of all together
 
 
@@ -50,11 +69,15 @@ def supports(architecture: Architecture) -> bool:
     """Whether the library computes a decoder of these sizes."""
     attending = [each for each in architecture.layers if each.heads]
     widths = all(each.head_dim % SUMMED == 0 and (each.latent is None or fits(each.latent)) for each in attending)
+    shared = [(each, architecture.layers[each.source]) for each in attending if each.source is not None]
+    alike = all((each.kv_heads, each.head_dim) == (own.kv_heads, own.head_dim) for each, own in shared)
     states = [each.recurrence for each in architecture.layers if each.recurrence is not None]
     sizes = all(each.key_dim % SUMMED == each.value_dim % SUMMED == 0 for each in states)
     counts = sizes and all(0 < each.window <= MOST_WINDOW and each.heads % max(1, each.key_heads) == 0 for each in states)
-    alike = len({(each.kind, each.window, each.heads, each.key_dim, each.value_dim) for each in states}) <= 1
-    return architecture.hidden % SUMMED == 0 and widths and counts and alike
+    alike = alike and len({(each.kind, each.window, each.heads, each.key_dim, each.value_dim) for each in states}) <= 1
+    residuals = architecture.residuals <= MOST_RESIDUALS
+    embeddings = residuals and architecture.embedding_width % SUMMED == 0 and architecture.embedding_width <= MOST_EMBEDDING
+    return architecture.hidden % SUMMED == 0 and embeddings and widths and counts and alike
 
 
 @dataclass(eq=False)
@@ -101,8 +124,12 @@ class Packing(Packer):
     def uses_all(self) -> bool:
         """Whether every tensor is one that is packed: others would make the model another one."""
         known = {TABLE, HEAD, NORM, LFM2_NORM, "rope_freqs", "rope_factors_long", "rope_factors_short"}
+        known |= {LAYER_TABLE, LAYER_PROJECTION, LAYER_NORM}
+        known |= {f"{name}.{number}" for name in (EXPAND, MERGE) for number in range(self.architecture.residuals - 1)}
         parts = [*LINEARS.values(), *NORMS.values(), *SHARED.values(), FUSED_ATTENTION, ROUTER, SHARED_GATE]
-        parts += [*RECURRENT, *LATENT, *(name.rpartition(".")[0] for name in (ROUTER_BIAS, SINKS))]
+        parts += [*RECURRENT, *LATENT, *(name.rpartition(".")[0] for name in (ROUTER_BIAS, SINKS, EXPERT_SCALES))]
+        parts += [*MIXTURE_NORMS.values(), EMBEDDING_GATE, EMBEDDING_OUTPUT, LAYER_SCALE]
+        parts += [*UPDATES.values(), UPDATE_NORM, AUGMENT_DOWN, AUGMENT_UP, AUGMENT_NORM]
         mixture, layers = self.architecture.mixture, range(len(self.architecture.layers))
         for expert in range(mixture.experts if mixture else 0):
             parts += [f"ffn_{part}_exps.{expert}" for part in ("gate", "up", "down")]
@@ -114,12 +141,7 @@ class Packing(Packer):
         """Packs all weights. Raises ModelError."""
         known = self.architecture
         stored = self.tensors[f"{TABLE}.weight"]
-        if stored.shape != (known.vocabulary, known.hidden):
-            found, expected = (" x ".join(map(str, each)) for each in (stored.shape, (known.vocabulary, known.hidden)))
-            raise ModelError(
-                f"The embedding table of {self.tensors.path!r} is {found}, and its configuration says {expected}; download it"
-                " again, or name another one."
-            )
+        self.check(TABLE, stored, (known.vocabulary, known.hidden))
         table = Weights.stored(self.engine, stored, self.precision.rest)
         tied = f"{HEAD}.weight" not in self.tensors
         head = table if tied and self.precision.head is None else self._head(TABLE if tied else HEAD)
@@ -138,7 +160,45 @@ class Packing(Packer):
             head=structures.Linear(head.matrix, self.vector(f"{HEAD}.bias", head.outputs)),
             norm=self.norm(NORM if self.has(NORM) else LFM2_NORM, known.hidden),
         )
+        if known.embedding_width:
+            description.embeddings = self._embeddings(known.embedding_width)
+        if known.residuals:
+            description.residuals = known.residuals
+            description.expand, description.merge = self._between_residuals(EXPAND), self._between_residuals(MERGE)
         return Decoder(known, description, layers, table, head, self.size, [self.kept, table, head])
+
+    def _embeddings(self, width: int) -> structures.LayerEmbeddings:
+        """The embeddings for each layer. The table is large, and stays where it is."""
+        hidden, total = self.architecture.hidden, width * len(self.architecture.layers)
+        stored = self.tensors[f"{LAYER_TABLE}.weight"]
+        self.check(LAYER_TABLE, stored, (stored.shape[0], total))
+        table, kept = table_of(stored, width)
+        self.kept.append(kept)
+        norm = self.plain_norm(self.floats(f"{LAYER_NORM}.weight", width))
+        return structures.LayerEmbeddings(table, self.linear(LAYER_PROJECTION, (total, hidden)), norm)
+
+    def _between_residuals(self, name: str) -> Any:
+        """The layers that compute the other residuals of the first one, or what is averaged of them."""
+        hidden, count = self.architecture.hidden, self.architecture.residuals - 1
+        found = (structures.Linear * count)(*(self.linear(f"{name}.{number}", (hidden, hidden)) for number in range(count)))
+        self.kept.append(found)
+        return ctypes.cast(found, ctypes.POINTER(structures.Linear))
+
+    def _updates(self, place: str) -> dict[str, Any]:
+        """How a layer changes several residuals, and augments the first one."""
+        hidden, count = self.architecture.hidden, self.architecture.residuals
+        sizes = {"router": count * hidden, "predict": count**3, "correct": count**2, "scale": hidden}
+        vectors = {name: self.keep(self.floats(f"{place}{UPDATES[name]}.weight", size)) for name, size in sizes.items()}
+        norm = self.plain_norm(self.floats(f"{place}{UPDATE_NORM}.weight", hidden) / np.float32(hidden))
+        updates = structures.Updates(norm, **vectors)
+        self.kept.append(updates)
+        few = self.tensors[f"{place}{AUGMENT_DOWN}.weight"].shape[0]
+        return {
+            "updates": ctypes.pointer(updates),
+            "augment_down": self.linear(place + AUGMENT_DOWN, (few, hidden)),
+            "augment_up": self.linear(place + AUGMENT_UP, (hidden, few)),
+            "augment_post_norm": self.norm(place + AUGMENT_NORM, hidden),
+        }
 
     def _head(self, name: str) -> Weights:
         return Weights.stored(self.engine, self.tensors[f"{name}.weight"], self.precision.head or self.precision.rest)
@@ -161,6 +221,14 @@ class Packing(Packer):
             for name, heads in zip(OF_HEADS, (layer.heads, layer.kv_heads), strict=True)
         }
         norms = {name: self.norm(place + stored, *sizes.get(name, (known.hidden,))) for name, stored in NORMS.items()}
+        if layer.norms_values:
+            norms["value_norm"] = self.plain_norm(np.ones(layer.head_dim, np.float32))
+        if known.residuals:
+            parts |= self._updates(place)
+        if known.embedding_width:
+            shape = (known.embedding_width, known.hidden)
+            parts["embedding_gate"] = self.linear(place + EMBEDDING_GATE, shape)
+            parts["embedding_output"] = self.linear(place + EMBEDDING_OUTPUT, shape[::-1])
         if not layer.heads and layer.recurrence is None:
             norms |= {"feed_forward_norm": norms["attention_norm"]}  # files name the only one so
         if not known.norms_after_attention:
@@ -174,7 +242,7 @@ class Packing(Packer):
             kv_heads=layer.kv_heads,
             head_dim=layer.head_dim,
             value_dim=layer.head_dim if layer.latent is None else layer.latent.rank,
-            cached=sum(bool(each.heads) for each in known.layers[:number]),
+            cached=sum(each.is_cached for each in known.layers[: number if layer.source is None else layer.source]),
             window=layer.window or 0,
             rotary=-1 if layer.rotary is None else layer.rotary,
             rotated=0 if layer.latent is None else layer.latent.rank,
@@ -184,6 +252,8 @@ class Packing(Packer):
             cap=layer.cap or 0.0,
             alpha=known.clamp[0],
             limit=known.clamp[1],
+            deviations=layer.deviations,
+            scale=float(self.floats(f"{place}{LAYER_SCALE}.weight", 1)[0]) if self.has(place + LAYER_SCALE) else 1.0,
         )
 
     def _attention(self, place: str, layer: Layer) -> dict[str, structures.Linear]:
@@ -199,6 +269,10 @@ class Packing(Packer):
         fused = self.has(place + FUSED_ATTENTION)
         found = {}
         for name, (start, end) in starts.items():
+            if name != "query" and layer.source is not None:
+                continue
+            if name == "value" and layer.norms_values and not fused and not self.has(place + LINEARS[name]):
+                continue  # keys are values, too
             source = place + (FUSED_ATTENTION if fused else LINEARS[name])
             rows = np.arange(start if fused else 0, end if fused else end - start)
             turned = None if name == "value" else order(self.architecture, layer, name, self.architecture.has_pairs)
@@ -231,7 +305,13 @@ class Packing(Packer):
         self.size = counted
         array = (structures.Linear * len(experts))(*experts)
         has_gate = self.has(place + SHARED_GATE)
+        norms = {name: self.norm(place + stored, self.architecture.hidden) for name, stored in MIXTURE_NORMS.items()}
+        if place + ROUTER_SCALE in self.tensors:
+            scale = self.floats(place + ROUTER_SCALE, self.architecture.hidden)
+            norms["router_norm"] = self.plain_norm(scale * np.float32(self.architecture.hidden**-0.5))
         mixture = structures.Mixture(
+            **norms,
+            scales=self.vector(place + EXPERT_SCALES, known.experts),
             router=self.router(place + ROUTER, known.experts),
             bias=self.vector(place + ROUTER_BIAS, known.experts),
             experts=ctypes.cast(array, ctypes.POINTER(structures.Linear)),
@@ -247,7 +327,7 @@ class Packing(Packer):
         )
         self.kept += [array, mixture]
         found: dict[str, Any] = {"mixture": ctypes.pointer(mixture)}
-        return found | (self._shared(place) if self.has(place + SHARED["down"]) else {})
+        return found | (self._feed_forward(place) if self.has(place + SHARED["down"]) or self.has(place + DOWN) else {})
 
     def _shared(self, place: str) -> dict[str, structures.Linear]:
         """A shared expert."""

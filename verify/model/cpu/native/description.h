@@ -27,6 +27,20 @@ struct Linear {
   const float* bias;  // [outputs], or null
 };
 
+// Rows as a file stores them, one after the other and at any address: not packed, because a step reads few of them.
+struct Table {
+  const uint8_t* data;
+  int32_t kind, rows, width;  // kind: Kind, or FLOAT16_ROWS
+};
+constexpr int32_t FLOAT16_ROWS = -1;
+
+// Embeddings of tokens for each layer (Gemma 3n's and 4's per-layer embeddings).
+struct LayerEmbeddings {
+  Table table;        // [tokens * layers, width]; no rows = there are none. Further tokens have the embeddings of the first
+  Linear projection;  // of a token's scaled embedding, to [layers * width]
+  Norm norm;          // of the projection, [width]
+};
+
 // A table of rotary angles. Queries are also multiplied by 1 + temperature * ln(1 + floor(position / span)) (Llama 4's scaling).
 struct Rotary {
   const float* frequencies;  // [size / 2]
@@ -46,6 +60,10 @@ struct Mixture {
   int32_t groups, used_groups;  // experts are chosen in the groups with the largest sums of scores; 1 = no groups
   int32_t summed;               // the largest scores of a group, of which its sum is
   float scale;                  // of weights
+  const float* scales;          // [count], of each expert's output; null = none
+  // Of the residual, before the router and before experts, which else read what the shared expert reads; and of outputs, before both
+  // are added. May be absent.
+  Norm router_norm, norm, post_norm, shared_post_norm;
 };
 
 // A layer that keeps a state of the text before a row (recurrence.h).
@@ -75,12 +93,29 @@ struct Latent {
   Linear key_up, value_up;
 };
 
+// How a layer changes several residuals (altup.h).
+struct Updates {
+  Norm norm;                         // before the router, whose scale it has
+  const float *router;               // [residuals, hidden]
+  const float *predict, *correct;    // of what it says: to [residuals * residuals], to [residuals]
+  const float* scale;                // [hidden], of the first residual where the layer's embedding is added; null = none
+};
+
 struct Layer {
   // Before and after attention and the feed-forward part. What is normed after is the output, before it is added to the residual.
   Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
-  Norm query_norm, key_norm;  // of each head, or of all heads together
-  Linear query, key, value, output, gate, up, down;  // gate: may be absent. With a mixture, the last three are the shared expert
+  Norm query_norm, key_norm, value_norm;  // of each head, or of all heads together
+  Norm embedding_post_norm;
+  // Gate: may be absent. Value: if absent, keys before their norm are values; key: if absent, keys and values are those that another
+  // layer has written. With a mixture, the last three are the shared expert.
+  Linear query, key, value, output, gate, up, down;
   Linear query_gate;                                 // whose sigmoid the output of attention is multiplied by; may be absent
+  Linear embedding_gate, embedding_output;           // of the layer's embedding of a token: to its width, and back; may be absent
+  // Of the normed residual, through few values: added, with it, to the residual and to the output of attention, and the sum is divided
+  // by the root of 2 (Menghani et al., LAuReL: Learned Augmented Residual Layer). May be absent.
+  Linear augment_down, augment_up;
+  Norm augment_post_norm;
+  const Updates* updates;                            // null = there is one residual
   const Mixture* mixture;                            // null = none
   const Recurrence* recurrence;                      // null = none
   const Latent* latent;                              // null = none
@@ -93,6 +128,8 @@ struct Layer {
   int32_t parallel;  // whether the feed-forward part reads the residual before attention
   float scaling, cap;  // of scores; cap: 0 = none
   float alpha, limit;  // of CLAMPED_SILU
+  float scale;         // of the residual after the layer
+  float deviations;    // of the gate's values, so far above their mean ones stay; -infinity = all stay as they are
 };
 
 struct Model {
@@ -103,6 +140,9 @@ struct Model {
   Matrix embedding;
   Linear head;
   Norm norm;
+  LayerEmbeddings embeddings;
+  const Linear *expand, *merge;  // [residuals - 1]: from a token's embedding, and at last to what is averaged
+  int32_t residuals;             // 0 = one, without these
 };
 
 // What an adapter adds to a product of a row: up (down row). No outputs = nothing. Both are float32, and `up` is scaled.

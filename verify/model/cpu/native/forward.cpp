@@ -2,7 +2,6 @@
 #include <bit>
 
 #include "forward.h"
-#include "stored.h"
 
 using namespace outrider;
 
@@ -16,9 +15,10 @@ void outrider_engine_delete(Engine* engine) { delete engine; }
 
 // The sizes of the structures that callers describe: a caller whose sizes differ was written for another version.
 int32_t outrider_sizes(int64_t* sizes, int32_t most) {
-  const int64_t found[] = {sizeof(Matrix),     sizeof(Norm),   sizeof(Linear), sizeof(Rotary),     sizeof(Mixture), sizeof(Recurrence),
-                           sizeof(Latent),     sizeof(Layer),  sizeof(Model),  sizeof(LowRank),    sizeof(AdapterLayer),
-                           sizeof(Adapter),    sizeof(Tap),    sizeof(CachedPart), sizeof(Slot),   sizeof(Stream)};
+  const int64_t found[] = {
+      sizeof(Matrix),     sizeof(Norm),   sizeof(Linear), sizeof(Table), sizeof(LayerEmbeddings), sizeof(Rotary),       sizeof(Mixture),
+      sizeof(Recurrence), sizeof(Latent), sizeof(Updates), sizeof(Layer), sizeof(Model),          sizeof(LowRank),      sizeof(AdapterLayer),
+      sizeof(Adapter),    sizeof(Tap),    sizeof(CachedPart), sizeof(Slot), sizeof(Stream)};
   const int32_t count = (int32_t)std::size(found);
   std::copy_n(found, std::min(count, most), sizes);
   return count;
@@ -87,7 +87,7 @@ void outrider_forward(Engine* engine, const Model* model, const Stream* streams,
   }
   const int rows = (int)tokens.size();
   Forward forward(*engine, *model, rows, positions.data(), {streams, (size_t)stream_count});
-  const auto job = [&](int thread) { forward.run(thread, tokens.data(), kept.data(), (int)kept.size(), logits, *tap); };
+  const auto job = [&](int thread) { forward.run(thread, tokens.data(), kept, logits, *tap); };
   if (rows < FEW_ROWS)
     engine->team.run(engine->habits[std::bit_width((uint32_t)rows)], job);
   else

@@ -5,9 +5,11 @@
 // a draft tree, in a prompt, and beside rows of other streams.
 #pragma once
 #include "adaptation.h"
+#include "altup.h"
 #include "attention.h"
 #include "mixture.h"
 #include "recurrence.h"
+#include "stored.h"
 
 namespace outrider {
 
@@ -15,6 +17,7 @@ namespace outrider {
 constexpr int ROW_BLOCK = 16;
 // Reading the keys and values of a task takes as long as the products of this many queries (measured with AVX-512).
 constexpr int READING_QUERIES = 6;
+constexpr int MOST_EMBEDDING = 1024;  // the width of a layer's embeddings
 constexpr int FEW_ROWS = 32;   // from which on more threads always gain: arithmetic takes the time
 
 // Threads, and the memory of their steps.
@@ -26,6 +29,8 @@ struct Engine {
   Buffer<float> residual, normed, queries, keys, values, attended, gated, added, angles;
   Buffer<float> scores, gathered, inner, outputs;  // of mixtures
   Buffer<float> gates, parts;                      // of attention; of latent attention: what `parts_` has
+  Buffer<float> embedded;                          // of layers, for tokens
+  Buffer<float> others, predicted;                 // residuals
   Buffer<float> mixed, convolved, matrices;        // of recurrent layers
   Uses uses;
   Adaptation adaptation;
@@ -45,16 +50,18 @@ int widest(const Model& model, const Size& size) {
 // Computes a forward's phases in all threads.
 class Forward {
  public:
-  Forward(Engine& engine, const Model& model, int rows, const int64_t* positions, std::span<const Stream> streams)
+  Forward(Engine& engine, const Model& model, int rows, int64_t* positions, std::span<const Stream> streams)
       : engine_(engine), team_(engine.team), adaptation_(engine.adaptation), model_(model), rows_(rows), positions_(positions),
-        streams_(streams) {
+        streams_(streams.begin(), streams.end()) {
     const size_t count = rows;
     const int attended = widest(model, [](const Layer& layer) {
       const Matrix& query = layer.query.matrix;
       return std::max({layer.heads * layer.head_dim, query.inputs, query.outputs, layer.output.matrix.inputs, inputs_of_output(layer)});
     });
     const int cached = widest(model, [](const Layer& layer) { return layer.kv_heads * layer.head_dim; });
-    const int gated = widest(model, [](const Layer& layer) { return layer.down.matrix.inputs; });
+    const int gated = widest(model, [](const Layer& layer) {
+      return std::max({layer.down.matrix.inputs, layer.embedding_output.matrix.inputs, layer.augment_up.matrix.inputs});
+    });
     for (int table = 0; table < model.rotaries; table++) angles_width_ += model.rotary[table].size;
     residual_ = engine.residual.of(count * model.hidden);
     normed_ = engine.normed.of(count * model.hidden);
@@ -64,6 +71,10 @@ class Forward {
     attended_ = engine.attended.of(count * attended);
     gated_ = engine.gated.of(count * gated);
     gates_ = engine.gates.of(count * widest(model, [](const Layer& layer) { return layer.query_gate.matrix.outputs; }));
+    embedded_ = engine.embedded.of(count * model.layers * model.embeddings.table.width);
+    others_width_ = std::max(model.residuals - 1, 0) * model.hidden;
+    others_ = engine.others.of(count * others_width_);
+    predicted_ = engine.predicted.of(model.residuals ? count * model.hidden : 0);
     mixed_ = engine.mixed.of(count * widest(model, [](const Layer& layer) { return layer.recurrence ? mixed_width(*layer.recurrence) : 0; }));
     parts_ = engine.parts.of(count * widest(model, [](const Layer& layer) {
       return layer.latent ? std::max(layer.latent->query_down.matrix.outputs, layer.heads * layer.latent->key_up.matrix.inputs) : 0;
@@ -86,30 +97,66 @@ class Forward {
     engine.blocks.of(std::max(count * (std::max({model.hidden, attended, gated}) / BLOCK), uses * (std::max(model.hidden, inner) / BLOCK)));
   }
 
-  void run(int thread, const int64_t* tokens, const int64_t* kept, int kept_count, float* logits, const Tap& tap) {
+  // `kept` are the rows whose logits are returned.
+  void run(int thread, const int64_t* tokens, std::span<const int64_t> kept, float* logits, const Tap& tap) {
+    const int last = tap.states ? model_.layers : last_writer();
     team_.share(rows_, [&](int row) { embed(row, tokens[row]); });
+    if (model_.embeddings.table.rows) embed_for_layers(tokens);
+    if (model_.residuals) expand();
     for (int index = 0; index < model_.layers; index++) {
       const Layer& layer = model_.layer[index];
       keep_inputs(tap, index);
+      if (layer.updates)
+        team_.share(rows_, [&](int row) { predict(*layer.updates, residuals(row), model_.epsilon, predicted(row)); });
       if (layer.heads || layer.recurrence) mix_texts(thread, layer, index);
+      if (index == last) team_.share(1, [&](int) { keep(layer, kept); });
       if (!layer.parallel) feed(layer, index);
       add_fed(layer, index);
+      if (layer.updates) team_.share(rows_, [&](int row) { correct_row(*layer.updates, row); });
+      if (layer.embedding_gate.matrix.outputs) add_embedding(layer, index);
+      if (layer.scale != 1) team_.share(rows_, [&](int row) { scale_row(row, layer.scale); });
     }
+    if (model_.residuals) merge();
     if (tap.states && !tap.count)
       team_.share(rows_, [&](int row) { norm_row(model_.norm, row, tap.states + (size_t)row * model_.hidden); });
-    const Rows last = prepare(normed_, kept_count, model_.hidden, model_.head.matrix.quantized(), [&](int row) {
-      norm_row(model_.norm, (int)kept[row], normed_ + (size_t)row * model_.hidden);
-    });
-    compute_logits(last, logits);
+    if (last == model_.layers) team_.share(1, [&](int) { keep({}, kept); });
+    compute_logits(read_residual(model_.norm, model_.head.matrix.quantized()), logits);
   }
 
  private:
+  // The last layer that writes what other rows read: keys and values, or a state.
+  int last_writer() const {
+    int last = model_.layers;
+    for (int index = 0; index < model_.layers; index++)
+      if (model_.layer[index].key.matrix.outputs || model_.layer[index].recurrence) last = index;
+    return last;
+  }
+
+  // Leaves the other rows out of all that follows.
+  void keep(const Layer& layer, std::span<const int64_t> kept) {
+    const int hidden = model_.hidden, embedded = model_.layers * model_.embeddings.table.width;
+    const std::pair<float*, int> values[] = {
+        {residual_, hidden}, {normed_, hidden},   {angles_, angles_width_}, {gated_, layer.down.matrix.inputs},
+        {embedded_, embedded}, {others_, others_width_}, {predicted_, model_.residuals ? hidden : 0}};
+    rows_ = 0;
+    for (const int64_t row : kept) {
+      for (const auto& [from, width] : values)
+        if (width) std::memmove(from + (size_t)rows_ * width, from + row * width, 4 * (size_t)width);
+      engine_.texts[rows_] = engine_.texts[row];
+      positions_[rows_++] = positions_[row];
+    }
+    for (Stream& stream : streams_) stream.rows = stream.kept;
+    adaptation_.find(streams_, rows_);
+  }
+
   // Attention and recurrence: what a row reads of its text.
   void mix_texts(int thread, const Layer& layer, int index) {
     const Recurrence* recurrence = layer.recurrence;
-    const Rows normed = read_residual(layer.attention_norm, any_quantized({&layer.query, &layer.key, &layer.value, &layer.query_gate}) ||
+    const bool quantized =
+        any_quantized({&layer.query, &layer.key, &layer.value, &layer.query_gate, &layer.augment_down}) ||
         (layer.latent && layer.latent->query_down.matrix.quantized()) ||
-        (recurrence && any_quantized({&recurrence->convolved, &recurrence->gate, &recurrence->beta, &recurrence->step})));
+        (recurrence && any_quantized({&recurrence->convolved, &recurrence->gate, &recurrence->beta, &recurrence->step}));
+    const Rows normed = read_residual(layer.attention_norm, quantized);
     if (layer.latent) project(layer, *layer.latent, normed, index);
     else if (layer.heads) project(layer, normed, index);
     if (recurrence) project(*recurrence, normed);
@@ -127,7 +174,8 @@ class Forward {
       });
       add<&AdapterLayer::output>(layer.output, attended, layer.attention_post_norm, index);
     }
-    if (recurrence) recur(thread, layer, *recurrence, index);
+    if (layer.augment_up.matrix.outputs) augment(layer);
+    if (recurrence) recur(thread, layer, *recurrence);
   }
 
   // Adds the feed-forward part, if there is one, to the residual.
@@ -191,6 +239,108 @@ class Forward {
       }
       angles += rotary.size;
     }
+  }
+
+  // Each layer's embeddings of the rows' tokens: of the table, and projected from the residual, which has the tokens' own ones.
+  void embed_for_layers(const int64_t* tokens) {
+    const LayerEmbeddings& known = model_.embeddings;
+    const int width = known.table.width, count = known.table.rows / model_.layers;
+    const Product products[] = {{&known.projection, embedded_, model_.layers * width}};
+    multiply_all(products, read_residual({}, known.projection.matrix.quantized()), 0);
+    const float projected = 1 / std::sqrt((float)model_.hidden), stored = std::sqrt((float)width), sum = 1 / std::sqrt(2.0f);
+    team_.share(rows_ * model_.layers, [&](int part) {
+      const int row = part / model_.layers, layer = part % model_.layers;
+      alignas(64) float own[MOST_EMBEDDING];
+      take(known.table, (tokens[row] < count ? tokens[row] : 0) * model_.layers + layer, own);
+      float* to = embedded_ + (size_t)part * width;
+      for (int i = 0; i < width; i++) to[i] *= projected;
+      normalize(known.norm, to, model_.epsilon, to);
+      for (int i = 0; i < width; i++) to[i] = (to[i] + own[i] * stored) * sum;
+    });
+  }
+
+  // Adds what a layer makes of its embeddings to the residual.
+  void add_embedding(const Layer& layer, int index) {
+    const int width = layer.embedding_gate.matrix.outputs;
+    const Product gates[] = {{&layer.embedding_gate, gated_, width}};
+    const float* scale = layer.updates ? layer.updates->scale : nullptr;
+    const Rows rows = prepare(normed_, rows_, model_.hidden, layer.embedding_gate.matrix.quantized(), [&](int row) {
+      float* to = normed_ + (size_t)row * model_.hidden;
+      norm_row({}, row, to);
+      for (int i = 0; scale && i < model_.hidden; i++) to[i] *= scale[i];
+    });
+    multiply_all(gates, rows, index);
+    const Rows gated = prepare(gated_, rows_, width, layer.embedding_output.matrix.quantized(), [&](int row) {
+      float* to = gated_ + (size_t)row * width;
+      const float* own = embedded_ + ((size_t)row * model_.layers + index) * width;
+      for (int i = 0; i < width; i += LANES) store(to + i, activate(load(to + i), layer.activation) * load(own + i));
+    });
+    const Product products[] = {{&layer.embedding_output, added_, model_.hidden}};
+    multiply_all(products, gated, index);
+    team_.share(rows_, [&](int row) {
+      norm_values(layer.embedding_post_norm, added_ + (size_t)row * model_.hidden, model_.hidden);
+      if (!layer.updates) add_row({}, row);
+      for (int i = 1; i < model_.residuals; i++) add_row({}, row, residuals(row).at(i));
+    });
+  }
+
+  Residuals residuals(int row) {
+    return {residual_ + (size_t)row * model_.hidden, others_ + (size_t)row * others_width_, model_.residuals, model_.hidden};
+  }
+  float* predicted(int row) { return predicted_ + (size_t)row * model_.hidden; }
+
+  void correct_row(const Updates& updates, int row) {
+    correct(updates, residuals(row), model_.epsilon, predicted(row), normed_ + (size_t)row * model_.hidden);
+  }
+
+  // The other residuals of tokens' embeddings, as large as these.
+  void expand() {
+    const Rows rows = read_residual({}, model_.expand->matrix.quantized());
+    for (int i = 1; i < model_.residuals; i++) {
+      const Product products[] = {{&model_.expand[i - 1], others_ + (size_t)(i - 1) * model_.hidden, others_width_}};
+      multiply_all(products, rows, 0);
+    }
+    team_.share(rows_, [&](int row) {
+      for (int i = 1; i < model_.residuals; i++) rescale(residuals(row).at(i), residuals(row).first, model_.hidden);
+    });
+  }
+
+  // The first residual becomes the mean of all, each projected and as large as it.
+  void merge() {
+    const int hidden = model_.hidden;
+    const float part = 1 / (float)model_.residuals;
+    team_.share(rows_, [&](int row) {
+      for (int i = 0; i < hidden; i++) predicted(row)[i] = residuals(row).first[i] * part;
+    });
+    for (int index = 1; index < model_.residuals; index++) {
+      const Linear& linear = model_.merge[index - 1];
+      const Rows rows = prepare(normed_, rows_, hidden, linear.matrix.quantized(), [&](int row) {
+        std::memcpy(normed_ + (size_t)row * hidden, residuals(row).at(index), 4 * (size_t)hidden);
+      });
+      const Product products[] = {{&linear, added_, hidden}};
+      multiply_all(products, rows, 0);
+      team_.share(rows_, [&](int row) {
+        float* added = added_ + (size_t)row * hidden;
+        rescale(added, residuals(row).first, hidden);
+        for (int i = 0; i < hidden; i++) predicted(row)[i] += added[i] * part;
+      });
+    }
+    team_.share(rows_, [&](int row) { std::memcpy(residuals(row).first, predicted(row), 4 * (size_t)hidden); });
+  }
+
+  // `project` has computed the few values, and `normed_` has the normed residual.
+  void augment(const Layer& layer) {
+    const Rows few = prepare(gated_, rows_, layer.augment_up.matrix.inputs, layer.augment_up.matrix.quantized());
+    add_product(layer.augment_up, few, layer.augment_post_norm);
+    team_.share(rows_, [&](int row) {
+      float *to = residual_ + (size_t)row * model_.hidden, *normed = normed_ + (size_t)row * model_.hidden;
+      for (int i = 0; i < model_.hidden; i += LANES) store(to + i, (load(to + i) + load(normed + i)) * all(std::sqrt(0.5f)));
+    });
+  }
+
+  void scale_row(int row, float scale) {
+    float* to = residual_ + (size_t)row * model_.hidden;
+    for (int i = 0; i < model_.hidden; i += LANES) store(to + i, load(to + i) * all(scale));
   }
 
   void keep_inputs(const Tap& tap, int layer) {
@@ -258,7 +408,8 @@ class Forward {
     const Product products[] = {{&layer.query, queries_, layer.query.matrix.outputs, &AdapterLayer::query},
                                 {&layer.key, keys_, layer.key.matrix.outputs, &AdapterLayer::key},
                                 {&layer.value, values_, layer.value.matrix.outputs, &AdapterLayer::value},
-                                {&layer.query_gate, gates_, layer.query_gate.matrix.outputs}};
+                                {&layer.query_gate, gates_, layer.query_gate.matrix.outputs},
+                                {&layer.augment_down, gated_, layer.augment_down.matrix.outputs}};
     multiply_all(products, rows, index);
   }
 
@@ -326,7 +477,7 @@ class Forward {
   }
 
   // Adds the output of a recurrent layer, whose inputs are projected, to the residual.
-  void recur(int thread, const Layer& layer, const Recurrence& recurrence, int index) {
+  void recur(int thread, const Layer& layer, const Recurrence& recurrence) {
     const int streams = (int)streams_.size(), heads = recurrence.kind == CONVOLUTION ? 0 : recurrence.heads;
     const int width = recurrence.output.matrix.inputs;
     team_.share(streams, [&](int s) { fold_inputs(*streams_[s].states, recurrence); });
@@ -349,9 +500,7 @@ class Forward {
       const auto [s, first] = locate(row);
       if (heads) recurring(recurrence, s, first).finish(row - first, model_.epsilon, attended_ + (size_t)row * width);
     });
-    const Product products[] = {{&recurrence.output, added_, model_.hidden}};
-    multiply_all(products, found, index);
-    team_.share(rows_, [&](int row) { add_row(layer.attention_post_norm, row); });
+    add_product(recurrence.output, found, layer.attention_post_norm);
   }
 
   Recurring recurring(const Recurrence& layer, int stream, int first) {
@@ -412,9 +561,17 @@ class Forward {
     team_.share(rows_, [&](int row) { add_row(norm, row); });
   }
 
+  // The same for a product that no adapter changes.
+  void add_product(const Linear& linear, const Rows& rows, const Norm& norm) {
+    const Product products[] = {{&linear, added_, model_.hidden}};
+    multiply_all(products, rows, 0);
+    team_.share(rows_, [&](int row) { add_row(norm, row); });
+  }
+
   // Adds a row of what is to be added, normed, to the residual.
-  void add_row(const Norm& norm, int row) {
-    float *added = added_ + (size_t)row * model_.hidden, *to = residual_ + (size_t)row * model_.hidden;
+  void add_row(const Norm& norm, int row) { add_row(norm, row, residual_ + (size_t)row * model_.hidden); }
+  void add_row(const Norm& norm, int row, float* to) {
+    float* added = added_ + (size_t)row * model_.hidden;
     if (norm.kind != NO_NORM) normalize(norm, added, model_.epsilon, added);
     for (int i = 0; i < model_.hidden; i += LANES) store(to + i, fma(all(model_.residual_scale), load(added + i), load(to + i)));
   }
@@ -431,7 +588,9 @@ class Forward {
         adaptation_.raise(&AdapterLayer::down, 0, index, panel, added_, hidden);
       });
     }
+    if (mixture.router_norm.kind) read_residual(mixture.router_norm, false);
     route(layer, mixture);
+    if (mixture.norm.kind) read_residual(mixture.norm, false);
     const Uses& uses = engine_.uses;
     const Linear* experts = mixture.experts;
     const bool quantized = experts[0].matrix.quantized() || experts[1].matrix.quantized();
@@ -454,17 +613,18 @@ class Forward {
       write_panel(experts[3 * part.expert + 2], task % last, rows_of(part, width, inner_), outputs_ + (size_t)part.first * hidden, hidden);
     });
     team_.share(rows_, [&](int row) {
-      float* to = added_ + (size_t)row * hidden;
-      if (!is_shared) std::fill_n(to, hidden, 0.0f);
-      if (mixture.shared_gate.matrix.outputs) {
-        const float gate = 1 / (1 + std::exp(-scores_[(size_t)row * mixture.count]));
-        for (int i = 0; i < hidden; i++) to[i] *= gate;
-      }
+      float *to = added_ + (size_t)row * hidden, *sum = normed_ + (size_t)row * hidden;
+      std::fill_n(sum, hidden, 0.0f);
       for (int k = 0; k < used; k++) {
         const size_t use = (size_t)row * used + k;
         const float* from = outputs_ + (size_t)uses.places[use] * hidden;
-        for (int i = 0; i < hidden; i += LANES) store(to + i, fma(all(uses.weights[use]), load(from + i), load(to + i)));
+        for (int i = 0; i < hidden; i += LANES) store(sum + i, fma(all(uses.weights[use]), load(from + i), load(sum + i)));
       }
+      norm_values(mixture.post_norm, sum, hidden);
+      if (!is_shared) std::fill_n(to, hidden, 0.0f);
+      norm_values(mixture.shared_post_norm, to, hidden);
+      const float gate = mixture.shared_gate.matrix.outputs ? 1 / (1 + std::exp(-scores_[(size_t)row * mixture.count])) : 1;
+      for (int i = 0; i < hidden; i += LANES) store(to + i, fma(all(gate), load(to + i), load(sum + i)));
       add_row(layer.feed_forward_post_norm, row);
     });
   }
@@ -508,12 +668,18 @@ class Forward {
     const Rows rows = read_residual(layer.feed_forward_norm, layer.up.matrix.quantized() || layer.gate.matrix.quantized());
     adaptation_.lower<&AdapterLayer::gate, &AdapterLayer::up>(team_, rows, index);
     const int width = layer.up.matrix.outputs;
+    const auto write_gate = [&](int panel) {
+      write_panel(layer.gate, panel, rows, gated_, width);
+      adaptation_.raise(&AdapterLayer::gate, 0, index, panel, gated_, width);
+    };
+    const bool is_cut = layer.deviations > -INFINITY;  // by all values of a row
+    if (is_cut) {
+      team_.share(layer.gate.matrix.panels(), write_gate);
+      team_.share(rows_, [&](int row) { cut(gated_ + (size_t)row * width, width, layer.deviations); });
+    }
     team_.share(layer.up.matrix.panels(), [&](int panel) {
       const int first = panel * PANEL, size = std::min(PANEL, width - first);
-      if (is_gated) {
-        write_panel(layer.gate, panel, rows, gated_, width);
-        adaptation_.raise(&AdapterLayer::gate, 0, index, panel, gated_, width);
-      }
+      if (is_gated && !is_cut) write_gate(panel);
       if (adaptation_.any()) {
         for (int row = 0; row < rows_; row++) std::fill_n(added_ + (size_t)row * width + first, size, 0.0f);
         adaptation_.raise(&AdapterLayer::up, 1, index, panel, added_, width);
@@ -539,14 +705,18 @@ class Forward {
     });
   }
 
+  // Norms values, as many at once as the norm says, if there is one.
+  void norm_values(const Norm& norm, float* values, int count) const {
+    for (int place = 0; norm.kind != NO_NORM && place < count; place += norm.size)
+      normalize(norm, values + place, model_.epsilon, values + place);
+  }
+
   // Norms and rotates the heads of a row's queries or keys.
   void turn(const Layer& layer, const Norm& norm, int row, float* values, int heads, float scale) {
     const int width = layer.head_dim;
     const float* angles = angles_ + (size_t)row * angles_width_;
     for (int table = 0; table < layer.rotary; table++) angles += model_.rotary[table].size;
-    // Of latent attention, only the latent of the one key is normed.
-    for (int place = 0; norm.kind != NO_NORM && place < heads * layer.value_dim; place += norm.size)
-      normalize(norm, values + place, model_.epsilon, values + place);
+    norm_values(norm, values, heads * layer.value_dim);  // of latent attention, only the latent of the one key
     for (int head = 0; layer.rotary >= 0 && head < heads; head++) {
       const int size = model_.rotary[layer.rotary].size;
       rotate(values + head * width + layer.rotated, angles, angles + size / 2, size);
@@ -560,12 +730,15 @@ class Forward {
     return 1 + rotary.temperature * std::log(1 + std::floor((float)positions_[row] / rotary.span));
   }
 
-  // Norms and rotates a row's queries and keys, and writes its keys and values to the cache.
+  // Norms and rotates a row's queries and keys, and writes its keys and values to the cache if the layer has any.
   void place(const Layer& layer, int row) {
     const int width = layer.head_dim;
     float *keys = keys_ + (size_t)row * layer.kv_heads * width, *values = values_ + (size_t)row * layer.kv_heads * width;
     turn(layer, layer.query_norm, row, queries_ + (size_t)row * layer.heads * width, layer.heads, query_scale(layer, row));
+    if (!layer.key.matrix.outputs) return;
+    if (!layer.value.matrix.outputs && !layer.latent) std::copy_n(keys, layer.kv_heads * width, values);
     turn(layer, layer.key_norm, row, keys, layer.kv_heads, 1);
+    norm_values(layer.value_norm, values, layer.kv_heads * width);
     const auto [s, first] = locate(row);
     const int64_t slot = streams_[s].start + row - first;
     for (int head = 0; head < layer.kv_heads; head++) {
@@ -647,14 +820,14 @@ class Forward {
   Team& team_;
   Adaptation& adaptation_;
   const Model& model_;
-  const int rows_;
-  const int64_t* positions_;
-  const std::span<const Stream> streams_;
-  float *residual_, *normed_, *queries_, *keys_, *values_, *attended_, *gated_, *added_, *angles_;
+  int rows_;
+  int64_t* positions_;
+  std::vector<Stream> streams_;
+  float *residual_, *normed_, *queries_, *keys_, *values_, *attended_, *gated_, *added_, *angles_, *embedded_, *others_, *predicted_;
   float* parts_;  // of latent attention: what `query` reads, [rows, inputs]; then parts of queries, [heads, rows, inputs of `key_up`]
   float *scores_, *gathered_, *inner_, *outputs_, *gates_, *mixed_, *convolved_, *matrices_ = nullptr;
   size_t space_ = 0;  // of a thread's matrices
-  int angles_width_ = 0;
+  int angles_width_ = 0, others_width_ = 0;
 };
 
 }  // namespace outrider

@@ -63,7 +63,7 @@ def load_gguf(options: LoadOptions, location: Location) -> NativeRunner | None:
     vectors = {name: each.floats().tolist() for name, each in tensors.items() if name.startswith("rope_f")}
     try:
         known = read_entries(metadata.entries, tensors["token_embd.weight"].shape[0], vectors)
-    except (KeyError, TypeError, IndexError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
         raise ModelError(f"{str(path)!r} lacks a part of its description ({error!r}); download it again.") from None
     dtype = DTYPES["bfloat16" if options.dtype == "auto" else options.dtype]
     end = metadata.entries.get("tokenizer.ggml.eos_token_id")

@@ -160,21 +160,40 @@ inline void put_block(const PackedBlock& block, int lane, const Values& from) {
   for (int group = 0; format.high() && group < format.groups(); group++) block.high[group * PANEL + lane] = high[group];
 }
 
-inline float take_scale(const Format& format, const char* scales, const uint16_t* factors, int place) {
-  if (format.has_factors) return from_half(factors[place % PANEL]) * ((const int8_t*)scales)[place];
-  return from_half(((const uint16_t*)scales)[place]);
+inline uint16_t get_scale(const Format& format, const char* scales, int place) {
+  return format.has_factors ? (uint8_t)scales[place] : ((const uint16_t*)scales)[place];
 }
 
-// A block's weights of one output, float32 [BLOCK].
-inline void take_block(const Format& format, const PackedBlock& block, int lane, float* weights) {
-  const float minimum = format.has_minimums ? take_scale(format, block.minimums, block.minimum_factors, lane) : 0;
+// One output's part of a block.
+inline Values get_block(const Format& format, const PackedBlock& block, int lane) {
+  Values found{};
+  if (format.has_factors) found.factor = block.factors[lane];
+  if (format.has_factors && format.has_minimums) found.minimum_factor = block.minimum_factors[lane];
+  for (int group = 0; group < format.groups(); group++) found.scales[group] = get_scale(format, block.scales, group * PANEL + lane);
+  if (format.has_minimums) found.minimum = get_scale(format, block.minimums, lane);
   for (int i = 0; i < BLOCK; i++) {
-    const int group = i / format.group;
     int value = block.nibbles[i / NIBBLES * PANEL + lane] >> nibble_shift(i) & 15;
     if (format.bits == 8) value = block.bytes[byte_place(i, lane)];
-    if (format.high()) value |= (block.high[group * PANEL + lane] >> high_shift(format, i) & ((1 << format.high()) - 1)) << 4;
-    if (format.table) value = TABLES[format.table][value];
-    weights[i] = (value - format.offset) * take_scale(format, block.scales, block.factors, group * PANEL + lane) + minimum;
+    if (format.high())
+      value |= (block.high[i / format.group * PANEL + lane] >> high_shift(format, i) & ((1 << format.high()) - 1)) << 4;
+    found.values[i] = (uint8_t)value;
+  }
+  return found;
+}
+
+// The weights of a block, float32 [BLOCK].
+inline void to_floats(const Format& format, const Values& from, float* weights) {
+  const auto scale_of = [&](uint16_t scale, uint16_t factor) {
+    return format.has_factors ? from_half(factor) * (int8_t)scale : from_half(scale);
+  };
+  const float minimum = format.has_minimums ? scale_of(from.minimum, from.minimum_factor) : 0;
+  for (int group = 0; group < format.groups(); group++) {
+    const float scale = scale_of(from.scales[group], from.factor);
+    for (int i = group * format.group; i < (group + 1) * format.group; i++) {
+      int value = format.bits == 8 ? (int8_t)from.values[i] : from.values[i];
+      if (format.table) value = TABLES[format.table][value];
+      weights[i] = (value - format.offset) * scale + minimum;
+    }
   }
 }
 
@@ -246,7 +265,7 @@ inline void take(const Matrix& matrix, int output, float* weights) {
   else
     for (int b = 0; b < matrix.inputs / BLOCK; b++) {
       const Format& format = format_of(matrix.kind);
-      take_block(format, block_of(format, panel, b), lane, weights + b * BLOCK);
+      to_floats(format, get_block(format, block_of(format, panel, b), lane), weights + b * BLOCK);
     }
 }
 

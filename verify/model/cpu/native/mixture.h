@@ -35,7 +35,7 @@ class Router {
     if (mixture_.scores == CHOSEN_SOFTMAX) normalize_exponentials(weights, weights, used);
     else if (mixture_.normalized)
       for (int k = 0; k < used; k++) weights[k] /= sum + 1e-20f;
-    for (int k = 0; k < used; k++) weights[k] *= mixture_.scale;
+    for (int k = 0; k < used; k++) weights[k] *= mixture_.scale * (mixture_.scales ? mixture_.scales[experts[k]] : 1);
   }
 
  private:

@@ -105,6 +105,10 @@ class Packer:
         weight = self.keep(self.floats(f"{name}.weight", size if size in sizes else sizes[0]) + np.float32(add))
         return structures.Norm(weight, self.vector(f"{name}.bias", size), self.architecture.norm.value, size)
 
+    def plain_norm(self, weights: NDArray[np.float32]) -> structures.Norm:
+        """A norm with these weights."""
+        return structures.Norm(self.keep(weights), None, self.architecture.norm.value, len(weights))
+
     def vector(self, name: str, count: int, rows: NDArray[np.int64] | slice | None = None) -> int | None:
         """The address of a vector as float32; None if the model has none. Raises ModelError if it has another size."""
         return self.keep(self.floats(name, count, rows)) if name in self.tensors else None
@@ -128,7 +132,8 @@ class Packer:
 
     def router(self, name: str, outputs: int) -> structures.Linear:
         """A small layer, whose products decide: in float32, whatever the others are rounded to."""
-        weights = Weights.of(self.engine, Kind.FLOAT32, self.tensors[f"{name}.weight"].floats().reshape(outputs, -1))
+        values = self.floats(f"{name}.weight", outputs * self.architecture.hidden)
+        weights = Weights.of(self.engine, Kind.FLOAT32, values.reshape(outputs, -1))
         self.kept.append(weights)
         return structures.Linear(weights.matrix, self.vector(f"{name}.bias", outputs))
 

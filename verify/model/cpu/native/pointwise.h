@@ -27,6 +27,29 @@ inline void normalize(const Norm& norm, const float* from, float epsilon, float*
   }
 }
 
+inline float dot(const float* one, const float* other, int size) {
+  Sums sums{};
+  for (int i = 0; i < size; i += SUMMED)
+    for (int part = 0; part < SUMMED / LANES; part++)
+      sums.parts[part] = fma(load(one + i + part * LANES), load(other + i + part * LANES), sums.parts[part]);
+  return total(sums);
+}
+
+// Of values, what lies above their mean and so many standard deviations stays: as many as of a normal distribution.
+inline void cut(float* values, int size, float deviations) {
+  constexpr int CHAINS = 16;
+  double sums[CHAINS] = {}, squares[CHAINS] = {}, sum = 0, square = 0;
+  for (int first = 0; first < size; first += CHAINS)
+    for (int i = 0; i < std::min(CHAINS, size - first); i++) {
+      const double value = values[first + i];
+      sums[i] += value, squares[i] += value * value;
+    }
+  for (int i = 0; i < CHAINS; i++) sum += sums[i], square += squares[i];
+  const double mean = sum / size, deviation = std::sqrt(std::fmax(square / size - mean * mean, 0));
+  const float least = (float)(mean + deviations * deviation);
+  for (int i = 0; i < size; i++) values[i] = std::fmax(values[i] - least, 0.0f);
+}
+
 inline void rotate(float* head, const float* cosines, const float* sines, int size) {
   const int half = size / 2;
   for (int i = 0; i < half; i++) {

@@ -65,7 +65,7 @@ class NativeRunner(ModelRunner):
         layers = tuple(
             LayerShape(each.kv_heads, each.head_dim, 0 if each.latent else each.head_dim, each.window)
             for each in known.layers
-            if each.heads
+            if each.is_cached
         )
         recurrent = shape_of(known.layers, known.hidden)
         self.cache_shape = CacheShape(layers, dtype, self.device, recurrent, coded=CODED[kv_dtype])

@@ -1,10 +1,11 @@
-// Blocks of GGUF files, which have the arithmetic of a packed kind: their values are moved, not rounded.
+// Blocks of GGUF files, which have the arithmetic of a packed kind: their values are moved, not rounded. Tables of which a step
+// reads few rows stay as they are in a file.
 #pragma once
 #include <array>
 #include <iterator>
 #include <utility>
 
-#include "matrix.h"
+#include "description.h"
 
 namespace outrider {
 
@@ -104,13 +105,43 @@ void put_stored_of(const Matrix& matrix, int output, const uint8_t* from) {
   }
 }
 
+template <int KIND>
+void take_stored_of(const uint8_t* from, int inputs, float* to) {
+  constexpr Format format = FORMATS[KIND - INT8];
+  for (int b = 0; b < inputs / BLOCK; b++)
+    to_floats(format, read_block<KIND>(from + b / format.blocks() * format.stored, b % format.blocks()), to + b * BLOCK);
+}
+
 template <int... KINDS>
 constexpr auto puts_of(std::integer_sequence<int, KINDS...>) {
   return std::array{put_stored_of<INT8 + KINDS>...};
 }
-constexpr auto PUTS = puts_of(std::make_integer_sequence<int, std::size(FORMATS)>());
+template <int... KINDS>
+constexpr auto takes_of(std::integer_sequence<int, KINDS...>) {
+  return std::array{take_stored_of<INT8 + KINDS>...};
+}
+using Kinds = std::make_integer_sequence<int, std::size(FORMATS)>;
+constexpr auto PUTS = puts_of(Kinds());
+constexpr auto TAKES = takes_of(Kinds());
 
 // Packs the blocks of one output, of the file's type that the matrix has.
 inline void put_stored(const Matrix& matrix, int output, const uint8_t* from) { PUTS[matrix.kind - INT8](matrix, output, from); }
+
+// A row of a table, float32 [width].
+inline void take(const Table& table, int64_t row, float* to) {
+  if (table.kind >= INT8) {
+    const Format& format = format_of(table.kind);
+    return TAKES[table.kind - INT8](table.data + row * format.stored * (table.width / format.inputs()), table.width, to);
+  }
+  if (table.kind == FLOAT32) {
+    std::memcpy(to, table.data + 4 * row * table.width, 4 * (size_t)table.width);
+    return;
+  }
+  const uint8_t* from = table.data + 2 * row * table.width;
+  for (int i = 0; i < table.width; i++) {
+    const uint16_t half = half_at(from + 2 * i);
+    to[i] = table.kind == BFLOAT16 ? from_bfloat16(half) : from_half(half);
+  }
+}
 
 }  // namespace outrider

@@ -7,7 +7,16 @@ from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 
 # The linear layers of a decoder's layer.
 PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")
-NORMS = ("attention_norm", "attention_post_norm", "feed_forward_norm", "feed_forward_post_norm", "query_norm", "key_norm")
+NORMS = (
+    "attention_norm",
+    "attention_post_norm",
+    "feed_forward_norm",
+    "feed_forward_post_norm",
+    "query_norm",
+    "key_norm",
+    "value_norm",
+    "embedding_post_norm",
+)
 
 
 class Matrix(Structure):
@@ -26,6 +35,18 @@ class Linear(Structure):
     """A linear layer; without outputs, none."""
 
     _fields_ = (("matrix", Matrix), ("bias", c_void_p))
+
+
+class Table(Structure):
+    """Rows as a file stores them; without rows, none."""
+
+    _fields_ = (("data", c_void_p), *((name, c_int32) for name in ("kind", "rows", "width")))
+
+
+class LayerEmbeddings(Structure):
+    """Embeddings of tokens for each layer."""
+
+    _fields_ = (("table", Table), ("projection", Linear), ("norm", Norm))
 
 
 class Rotary(Structure):
@@ -50,6 +71,8 @@ class Mixture(Structure):
         ("shared_gate", Linear),
         *((name, c_int32) for name in ("count", "used", "scores", "normalized", "groups", "used_groups", "summed")),
         ("scale", c_float),
+        ("scales", c_void_p),
+        *((name, Norm) for name in ("router_norm", "norm", "post_norm", "shared_post_norm")),
     )
 
 
@@ -72,19 +95,28 @@ class Latent(Structure):
     _fields_ = (("query_down", Linear), ("query_norm", Norm), ("key_up", Linear), ("value_up", Linear))
 
 
+class Updates(Structure):
+    """How a layer changes several residuals."""
+
+    _fields_ = (("norm", Norm), *((name, c_void_p) for name in ("router", "predict", "correct", "scale")))
+
+
 class Layer(Structure):
     """A layer of a decoder."""
 
     _fields_ = (
         *((name, Norm) for name in NORMS),
-        *((name, Linear) for name in (*PROJECTIONS, "query_gate")),
+        *((name, Linear) for name in (*PROJECTIONS, "query_gate", "embedding_gate", "embedding_output")),
+        *((name, Linear) for name in ("augment_down", "augment_up")),
+        ("augment_post_norm", Norm),
+        ("updates", POINTER(Updates)),
         ("mixture", POINTER(Mixture)),
         ("recurrence", POINTER(Recurrence)),
         ("latent", POINTER(Latent)),
         ("sinks", c_void_p),
         *((name, c_int32) for name in ("heads", "kv_heads", "head_dim", "value_dim", "cached", "window")),
         *((name, c_int32) for name in ("rotary", "rotated", "activation", "parallel")),
-        *((name, c_float) for name in ("scaling", "cap", "alpha", "limit")),
+        *((name, c_float) for name in ("scaling", "cap", "alpha", "limit", "scale", "deviations")),
     )
 
 
@@ -99,6 +131,10 @@ class Model(Structure):
         ("embedding", Matrix),
         ("head", Linear),
         ("norm", Norm),
+        ("embeddings", LayerEmbeddings),
+        ("expand", POINTER(Linear)),
+        ("merge", POINTER(Linear)),
+        ("residuals", c_int32),
     )
 
 
@@ -161,10 +197,13 @@ ALL: tuple[type[Structure], ...] = (
     Matrix,
     Norm,
     Linear,
+    Table,
+    LayerEmbeddings,
     Rotary,
     Mixture,
     Recurrence,
     Latent,
+    Updates,
     Layer,
     Model,
     LowRank,

@@ -7,12 +7,12 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
 from outrider.verify.model.cpu.native.huge_pages import HugePages
 from outrider.verify.model.cpu.native.library import Engine
-from outrider.verify.model.cpu.native.structures import Linear, Matrix
+from outrider.verify.model.cpu.native.structures import Linear, Matrix, Table
 from outrider.verify.model.stored import Stored
 
 # The inputs of a quantised block.
@@ -62,6 +62,13 @@ KINDS = {GGMLQuantizationType.Q8_0: Kind.INT8, GGMLQuantizationType.Q4_1: Kind.I
     GGMLQuantizationType[kind.name]: kind for kind in Kind if kind > Kind.INT4
 }
 FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16)
+# Types of tables that stay as they are, by the library's numbers (description.h).
+TABLES: dict[GGMLQuantizationType, int] = {
+    **KINDS,
+    GGMLQuantizationType.F32: Kind.FLOAT32,
+    GGMLQuantizationType.BF16: Kind.BFLOAT16,
+    GGMLQuantizationType.F16: -1,
+}
 
 
 class Weights:
@@ -118,6 +125,16 @@ class Weights:
         places = (ctypes.c_void_p(wanted.ctypes.data), wanted.size, ctypes.c_void_p(found.ctypes.data))
         self.engine.library.outrider_matrix_unpack(ctypes.byref(self.matrix), *places)
         return found
+
+
+def table_of(stored: Stored, width: int) -> tuple[Table, Stored]:
+    """A table of rows of this width, and the tensor that it refers to: a file's, or its values rounded to bfloat16."""
+    kind = TABLES.get(stored.type)
+    if kind is None or width % quants.GGML_QUANT_SIZES[stored.type][0]:
+        chunks = (stored.floats(first, first + CHUNK) for first in range(0, len(stored.rows), CHUNK))
+        rows = np.concatenate([quants.quantize(each, GGMLQuantizationType.BF16) for each in chunks])
+        kind, stored = Kind.BFLOAT16, Stored(rows, GGMLQuantizationType.BF16, stored.shape)
+    return Table(stored.rows.ctypes.data, kind, stored.shape[0] * stored.shape[1] // width, width), stored
 
 
 def multiply(engine: Engine, matrix: Matrix, rows: NDArray[np.float32], bias: Any = None) -> NDArray[np.float32]:

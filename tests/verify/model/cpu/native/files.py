@@ -13,31 +13,42 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from bench.model.gguf_file import add_sizes
-from outrider.verify.model.architecture.config import read_config
+from outrider.verify.model.architecture.config import own_sizes, read_config
 from outrider.verify.model.architecture.description import Architecture, Mixture, State
 from outrider.verify.model.architecture.families import FAMILIES
+from outrider.verify.model.architecture.rotary import frequencies
 from outrider.verify.model.experts import split_checkpoint
 from outrider.verify.model.stored import Stored
-from outrider.verify.model.tensors import renamed, stored_tensor
+from outrider.verify.model.tensors import file_name, stored_tensor
 
 EPSILONS = ("layer_norm_eps", "norm_eps", "layer_norm_epsilon")
 STATES = ("lfm2", "lfm2_moe", "nemotron_h", "mamba2")
+LAYERED = ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
 SCALINGS = {name: gguf.RopeScalingType[name.upper()] for name in ("linear", "yarn", "longrope")}
 
 
 def write_gguf(model: PreTrainedModel, file: Path, kind: GGMLQuantizationType = GGMLQuantizationType.F32) -> Path:
     """The model with matrices of this type."""
     config: Any = model.config
-    family = FAMILIES[config.model_type]
+    family, sizes = FAMILIES[config.model_type], own_sizes(config, 0)
     (arch,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == family.name)
     names = gguf.get_tensor_name_map(MODEL_ARCH(arch), config.num_hidden_layers)
+    known_model = read_config(config)
+    assert known_model is not None
     writer = gguf.GGUFWriter(file, family.name)
     write_sizes(writer, config)
-    write_positions(writer, config, family.local_base is not None or config.model_type == "olmo3")
+    if config.model_type in LAYERED:
+        write_layered(writer, config, known_model)
+    else:
+        write_positions(writer, config, family.local_base is not None or config.model_type == "olmo3")
     writer.add_tokenizer_model("no_vocab")
     turned = family.pairs_in_files and not family.pairs_in_checkpoints
     stored = {name: stored_tensor(tensor) for name, tensor in model.state_dict().items()}
     tensors = split_checkpoint({name: each for name, each in stored.items() if each is not None}, family.turns_experts)
+    for name in ("altup_projections", "altup_unembed_projections") if known_model.residuals else ():
+        parts = [tensors.pop(f"model.{name}.{number}.weight").floats() for number in range(known_model.residuals - 1)]
+        stem = "altup_proj" if name == "altup_projections" else "altup_unembd_proj"
+        write(writer, f"{stem}.weight", np.stack(parts), kind)
     experts = {name for name in tensors if "_exps." in name}
     for place in sorted({(name.split(".")[1], name.split(".")[2], name.split(".")[4]) for name in experts}):
         layer, part, ending = place
@@ -52,14 +63,13 @@ def write_gguf(model: PreTrainedModel, file: Path, kind: GGMLQuantizationType = 
         if name in experts or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
         values = converted(name, each.floats(), known_model)
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        heads = {"q_proj": sizes.num_attention_heads, "k_proj": sizes.num_key_value_heads}.get(name.split(".")[-2])
         if heads and turned:
             values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         if family.norms_less_one and "norm" in name and name.endswith("weight") and "linear_attn" not in name:
             values = values + 1
-        known = name if name.startswith("blk.") else names.get_name(renamed(name), (".weight", ".bias"))
+        known = file_name(names, name)
         assert known is not None
-        known = known if known.endswith((".weight", ".bias")) else f"{known}.weight"
         if "attn_k_b" in known or "attn_v_b" in known:
             values = values.reshape(config.num_attention_heads, -1, values.shape[1])
         is_small = values.ndim < 2 or "gate_inp" in known
@@ -75,9 +85,35 @@ def write(writer: gguf.GGUFWriter, name: str, values: NDArray[np.float32], kind:
     writer.add_tensor(name, quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
 
 
+def write_layered(writer: gguf.GGUFWriter, config: Any, known: Architecture) -> None:
+    """What layers with a window and those without have each for themselves."""
+    layers, windows = known.layers, [each.window is not None for each in known.layers]
+    local, whole = layers[windows.index(True)], layers[windows.index(False)]
+    for table, suffix in ((known.rotaries[local.rotary or 0], "_swa"), (known.rotaries[whole.rotary or 0], "")):
+        writer.add_uint32(f"{known.name}.rope.dimension_count{suffix}", table.size)
+        writer.add_float32(f"{known.name}.rope.freq_base{suffix}", table.base)
+    for layer, suffix in ((local, "_swa"), (whole, "")):
+        for part in ("key", "value"):
+            writer.kv_data[0].pop(f"{known.name}.attention.{part}_length{suffix}", None)
+            writer.add_uint32(f"{known.name}.attention.{part}_length{suffix}", layer.head_dim)
+    writer.kv_data[0].pop(f"{known.name}.attention.head_count_kv")
+    writer.add_head_count_kv([each.kv_heads for each in layers])
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_array(f"{known.name}.attention.sliding_window_pattern", windows)
+    writer.add_uint32(f"{known.name}.attention.shared_kv_layers", config.num_kv_shared_layers)
+    writer.add_uint32(f"{known.name}.embedding_length_per_layer_input", known.embedding_width)
+    if known.residuals:
+        writer.add_altup_num_inputs(known.residuals)
+        writer.add_altup_active_idx(0)
+        writer.add_activation_sparsity_scale([each.deviations for each in layers])
+    rotated = int(np.count_nonzero(frequencies(known.rotaries[whole.rotary or 0], 1)[0]))
+    if rotated < whole.head_dim // 2:
+        writer.add_tensor("rope_freqs.weight", np.where(np.arange(whole.head_dim // 2) < rotated, 1, 1e30).astype(np.float32))
+
+
 def write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     """All but what is about positions."""
-    add_sizes(writer, config)
+    add_sizes(writer, own_sizes(config, 0))
     if hasattr(config, "rms_norm_eps"):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     else:

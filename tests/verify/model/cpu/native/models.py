@@ -64,6 +64,15 @@ LATENT: Mapping[str, Any] = {
     "head_dim": 16,
 }
 ROUTED: Mapping[str, Any] = {**EXPERTS, "n_routed_experts": 12, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
+TURNS = {"layer_types": ["sliding_attention", "full_attention"] * 3}
+GEMMA4: Mapping[str, Any] = {
+    **WINDOWED,
+    **TURNS,
+    "attention_k_eq_v": True,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "final_logit_softcapping": 30.0,
+}
 # By transformers' `model_type`: what differs from SIZES.
 FAMILIES: dict[str, Mapping[str, Any]] = {
     "llama": {"rope_parameters": {**PLAIN, "rope_type": "llama3", "factor": 8.0, **LLAMA3}},
@@ -75,6 +84,26 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "gemma": {},
     "gemma2": WINDOWED,
     "gemma3_text": {**WINDOWED, **by_kind(PLAIN, {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6})},
+    "gemma4_text": {
+        **GEMMA4,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 97,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "enable_moe_block": True,
+        "top_k_experts": 3,
+        **EXPERTS,
+    },
+    "gemma4_unified_text": GEMMA4,
+    "gemma3n_text": {
+        **WINDOWED,
+        **TURNS,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 90,
+        "num_kv_shared_layers": 2,
+        "laurel_rank": 16,
+        "activation_sparsity_pattern": [0.9, 0.95, 0.0, 0.5, 0.0, 0.0],
+    },
     "phi3": {
         "sliding_window": 20,
         "original_max_position_embeddings": 128,
@@ -201,6 +230,9 @@ def build(family: str, dtype: torch.dtype = torch.float32, **fields: Any) -> Pre
             parameter.data.add_(0.1 * torch.randn_like(parameter))
         elif not parameter.any():  # routers, in some versions: with equal scores, any experts are the best
             parameter.data.normal_(std=0.2)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.fill_(0.8)
     model.config.dtype = dtype
     return model.to(dtype)
 

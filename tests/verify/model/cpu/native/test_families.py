@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3_5Config, Qwen3_5ForConditionalGeneration
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, Gemma3nConfig, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from outrider.verify.model.architecture.families import FAMILIES as KNOWN
 from outrider.verify.model.backend import load_model
@@ -56,6 +57,20 @@ def test_the_text_of_a_model_that_reads_pictures(tmp_path: Path) -> None:
     assert isinstance(ours, NativeRunner)
     with torch.inference_mode():
         expected = AutoModelForCausalLM.from_pretrained(tmp_path)(torch.from_numpy(TOKENS)[None]).logits[0]
+    found = torch.from_numpy(ours.forward(ours.new_cache(), ForwardBatch.chain(TOKENS)))
+    assert (found - expected).norm() < 1e-4 * expected.norm()
+
+
+def test_the_text_of_a_model_that_hears(tmp_path: Path) -> None:
+    model = build("gemma3n_text")
+    Gemma3nConfig(text_config=model.config.to_dict()).save_pretrained(tmp_path)
+    weights = {name.replace("model.", "model.language_model.", 1): each for name, each in model.state_dict().items()}
+    weights |= {"model.audio_tower.weight": torch.zeros(3), "model.embed_vision.weight": torch.zeros(3)}
+    save_file({name: each for name, each in weights.items() if name != "lm_head.weight"}, tmp_path / "model.safetensors")
+    ours = load_model(LoadOptions(str(tmp_path), device="cpu", context_tokens=128))
+    assert isinstance(ours, NativeRunner)
+    with torch.inference_mode():
+        expected = model(torch.from_numpy(TOKENS)[None]).logits[0]
     found = torch.from_numpy(ours.forward(ours.new_cache(), ForwardBatch.chain(TOKENS)))
     assert (found - expected).norm() < 1e-4 * expected.norm()
 

@@ -136,6 +136,38 @@ def test_single_steps_have_the_bits_of_a_prompt(kind: Kind, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    "kind", [*STORED.values(), GGMLQuantizationType.BF16, GGMLQuantizationType.F16, GGMLQuantizationType.Q2_K]
+)
+def test_a_table_for_layers_has_the_values_of_its_file(
+    kind: GGMLQuantizationType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = build("gemma4_text", hidden_size_per_layer_input=256), ForwardBatch.chain(torch.arange(40))
+    packed = next((each for each in STORED if STORED[each] == kind), None)
+    if packed is not None:
+        blocks = random_blocks(packed, 97, 6 * 256)
+    elif kind == GGMLQuantizationType.Q2_K:  # a type that is unpacked
+        blocks = np.random.default_rng(1).integers(0, 60, (97, 6 * 84), np.uint8)
+    else:
+        blocks = quants.quantize(np.random.default_rng(1).standard_normal((97, 6 * 256), np.float32), kind)
+    table = quants.dequantize(blocks, kind).astype(np.float32)
+    add = gguf.GGUFWriter.add_tensor
+
+    def logits(values: Any, dtype: GGMLQuantizationType) -> torch.Tensor:
+        def changed(writer: gguf.GGUFWriter, key: str, tensor: Any, **fields: Any) -> None:
+            if key == "per_layer_token_embd.weight":
+                tensor, fields = values, {"raw_dtype": dtype}
+            add(writer, key, tensor, **fields)
+
+        monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", changed)
+        ours = runner(write_gguf(model, tmp_path / f"{dtype.name}.gguf"), "float32")
+        found = torch.from_numpy(ours.forward(ours.new_cache(), tokens))
+        return found
+
+    found, expected = logits(blocks.view(np.uint8), kind), logits(table, GGMLQuantizationType.F32)
+    assert (found - expected).norm() < (1e-2 if kind == GGMLQuantizationType.Q2_K else 1e-4) * expected.norm()
+
+
+@pytest.mark.parametrize(
     ("family", "name"),
     [
         ("qwen2", "blk.1.attn_q.bias"),
@@ -156,6 +188,17 @@ def test_single_steps_have_the_bits_of_a_prompt(kind: Kind, tmp_path: Path) -> N
         ("deepseek_v3", "blk.1.attn_v_b.weight"),
         ("deepseek_v3", "blk.1.attn_q_a.weight"),
         ("deepseek_v3", "blk.1.attn_kv_a_mqa.weight"),
+        ("gemma3n_text", "blk.0.altup_router.weight"),
+        ("gemma3n_text", "blk.1.altup_predict_coef.weight"),
+        ("gemma3n_text", "blk.0.altup_correct_scale.weight"),
+        ("gemma3n_text", "blk.3.laurel_r.weight"),
+        ("gemma3n_text", "altup_proj.weight"),
+        ("gemma4_text", "blk.0.layer_output_scale.weight"),
+        ("gemma4_text", "blk.0.ffn_gate_inp.scale"),
+        ("gemma4_text", "blk.1.ffn_down_exps.scale"),
+        ("gemma4_text", "blk.2.post_ffw_norm_1.weight"),
+        ("gemma4_text", "per_layer_proj_norm.weight"),
+        ("gemma4_text", "per_layer_token_embd.weight"),
     ],
 )
 @pytest.mark.parametrize("factor", [2, 0.5])
