@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from outrider.verify.model.data_types import DataType
 from outrider.verify.model.memory import Device, can_discard
 
 if TYPE_CHECKING:
@@ -17,27 +18,6 @@ SCALE_BYTES = 4
 
 # The number of a text's positions whose hidden states are kept. Heads are trained on contexts of about this length.
 HIDDEN_POSITIONS = 2048
-
-
-class DataType(Protocol):
-    """A data type, as far as the host's code knows it: torch's, numpy's and `HostType` are."""
-
-    @property
-    def itemsize(self) -> int: ...
-
-
-class HostType(NamedTuple):
-    """A data type of bytes in host memory."""
-
-    name: str
-    itemsize: int
-
-    def __str__(self) -> str:
-        return self.name
-
-
-FLOAT32, FLOAT16, BFLOAT16 = HostType("float32", 4), HostType("float16", 2), HostType("bfloat16", 2)
-INT8, FLOAT8 = HostType("int8", 1), HostType("float8_e4m3fn", 1)
 
 
 class LayerShape(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from outrider.verify.model.cache.codec import encode, noise_like
 from outrider.verify.model.cache.host_cache import HostCache
 from outrider.verify.model.cache.shape import CacheShape
-from outrider.verify.model.recurrent.tensor_states import new_states
+from outrider.verify.model.recurrent.tensor_states import TensorStates
 from outrider.verify.model.transfer import tensor_of
 
 
@@ -49,3 +49,8 @@ class TensorCache(HostCache):
 
     def _contents(self, length: int) -> Iterable[torch.Tensor]:
         return [planes[:, :, :length] for planes in self._tensors]
+
+
+def new_states(shape: CacheShape) -> TensorStates | None:
+    """A slot's states before its first token; None for a model without recurrent layers."""
+    return None if shape.recurrent is None else TensorStates(shape.recurrent)

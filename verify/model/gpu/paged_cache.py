@@ -19,9 +19,8 @@ from outrider.verify.model.cache.codec import encode
 from outrider.verify.model.cache.host_cache import new_hidden
 from outrider.verify.model.cache.paging import OutOfPages, Rows, page_count
 from outrider.verify.model.cache.shape import CacheShape
-from outrider.verify.model.cache.tensor_cache import TensorCache
+from outrider.verify.model.cache.tensor_cache import TensorCache, new_states
 from outrider.verify.model.memory import free_bytes
-from outrider.verify.model.recurrent.tensor_states import new_states
 from outrider.verify.model.transfer import tensor_of, to_device
 
 # A pool without a plan has pages for this many caches, and at most this share of the free memory.

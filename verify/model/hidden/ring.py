@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.verify.model.cache.shape import DataType
+from outrider.verify.model.data_types import DataType
 from outrider.verify.model.memory import Device
 from outrider.verify.model.transfer import lazy_zeros, to_device
 

@@ -6,15 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.recurrent.state import advance
 from outrider.verify.model.recurrent.states import RecurrentStates, Snapshot
 from outrider.verify.model.transfer import lazy_zeros, to_device
-
-
-def new_states(shape: CacheShape) -> TensorStates | None:
-    """A slot's states before its first token; None for a model without recurrent layers."""
-    return None if shape.recurrent is None else TensorStates(shape.recurrent)
 
 
 class TensorStates(RecurrentStates):

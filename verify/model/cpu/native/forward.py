@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.verify.model.cache.host_cache import HostCache
-from outrider.verify.model.cache.shape import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8
 from outrider.verify.model.cpu.native.adapter import NativeAdapter
 from outrider.verify.model.cpu.native.decoder import Decoder
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.states import NativeStates
 from outrider.verify.model.cpu.native.structures import CachedPart, Stream, Tap
+from outrider.verify.model.data_types import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8
 from outrider.verify.model.segment import Segment, keep_hidden
 
 # The library's numbers of the data types of keys and values.

@@ -15,12 +15,12 @@ from outrider.verify.hub import hub_errors, model_file
 from outrider.verify.model.architecture.config import read_config
 from outrider.verify.model.architecture.description import Architecture
 from outrider.verify.model.architecture.metadata import read_entries
-from outrider.verify.model.cache.shape import BFLOAT16, FLOAT16, FLOAT32, HostType
 from outrider.verify.model.cpu.native.decoder import pack, supports
 from outrider.verify.model.cpu.native.library import Engine, compiled_library
 from outrider.verify.model.cpu.native.packing import Precision
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import Kind
+from outrider.verify.model.data_types import BFLOAT16, FLOAT16, FLOAT32, HostType
 from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.stored import Stored
 from outrider.verify.model.tensors import Tensors, as_gguf, read_gguf, read_safetensors, stored_tensor

@@ -17,12 +17,13 @@ from outrider.verify.model.adapter import AdapterWeights
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.host_cache import HostCache
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
-from outrider.verify.model.cache.shape import FLOAT8, INT8, CacheShape, HostType, KVDtype, LayerShape
+from outrider.verify.model.cache.shape import CacheShape, KVDtype, LayerShape
 from outrider.verify.model.cpu.native.adapter import NativeAdapter, packed_adapter
 from outrider.verify.model.cpu.native.decoder import Decoder
 from outrider.verify.model.cpu.native.forward import NativeForward
 from outrider.verify.model.cpu.native.library import Engine, variant
 from outrider.verify.model.cpu.native.states import NativeStates, shape_of
+from outrider.verify.model.data_types import FLOAT8, INT8, HostType
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.memory import HOST, keep_freed_memory
 from outrider.verify.model.runner import ModelRunner

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from outrider.verify.model.architecture.description import Layer, State
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.shape import FLOAT32
 from outrider.verify.model.cpu.native.decoder import Decoder
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.structures import Slot
+from outrider.verify.model.data_types import FLOAT32
 from outrider.verify.model.memory import HOST
 from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates, Snapshot
 from outrider.verify.model.untouched import zeros
