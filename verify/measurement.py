@@ -45,6 +45,10 @@ AGREEMENT = 1.1
 STREAMS = 4
 
 
+# The rows of the larger step of an estimate, and what a further stream costs there, over a step of one row.
+ESTIMATED_ROWS, STREAM_SHARE = 9, 0.05
+
+
 class Point(NamedTuple):
     """The size of a step that is timed."""
 
@@ -143,8 +147,11 @@ def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
     return time.perf_counter() - started
 
 
-def load_or_measure(runner: ModelRunner, folder: Path | None, prepare: Callable[[], None] = lambda: None) -> CostCurve:
-    """The curve of this model on this machine: loaded from `folder`, or measured, after `prepare`, and saved there."""
+def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:
+    """The curve of this model on this machine: loaded from `folder`, or else estimated or measured.
+
+    A measured one is saved there; an estimated one once steps have corrected it.
+    """
     path = cost_file(runner, folder)
     if path is not None:
         try:
@@ -153,10 +160,23 @@ def load_or_measure(runner: ModelRunner, folder: Path | None, prepare: Callable[
             pass
         except (OSError, ValueError) as error:
             log.warning("%s is not a cost curve (%s), so the cost of a step is measured again", path, error)
-    prepare()
+    if runner.is_steady:
+        return estimate(runner)
     curve = measure(runner)
     save_finding(curve.state(), path)
     return curve
+
+
+def estimate(runner: ModelRunner) -> CostCurve:
+    """The curve through two steps, of one row and of ESTIMATED_ROWS, each timed twice: of a server that starts in a second."""
+    cache = runner.new_cache()
+    cache.assume(min(CONTEXTS[0], runner.context_tokens - ESTIMATED_ROWS))
+    one, more = (min(timed_forward(runner, cache, rows - 1) for _ in range(2)) for rows in (1, ESTIMATED_ROWS))
+    row = max(0.0, more - one) / (ESTIMATED_ROWS - 1)
+    nodes = (*(count for count in NODES if count < runner.draft_nodes), runner.draft_nodes)
+    contexts = tuple(each for each in CONTEXTS if each + MAX_NODES < runner.context_tokens) or (1,)
+    seconds = [[one + count * row for count in nodes]] * len(contexts)  # steps correct what further text costs
+    return CostCurve(nodes, contexts, seconds, row, STREAM_SHARE * one)
 
 
 def cost_file(runner: ModelRunner, folder: Path | None) -> Path | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,6 @@ from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.http.body_budget import TOTAL_BYTES
 from outrider.server.settings import DraftModel, Model, Settings
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
-from outrider.server.system import cpu_seconds
 from outrider.server.worker.kernels import Kernels
 from outrider.server.worker.learned import MAX_PRINCIPALS, LearnedTexts
 from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
@@ -44,9 +42,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("outrider.worker")
 # A token of a principal's earlier texts takes this much in the text itself, its index and their table.
 LEARNED_TOKEN_BYTES = 16
-# The first start waits this long for the front end before it measures the model. It looks every LOOK_SECONDS whether the front
-# end uses less than IDLE_SHARE of a core.
-FRONT_END_SECONDS, LOOK_SECONDS, IDLE_SHARE = 10.0, 0.2, 0.2
 
 
 class BudgetOptions(TypedDict):
@@ -183,6 +178,7 @@ def shared_options(settings: Settings, model: Model | DraftModel) -> LoadOptions
         trust_remote_code=model.trust_remote_code,
         backend=target.backend if model is target else "torch" if target.backend == "torch" else "outrider",
         compile=target.compile,
+        packed_folder=target.packed_folder,
         quantization=Quantization(model.quantize),
     )
 
@@ -295,20 +291,7 @@ def load_curve(runner: ModelRunner, settings: Settings) -> CostCurve | None:
     """The machine's cost curve, if speculation.max_nodes is auto."""
     if settings.speculation.max_nodes != "auto":
         return None
-    return load_or_measure(runner, cost_folder(settings), wait_for_front_end)
-
-
-def wait_for_front_end() -> None:
-    """Returns once the parent process has hardly any work, or after FRONT_END_SECONDS: it imports while this one starts.
-
-    With one core for two threads, steps of several rows would take several times as long as they will when the server is used.
-    """
-    before, deadline = cpu_seconds(os.getppid()), time.monotonic() + FRONT_END_SECONDS
-    while time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
-        if (spent := cpu_seconds(os.getppid())) - before < IDLE_SHARE * LOOK_SECONDS:
-            return
-        before = spent
+    return load_or_measure(runner, cost_folder(settings))
 
 
 def cost_folder(settings: Settings) -> Path | None:

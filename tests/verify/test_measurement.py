@@ -6,8 +6,11 @@ import logging
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from outrider import models
+from outrider.drafters.interface import MAX_NODES
 from outrider.verify import measurement
 from outrider.verify.cost import CostCurve, parse
 from outrider.verify.measurement import (
@@ -21,6 +24,8 @@ from outrider.verify.measurement import (
     measure,
     smallest,
 )
+from outrider.verify.model import backend
+from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.torch_runner import TorchRunner
 
 CURVE = CostCurve(NODES, (64,), [[0.1] * len(NODES)], 0.01, 0.02)
@@ -35,6 +40,15 @@ def test_a_curve_is_measured_once_and_saved(tiny_runner: TorchRunner, tmp_path: 
     with monkeypatch.context() as patched:
         patched.setattr(measurement, "measure", lambda _: pytest.fail("measured again"))
         assert load_or_measure(tiny_runner, folder).state() == curve.state()
+
+
+def test_a_curve_is_estimated_where_all_rows_cost_alike(tmp_path: Path) -> None:
+    """Two steps tell it at the start; it is saved once steps have corrected it."""
+    runner = backend.load_model(LoadOptions(str(models.TARGET), device="cpu", context_tokens=1024))
+    curve = load_or_measure(runner, tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert (curve.nodes[-1], curve.contexts) == (MAX_NODES, (64, 512))
+    assert (np.diff(curve.seconds, axis=1) >= 0).all() and (curve.seconds > 0).all()
 
 
 def test_other_threads_of_the_library_have_costs_of_their_own(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from outrider.verify.checkpoint import DEFAULT_REVISION
@@ -42,6 +43,7 @@ class LoadOptions:
     compile: Compile = "auto"
     quantization: Quantization = UNQUANTIZED
     kv_dtype: KVDtype = "auto"
+    packed_folder: Path | None = None  # of packed weights that later starts map; None = every start packs them
 
     @property
     def pack(self) -> bool:

@@ -37,6 +37,7 @@ class ModelRunner(ABC):
     can_assume = True  # whether caches have rows to `assume` that were never computed
     most_caches = sys.maxsize  # that are of use
     takes_trees = True  # whether drafts may have branches
+    is_steady = False  # whether a further row of a step costs as much as any other, so that two steps tell the cost of all
     can_save = True  # whether rows of sessions can be saved
     pictures: PictureReader | None = None  # places pictures in texts; None = the model reads text only
     in_pages = False  # whether caches are pages of a pool that they share

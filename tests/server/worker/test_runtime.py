@@ -128,20 +128,6 @@ def test_a_head_makes_the_target_keep_its_hidden_states(tmp_path: Path) -> None:
     assert isinstance(share_draft(head, target.vocabulary, 2, 1), HeadRunner)
 
 
-def test_the_first_measurement_waits_until_the_front_end_has_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    used = iter([1.0, 1.2, 1.35, 1.36, 9.0])
-    asked: list[int] = []
-
-    def cpu_seconds(process: int) -> float:
-        asked.append(process)
-        return next(used)
-
-    monkeypatch.setattr(runtime, "cpu_seconds", cpu_seconds)
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-    runtime.wait_for_front_end()
-    assert asked == [os.getppid()] * 4
-
-
 def test_the_cpu_time_of_a_process() -> None:
     before = cpu_seconds(os.getpid())
     while time.process_time() < before + 0.1:

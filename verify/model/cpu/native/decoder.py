@@ -16,6 +16,7 @@ from outrider.verify.model.cpu.native import structures
 from outrider.verify.model.cpu.native.latent import NAMES as LATENT
 from outrider.verify.model.cpu.native.latent import fits, pack_latent
 from outrider.verify.model.cpu.native.library import Engine
+from outrider.verify.model.cpu.native.packed_file import PackedFile
 from outrider.verify.model.cpu.native.packing import Packer, Precision, Size, order
 from outrider.verify.model.cpu.native.recurrence import NAMES as RECURRENT
 from outrider.verify.model.cpu.native.recurrence import pack_recurrence
@@ -112,9 +113,11 @@ class Decoder:
         return matrix.outputs, matrix.inputs
 
 
-def pack(architecture: Architecture, tensors: Tensors, engine: Engine, precision: Precision) -> Decoder | None:
+def pack(
+    architecture: Architecture, tensors: Tensors, engine: Engine, precision: Precision, file: PackedFile | None = None
+) -> Decoder | None:
     """The decoder; None if there are weights that it would not use. Requires `supports`. Raises ModelError."""
-    packing = Packing(architecture, tensors, engine, precision)
+    packing = Packing(architecture, tensors, engine, precision, file or PackedFile())
     return packing.decoder() if packing.uses_all() else None
 
 
@@ -142,7 +145,7 @@ class Packing(Packer):
         known = self.architecture
         stored = self.tensors[f"{TABLE}.weight"]
         self.check(TABLE, stored, (known.vocabulary, known.hidden))
-        table = Weights.stored(self.engine, stored, self.precision.rest)
+        table = Weights.stored(self.engine, stored, self.precision.rest, self.file)
         tied = f"{HEAD}.weight" not in self.tensors
         head = table if tied and self.precision.head is None else self._head(TABLE if tied else HEAD)
         self.size.add(head)
@@ -201,7 +204,9 @@ class Packing(Packer):
         }
 
     def _head(self, name: str) -> Weights:
-        return Weights.stored(self.engine, self.tensors[f"{name}.weight"], self.precision.head or self.precision.rest)
+        return Weights.stored(
+            self.engine, self.tensors[f"{name}.weight"], self.precision.head or self.precision.rest, self.file
+        )
 
     def _layer(self, number: int) -> structures.Layer:
         known, place = self.architecture, f"blk.{number}."

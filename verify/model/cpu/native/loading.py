@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from outrider.verify.model.architecture.description import Architecture
 from outrider.verify.model.architecture.metadata import read_entries
 from outrider.verify.model.cpu.native.decoder import pack, supports
 from outrider.verify.model.cpu.native.library import Engine, compiled_library
+from outrider.verify.model.cpu.native.packed_file import PackedFile, file_of
 from outrider.verify.model.cpu.native.packing import Precision
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import Kind
@@ -68,7 +69,7 @@ def load_gguf(options: LoadOptions, location: Location) -> NativeRunner | None:
     dtype = DTYPES["bfloat16" if options.dtype == "auto" else options.dtype]
     end = metadata.entries.get("tokenizer.ggml.eos_token_id")
     ends = frozenset[int]() if end is None else frozenset([end])
-    found = None if known is None else build(known, tensors, options, dtype, ends)
+    found = None if known is None else build(known, tensors, options, dtype, ends, [Path(path)])
     if found is not None:
         bits = metadata.bits_per_weight
         log.info("%s: %.1f bits per weight in the file, %.1f served", location.gguf, bits, found.weight_bits)
@@ -90,7 +91,8 @@ def load_checkpoint(options: LoadOptions, location: Location) -> NativeRunner | 
         return None
     known = read_config(config)
     assert known is not None
-    stored = read_safetensors(options.path, weight_files(options, location))
+    files = weight_files(options, location)
+    stored = read_safetensors(options.path, files)
     named = None if stored is None else by_names(known, stored, config, options.path)
     if named is None:
         return None
@@ -98,7 +100,7 @@ def load_checkpoint(options: LoadOptions, location: Location) -> NativeRunner | 
         generation = GenerationConfig.from_pretrained(location.source, revision=options.revision)
     except hub_errors():
         generation = GenerationConfig.from_model_config(config)
-    return build(known, named, options, resolve_dtype(options.dtype, config), end_tokens(generation))
+    return build(known, named, options, resolve_dtype(options.dtype, config), end_tokens(generation), files)
 
 
 def of_model(model: PreTrainedModel, options: LoadOptions) -> NativeRunner | None:
@@ -144,14 +146,22 @@ def weight_files(options: LoadOptions, location: Location) -> list[Path]:
 
 
 def build(
-    known: Architecture, tensors: Tensors, options: LoadOptions, dtype: HostType, ends: frozenset[int]
+    known: Architecture,
+    tensors: Tensors,
+    options: LoadOptions,
+    dtype: HostType,
+    ends: frozenset[int],
+    files: Sequence[Path] = (),
 ) -> NativeRunner | None:
-    """Packs the weights."""
+    """Packs the weights, or maps them if an earlier start has packed those of the same files."""
     if not supports(known):
         return None
-    decoder = pack(known, tensors, Engine.shared(), precision(options.quantization, options.dtype))
+    rounding = precision(options.quantization, options.dtype)
+    file = PackedFile(file_of(options.packed_folder if files else None, files, known, rounding))
+    decoder = pack(known, tensors, Engine.shared(), rounding, file)
     if decoder is None:
         return None
+    file.save_later()
     return NativeRunner(decoder, options.path, dtype, ends, options.context_tokens, options.kv_dtype)
 
 

@@ -12,6 +12,7 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model.architecture.description import Architecture, Layer
 from outrider.verify.model.cpu.native import structures
 from outrider.verify.model.cpu.native.library import Engine
+from outrider.verify.model.cpu.native.packed_file import PackedFile
 from outrider.verify.model.cpu.native.weights import Kind, Weights
 from outrider.verify.model.stored import Stored
 from outrider.verify.model.tensors import Tensors
@@ -43,8 +44,10 @@ class Size:
 class Packer:
     """Packs tensors of one model by their names in files."""
 
-    def __init__(self, architecture: Architecture, tensors: Tensors, engine: Engine, precision: Precision) -> None:
-        self.architecture, self.tensors, self.engine, self.precision = architecture, tensors, engine, precision
+    def __init__(
+        self, architecture: Architecture, tensors: Tensors, engine: Engine, precision: Precision, file: PackedFile
+    ) -> None:
+        self.architecture, self.tensors, self.engine, self.precision, self.file = architecture, tensors, engine, precision, file
         self.size, self.kept = Size(), list[object]()
 
     def has(self, name: str) -> bool:
@@ -73,7 +76,7 @@ class Packer:
         kind = self.precision.layers if fits else self.precision.rest
         if not np.isscalar(scale) or scale != 1:
             stored = scaled(stored, scale)
-        weights = Weights.stored(self.engine, stored, kind)
+        weights = Weights.stored(self.engine, stored, kind, self.file)
         self.kept.append(weights)
         self.size.add(weights)
         return weights.matrix
@@ -133,7 +136,7 @@ class Packer:
     def router(self, name: str, outputs: int) -> structures.Linear:
         """A small layer, whose products decide: in float32, whatever the others are rounded to."""
         values = self.floats(f"{name}.weight", outputs * self.architecture.hidden)
-        weights = Weights.of(self.engine, Kind.FLOAT32, values.reshape(outputs, -1))
+        weights = Weights.of(self.engine, Kind.FLOAT32, values.reshape(outputs, -1), self.file)
         self.kept.append(weights)
         return structures.Linear(weights.matrix, self.vector(f"{name}.bias", outputs))
 

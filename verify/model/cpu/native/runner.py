@@ -42,7 +42,7 @@ class NativeRunner(ModelRunner):
 
     device = HOST
     invariance = "on, by construction"
-    is_invariant = True
+    is_invariant = is_steady = True
 
     def __init__(
         self,

@@ -10,8 +10,8 @@ import numpy as np
 from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
-from outrider.verify.model.cpu.native.huge_pages import HugePages
 from outrider.verify.model.cpu.native.library import Engine
+from outrider.verify.model.cpu.native.packed_file import PackedFile
 from outrider.verify.model.cpu.native.structures import Linear, Matrix, Table
 from outrider.verify.model.stored import Stored
 
@@ -74,32 +74,37 @@ TABLES: dict[GGMLQuantizationType, int] = {
 class Weights:
     """The weights of a linear layer or an embedding table, [outputs, inputs], packed for an engine's library."""
 
-    def __init__(self, engine: Engine, kind: Kind, outputs: int, inputs: int) -> None:
-        """Weights of unspecified value, to be written by `pack` or `pack_blocks`."""
+    def __init__(self, engine: Engine, kind: Kind, outputs: int, inputs: int, file: PackedFile | None = None) -> None:
+        """Weights of unspecified value, to be written by `pack` or `pack_blocks`; those of `file` if it is filled."""
         assert kind.fits(inputs)
         self.engine, self.kind, self.outputs, self.inputs = engine, kind, outputs, inputs
         shape = Matrix(kind, outputs, inputs, None)
         size = int(engine.library.outrider_matrix_bytes(ctypes.byref(shape)))
-        self.data = HugePages.shared().take(size)
+        self.data = (file or PackedFile()).take(size)
         self.nbytes = size
         self.matrix = Matrix(kind, outputs, inputs, self.data.ctypes.data)
 
     @classmethod
-    def of(cls, engine: Engine, kind: Kind, weights: NDArray[np.float32]) -> Weights:
+    def of(cls, engine: Engine, kind: Kind, weights: NDArray[np.float32], file: PackedFile | None = None) -> Weights:
         """The weights of an array, [outputs, inputs], rounded to `kind`: a float, INT8 or INT4."""
-        found = cls(engine, kind, *weights.shape)
+        outputs, inputs = weights.shape
+        found = cls(engine, kind, outputs, inputs, file)
+        if file is not None and file.is_filled:
+            return found
         for first in range(0, found.outputs, CHUNK):
             found.pack(first, np.ascontiguousarray(weights[first : first + CHUNK], np.float32))
         return found
 
     @classmethod
-    def stored(cls, engine: Engine, tensor: Stored, kind: Kind | None = None) -> Weights:
+    def stored(cls, engine: Engine, tensor: Stored, kind: Kind | None = None, file: PackedFile | None = None) -> Weights:
         """A file's weights, [outputs, inputs]: as they are if they can be packed so, or rounded to `kind`."""
         outputs, inputs = tensor.shape
         if kind is None or not kind.fits(inputs):
             kind = KINDS.get(tensor.type, Kind.FLOAT32 if tensor.type in FLOATS else Kind.BFLOAT16)
             kind = kind if kind.fits(inputs) else Kind.FLOAT32
-        found = cls(engine, kind, outputs, inputs)
+        found = cls(engine, kind, outputs, inputs, file)
+        if file is not None and file.is_filled:
+            return found
         if KINDS.get(tensor.type) == kind:
             found.pack_blocks(tensor.rows)
             return found

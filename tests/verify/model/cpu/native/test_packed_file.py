@@ -1,0 +1,83 @@
+"""Packed weights in files: mapped by later starts, whole or absent, and bounded."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from outrider import models
+from outrider.verify.errors import ModelError
+from outrider.verify.model import backend
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cpu.native import packed_file
+from outrider.verify.model.cpu.native.packed_file import SUFFIX, PackedFile, make_room
+from outrider.verify.model.cpu.native.weights import Weights
+from outrider.verify.model.load_options import LoadOptions, Quantization
+from outrider.verify.model.runner import ModelRunner
+
+TOKENS = ForwardBatch.chain(np.arange(5, 40))
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
+
+
+def load(folder: Path | None, **options: object) -> ModelRunner:
+    """The embedded model, started, once what it keeps is written."""
+    found = backend.load_model(LoadOptions(str(models.TARGET), device="cpu", packed_folder=folder, **options))  # type: ignore[arg-type]
+    for thread in threading.enumerate():
+        if thread.name == "outrider-packed":
+            thread.join()
+    return found
+
+
+def logits(runner: ModelRunner) -> np.ndarray:
+    return np.array(runner.forward(runner.new_cache(), TOKENS))
+
+
+def test_a_later_start_maps_what_an_earlier_one_has_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = logits(load(None))
+    assert np.array_equal(logits(load(tmp_path)), expected)
+    (file,) = tmp_path.iterdir()
+    monkeypatch.setattr(Weights, "pack", lambda *_: pytest.fail("packed again"))
+    assert np.array_equal(logits(load(tmp_path)), expected)
+    assert [*tmp_path.iterdir()] == [file]
+
+
+def test_another_rounding_has_a_file_of_its_own(tmp_path: Path) -> None:
+    found = [logits(load(tmp_path, quantization=Quantization(kind))) for kind in ("none", "int8", "none", "int8")]
+    assert len([*tmp_path.iterdir()]) == 2
+    assert np.array_equal(found[0], found[2]) and np.array_equal(found[1], found[3])
+
+
+def test_a_file_that_is_too_short_is_one_sentence(tmp_path: Path) -> None:
+    load(tmp_path)
+    (file,) = tmp_path.iterdir()
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(ModelError, match=r"packed' is damaged; remove it\.$"):
+        load(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert np.array_equal(logits(load(tmp_path / "file")), logits(load(None)))
+
+
+def test_files_that_were_used_longest_ago_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_file, "MOST_BYTES", 100)
+    for age, name in enumerate(("a", "b", "c")):
+        (tmp_path / f"{name}{SUFFIX}").write_bytes(bytes(30))
+        os.utime(tmp_path / f"{name}{SUFFIX}", (1000 - age, 1000 - age))
+    (tmp_path / "x.partial").write_bytes(b"")
+    make_room(tmp_path, 50)
+    assert [each.name for each in tmp_path.iterdir()] == [f"a{SUFFIX}"]
+
+
+def test_memory_without_a_file_is_new() -> None:
+    file = PackedFile()
+    assert not file.is_filled and (file.take(100) == 0).all()
