@@ -91,7 +91,7 @@ def tie_margin(
     if min(tokens) < 0:
         return float("nan")
     text = torch.tensor([*prompt.tolist(), *plain[:position]])
-    logits = runtime.runner.forward(runtime.runner.new_cache(), ForwardBatch.chain(text), logits=False)
+    logits = torch.as_tensor(runtime.runner.forward(runtime.runner.new_cache(), ForwardBatch.chain(text), logits=False))
     scores = logits[0].float()
     if not params.greedy:
         noise = gumbel(params.for_prompt(len(prompt)).seed, [position], torch.arange(logits.shape[-1]))[0]

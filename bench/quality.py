@@ -91,7 +91,7 @@ def window_scores(runner: ModelRunner, window: Sequence[int]) -> tuple[torch.Ten
     cache, ids, nats, choices = runner.new_cache(), torch.tensor(window), [], []
     for start in range(0, len(ids) - 1, ROWS):
         rows = ids[start : min(start + ROWS, len(ids) - 1)]
-        logits = runner.forward(cache, ForwardBatch.chain(rows)).cpu().double()
+        logits = torch.as_tensor(runner.forward(cache, ForwardBatch.chain(rows))).cpu().double()
         cache.length += len(rows)
         following = ids[start + 1 : start + 1 + len(rows)]
         nats.append(torch.nn.functional.cross_entropy(logits, following, reduction="none"))

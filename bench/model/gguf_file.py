@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from bench.plan import BenchError
 from outrider.verify.tokenizer import load_tokenizer
@@ -73,7 +73,9 @@ def unpack(file: Path, folder: Path, dtype: str) -> None:
     model: Any = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
     model.load_state_dict(read.state_dict())
     model.to(getattr(torch, dtype)).save_pretrained(folder)
-    load_tokenizer(str(file)).save_pretrained(folder)
+    tokenizer = load_tokenizer(str(file))
+    special = {"chat_template": tokenizer.chat_template, **tokenizer.special_tokens_map}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **special).save_pretrained(folder)
 
 
 def check_kind(config: Any, name: str) -> None:

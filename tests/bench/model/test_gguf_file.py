@@ -25,8 +25,7 @@ def logits(path: Path, quantize: Quantize = "none") -> torch.Tensor:
     options = LoadOptions(str(path), dtype="float32", device="cpu", quantization=Quantization(quantize))
     runner: ModelRunner = load_weights(options)
     runner.start(64)
-    found: torch.Tensor = runner.forward(runner.new_cache(), ForwardBatch.chain(range(20, 60)))
-    return found
+    return torch.as_tensor(runner.forward(runner.new_cache(), ForwardBatch.chain(range(20, 60))))
 
 
 def test_a_file_has_the_model_the_vocabulary_and_the_template(tmp_path: Path) -> None:

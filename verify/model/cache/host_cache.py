@@ -130,7 +130,7 @@ class HostCache(KVCache):
 
     def _restore(self, start: int, page: Part) -> None:
         """Writes the rows of one page, as in `Rows.parts`."""
-        assert isinstance(page, np.ndarray)
+        page = page if isinstance(page, np.ndarray) else paging.on_host(page)
         end, held = start + page.shape[3], self._held(start)
         if self._is_uniform:
             found = [page.reshape(-1, *page.shape[2:])]

@@ -31,7 +31,8 @@ def filled(pool: PagePool, length: int) -> PagedCache:
 
 def joined(rows: Rows) -> torch.Tensor:
     """All rows, [layers, 2, kv_heads, length, stored width]."""
-    parts = [tensor_of(part, torch.float32) for part in rows.parts(rows.length)]
+    dtype = getattr(rows, "stored_dtype", torch.float32)
+    parts = [tensor_of(part, dtype) for part in rows.parts(rows.length)]
     return torch.cat(parts or [torch.empty(2, 2, 3, 0, 4)], 3)
 
 
