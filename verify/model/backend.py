@@ -38,9 +38,9 @@ def load(options: LoadOptions) -> ModelRunner:
         location = locate(options.path, options.revision)
         if options.pack and is_cpu(options.device) and (found := native.load(options, location)) is not None:
             return found
-        from outrider.verify.model import loading as by_torch  # imports torch
+        from outrider.verify.model.loading import load as load_by_torch  # imports torch
 
-        return by_torch.load(options, location)
+        return load_by_torch(options, location)
 
 
 def start(
