@@ -146,9 +146,4 @@ class DraftModel(Section):
         description="Device of the draft model: auto, cpu, cuda or cuda:N, for example a second GPU.",
     )
     threads: int = Field(1, ge=1, description="CPU threads of the draft model.")
-    packed_folder: Path | None = Field(
-        Path("~/.cache/outrider/packed"),
-        description="Folder of weights in the form that the CPU's library computes with, which later starts and other servers "
-        "map; null packs them at every start.",
-    )
     trust_remote_code: bool = Field(False, description="Run code from the model's folder; enable only for trusted models.")
