@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
-from outrider.drafters.kernel import kernel
+from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict
+from outrider.drafters.native.library import native
 from outrider.drafters.options import LookupOptions
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.automaton import TOKENS, Automaton, append, new_automaton, repeated_suffix
-from outrider.drafters.tables.dice import Dice, new_dice, throw, weigh_children
-from outrider.drafters.tables.nodes import Nodes, draft_tree, likeliest_unchosen, new_nodes, reset
+from outrider.drafters.tables.dice import Dice, new_dice, throw
+from outrider.drafters.tables.nodes import Nodes, draft_tree, new_nodes
 
 # On average, this many candidates for each draft node fit into the search.
 BRANCHES = 16
@@ -61,45 +61,8 @@ class LookupDrafter:
         self._reader.resume(text, int(array(saved, "known", np.float64, 1)[0]))
 
 
-@kernel
+@native
 def _grow(
     automaton: Automaton, nodes: Nodes, states: NDArray[np.int32], state: int, budget: int, depth: int, dice: Dice
 ) -> int:
     """Marks the likeliest continuations of `state`, best first; a path's probability is the product of its shares."""
-    reset(nodes, 0)
-    states[0] = state
-    size = _expand(automaton, nodes, states, 0, 1)
-    weigh_children(dice, nodes, 1, size)
-    for _ in range(budget):
-        best = likeliest_unchosen(nodes, size)
-        if best < 0:
-            break
-        nodes.chosen[best] = True
-        if nodes.depths[best] < depth:
-            first, size = size, _expand(automaton, nodes, states, best, size)
-            weigh_children(dice, nodes, first, size)
-    return size
-
-
-@kernel
-def _expand(automaton: Automaton, nodes: Nodes, states: NDArray[np.int32], node: int, size: int) -> int:
-    """Appends the successors of the node's state as candidates; returns the new size."""
-    total = 1.0  # one count stands for unseen successors
-    first = size
-    edge = automaton.first_edge[states[node]]
-    while edge >= 0 and size < len(nodes.tokens):
-        target = automaton.edge_state[edge]
-        count = max(1, automaton.counts[target])
-        total += count
-        nodes.tokens[size] = automaton.edge_token[edge]
-        nodes.parents[size] = node
-        nodes.depths[size] = nodes.depths[node] + 1
-        nodes.path[size] = nodes.path[node] * count
-        nodes.source[size] = Source.LOOKUP
-        nodes.chosen[size] = False
-        states[size] = target
-        size += 1
-        edge = automaton.edge_next[edge]
-    for child in range(first, size):
-        nodes.path[child] /= total
-    return size
