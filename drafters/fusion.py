@@ -20,7 +20,7 @@ from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.base_table import BaseArrays
 from outrider.drafters.tables.contexts import Contexts, Sources, enter, new_contexts
-from outrider.drafters.tables.dice import Dice, new_dice, throw
+from outrider.drafters.tables.dice import Dice, at, new_dice, throw
 from outrider.drafters.tables.history import new_history
 from outrider.drafters.tables.learned_table import absorb, new_rows
 from outrider.drafters.tables.levels import TABLE_ORDER, Scratch, new_scratch
@@ -65,7 +65,6 @@ class FusionDrafter:
         self._contexts = new_contexts(1 + MAX_NODES, len(self._corpora))
         self._scratch = new_scratch(vocabulary, len(self._corpora), 2 * options.successors)
         self._nodes = new_nodes(1 + MAX_NODES)
-        self._rank = np.zeros(1 + MAX_NODES, np.int32)
         self._sequence = Sequence()
         self._reader = Reader()
         self._unlearned: list[tuple[int, Verdict]] = []  # outcomes in order, each with the length of the text after it
@@ -88,9 +87,9 @@ class FusionDrafter:
             return EMPTY
         self._learn()
         limit, least = min(budget, MAX_NODES), max(MIN_PATH, least)
-        dice = self._dice._replace(position=self._sequence.emitted)
+        dice = at(self._dice, self._sequence.emitted)
         sources, contexts, scratch, nodes = self._sources, self._contexts, self._scratch, self._nodes
-        size = _grow(sources, contexts, scratch, nodes, self._rank, limit, least, self._options.depth, dice)
+        size = _grow(sources, contexts, scratch, nodes, limit, least, self._options.depth, dice)
         return draft_tree(self._nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:
@@ -159,7 +158,6 @@ def _grow(
     contexts: Contexts,
     scratch: Scratch,
     nodes: Nodes,
-    rank: NDArray[np.int32],
     budget: int,
     least: float,
     depth: int,
@@ -167,5 +165,5 @@ def _grow(
 ) -> int:
     """Marks the `budget` likeliest paths, each likelier than `least`; returns the number of nodes, node 0 included.
 
-    `rank` holds the nodes by descending path probability.
+    `nodes.rows` holds them by descending probability.
     """

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict
-from outrider.drafters.native.library import native
+from outrider.drafters.native.library import native, structure
 from outrider.drafters.options import LookupOptions
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.automaton import TOKENS, Automaton, append, new_automaton, repeated_suffix
-from outrider.drafters.tables.dice import Dice, new_dice, throw
+from outrider.drafters.tables.dice import Dice, at, new_dice, throw
 from outrider.drafters.tables.nodes import Nodes, draft_tree, new_nodes
 
 # On average, this many candidates for each draft node fit into the search.
 BRANCHES = 16
+
+
+@structure
+class Candidates(NamedTuple):
+    """Continuations of the text."""
+
+    nodes: Nodes  # [P]
+    states: NDArray[np.int32]  # [P]; the automaton's state at each node
 
 
 class LookupDrafter:
@@ -30,8 +40,8 @@ class LookupDrafter:
         self._reader = Reader()
         self._sequence = Sequence()
         self._dice = new_dice()
-        self._nodes = new_nodes(1 + MAX_NODES * BRANCHES)
-        self._states = np.zeros(len(self._nodes.tokens), np.int32)
+        size = 1 + MAX_NODES * BRANCHES
+        self._candidates = Candidates(new_nodes(size), np.zeros(size, np.int32))
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._sequence, self._dice = sequence, throw(self._dice, sampling, sequence.tokens)
@@ -43,9 +53,9 @@ class LookupDrafter:
         state = repeated_suffix(self._automaton)
         if self._automaton.lengths[state] < self._options.shortest:
             return EMPTY
-        dice = self._dice._replace(position=self._sequence.emitted)
-        size = _grow(self._automaton, self._nodes, self._states, state, budget, self._options.length, dice)
-        return draft_tree(self._nodes, size, budget)
+        dice = at(self._dice, self._sequence.emitted)
+        size = _grow(self._automaton, self._candidates, state, budget, self._options.length, dice)
+        return draft_tree(self._candidates.nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:
         append(self._automaton, verdict.tokens)
@@ -62,7 +72,5 @@ class LookupDrafter:
 
 
 @native
-def _grow(
-    automaton: Automaton, nodes: Nodes, states: NDArray[np.int32], state: int, budget: int, depth: int, dice: Dice
-) -> int:
+def _grow(automaton: Automaton, candidates: Candidates, state: int, budget: int, depth: int, dice: Dice) -> int:
     """Marks the likeliest continuations of `state`, best first; a path's probability is the product of its shares."""

@@ -16,7 +16,7 @@ from outrider.drafters.native.library import native
 from outrider.drafters.options import MAX_MATCH, RetrievalOptions
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import Stateless
-from outrider.drafters.tables.dice import new_dice, throw, weigh_tree
+from outrider.drafters.tables.dice import at, new_dice, throw, weigh_tree
 from outrider.drafters.tables.nodes import choose_likeliest, draft_tree
 from outrider.drafters.tables.suffix import Corpus
 from outrider.drafters.tables.trie import Trie, new_trie, restart
@@ -55,7 +55,7 @@ class RetrievalDrafter(Stateless):
             if (size := self._collect(options.shortest + length)) > 1:
                 break
         _weigh(self._trie, size)
-        weigh_tree(self._dice._replace(position=self._sequence.emitted), self._trie.nodes, size, self._trie.scratch)
+        weigh_tree(at(self._dice, self._sequence.emitted), self._trie.nodes, size, self._trie.scratch)
         choose_likeliest(self._trie.nodes, size, budget)
         return draft_tree(self._trie.nodes, size, budget)
 

@@ -20,10 +20,10 @@ struct Tree {
   const Contexts& contexts;
   const Scratch& scratch;
   const Nodes& nodes;
-  const Array<int32_t>& rank;
   const int64_t budget;
   const double least;
   const Dice& dice;
+  const Array<int32_t>& rank = nodes.rows;
   int64_t size = 0;
 
   bool full() const { return size == budget; }
@@ -81,14 +81,14 @@ struct Tree {
 
 // Marks the `budget` likeliest paths, each likelier than `least`; returns the number of nodes, node 0 included.
 inline int64_t grow(const Sources& sources, const Contexts& contexts, const Scratch& scratch, const Nodes& nodes,
-                    const Array<int32_t>& rank, int64_t budget, double least, int64_t depth, const Dice& dice) {
+                    int64_t budget, double least, int64_t depth, const Dice& dice) {
   nodes::reset(nodes, 0);
-  Tree tree{sources, contexts, scratch, nodes, rank, budget, least, dice};
+  Tree tree{sources, contexts, scratch, nodes, budget, least, dice};
   int64_t node = 0;
   for (int64_t at = -1;;) {  // nodes before it in the ranking are expanded
     if (nodes.depths[node] < depth) tree.expand(node, at);
     if (++at >= tree.size) break;
-    node = rank[at];
+    node = tree.rank[at];
     const double worst = tree.worst(), expansion = tree.full() ? FULL_EXPANSION : OPEN_EXPANSION;
     if (worst > MIN_PATH && expansion * nodes.path[node] <= worst) break;
     contexts::advance(sources, contexts, nodes.parents[node], nodes.tokens[node], node);

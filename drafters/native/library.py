@@ -12,6 +12,7 @@ from ctypes import POINTER, byref, c_bool, c_double, c_int64, c_uint64, c_void_p
 from functools import cached_property, wraps
 from operator import attrgetter
 from pathlib import Path
+from struct import Struct
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -28,6 +29,9 @@ class Array(ctypes.Structure):
     """An array of up to three dimensions, as in array.h."""
 
     _fields_ = (("data", c_void_p), ("shape", c_int64 * 3), ("width", c_int64))
+
+
+pack = Struct("P4q").pack  # of an array
 
 
 class Pair(ctypes.Structure):
@@ -122,12 +126,16 @@ def crossing(hint: Any) -> Crossing:
 def array_of(dtype: np.dtype[Any] | None) -> Crossing:
     """How arrays of this type cross; None = of several types."""
 
-    def convert(array: NDArray[Any]) -> Array:
+    def convert(array: NDArray[Any]) -> tuple[int, tuple[int, ...], int]:
         if (dtype is not None and array.dtype != dtype) or not array.flags.c_contiguous:
             raise TypeError(f"The library needs a contiguous array of {dtype}, not this one of {array.dtype}.")
-        return Array(array.ctypes.data, array.shape, array.itemsize)
+        return array.ctypes.data, (*array.shape, 0, 0, 0)[:3], array.itemsize
 
-    return Crossing(Array, convert, lambda array: byref(convert(array)))
+    def argument(array: NDArray[Any]) -> bytes:
+        data, shape, width = convert(array)
+        return pack(data, *shape, width)  # in less time than a structure of ctypes
+
+    return Crossing(Array, convert, argument)
 
 
 def tuple_of(item: Any) -> Crossing:

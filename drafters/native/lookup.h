@@ -3,10 +3,19 @@
 #include "automaton.h"
 #include "dice.h"
 
-namespace outrider::lookup {
+namespace outrider {
+
+// Continuations of the text.
+struct Candidates {
+  Nodes nodes;            // [P]
+  Array<int32_t> states;  // [P]; the automaton's state at each node
+};
+
+namespace lookup {
 
 // Appends the successors of the node's state as candidates; returns the new size.
-inline int64_t expand(const Automaton& automaton, const Nodes& nodes, const Array<int32_t>& states, int64_t node, int64_t size) {
+inline int64_t expand(const Automaton& automaton, const Candidates& candidates, int64_t node, int64_t size) {
+  const auto& [nodes, states] = candidates;
   double total = 1;  // one count stands for unseen successors
   const int64_t first = size;
   for (int64_t edge = automaton.first_edge[states[node]]; edge >= 0 && size < nodes.tokens.size(); edge = automaton.edge_next[edge]) {
@@ -26,21 +35,23 @@ inline int64_t expand(const Automaton& automaton, const Nodes& nodes, const Arra
 }
 
 // Marks the likeliest continuations of `state`, best first; a path's probability is the product of its shares.
-inline int64_t grow(const Automaton& automaton, const Nodes& nodes, const Array<int32_t>& states, int64_t state, int64_t budget,
-                    int64_t depth, const Dice& dice) {
+inline int64_t grow(const Automaton& automaton, const Candidates& candidates, int64_t state, int64_t budget, int64_t depth,
+                    const Dice& dice) {
+  const Nodes& nodes = candidates.nodes;
   nodes::reset(nodes, 0);
-  states[0] = (int32_t)state;
-  int64_t size = expand(automaton, nodes, states, 0, 1);
+  candidates.states[0] = (int32_t)state;
+  int64_t size = expand(automaton, candidates, 0, 1);
   dice::weigh_children(dice, nodes, 1, size);
   for (int64_t i = 0; i < budget; i++) {
     const int64_t best = nodes::likeliest_unchosen(nodes, size), first = size;
     if (best < 0) break;
     nodes.chosen[best] = true;
     if (nodes.depths[best] >= depth) continue;
-    size = expand(automaton, nodes, states, best, size);
+    size = expand(automaton, candidates, best, size);
     dice::weigh_children(dice, nodes, first, size);
   }
   return size;
 }
 
-}  // namespace outrider::lookup
+}  // namespace lookup
+}  // namespace outrider

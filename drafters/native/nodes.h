@@ -1,5 +1,7 @@
 // Draft nodes under construction: the searches mark nodes, and the marked nodes become a DraftTree.
 #pragma once
+#include <vector>
+
 #include "array.h"
 
 namespace outrider {
@@ -10,6 +12,8 @@ struct Nodes {
   Array<float> path;                       // [P]; probability of the path from the root, at most the parent's
   Array<uint8_t> source;                   // [P]
   Array<bool> chosen;                      // [P]; part of the draft; the parent of a chosen node is chosen
+  Array<int32_t> rows;                     // [P]; nodes in the order of the draft, or of a search
+  Array<int32_t> row_parents;              // [P]; the number of the parent's row in the draft, -1 = the root
 };
 
 namespace nodes {
@@ -54,30 +58,30 @@ inline int64_t trim(const Nodes& nodes, int64_t size, int64_t budget) {
   return count;
 }
 
-// Orders the marked nodes depth-first, likeliest child first: node numbers into `rows`, parents' rows into `parents`.
-inline void lay_out(const Nodes& nodes, int64_t size, const Array<int32_t>& marked, const Array<int32_t>& rows,
-                    const Array<int32_t>& parents) {
-  int32_t count = 0;
+// Trims, and orders the marked nodes depth-first, likeliest child first, into `rows` and `row_parents`; returns their number.
+inline int64_t lay_out(const Nodes& nodes, int64_t size, int64_t budget) {
+  const int64_t count = trim(nodes, size, budget);
+  std::vector<int32_t> unplaced;
+  unplaced.reserve(count);
   for (int64_t node = 1; node < size; node++)
-    if (nodes.chosen[node]) marked[count++] = (int32_t)node;
+    if (nodes.chosen[node]) unplaced.push_back((int32_t)node);
   int32_t at = 0, row_of_at = -1, row = 0;
   while (row < count) {
-    int best = -1;
-    for (int i = 0; i < count; i++) {
-      const int32_t node = marked[i];
-      if (node && nodes.parents[node] == at && (best < 0 || nodes.path[marked[best]] < nodes.path[node])) best = i;
-    }
-    if (best < 0) {  // all children of `at` are placed: back to its parent
-      row_of_at = parents[row_of_at];
-      at = row_of_at >= 0 ? rows[row_of_at] : 0;
+    auto best = unplaced.end();
+    for (auto each = unplaced.begin(); each != unplaced.end(); each++)
+      if (nodes.parents[*each] == at && (best == unplaced.end() || nodes.path[*best] < nodes.path[*each])) best = each;
+    if (best == unplaced.end()) {  // all children of `at` are placed: back to its parent
+      row_of_at = nodes.row_parents[row_of_at];
+      at = row_of_at >= 0 ? nodes.rows[row_of_at] : 0;
       continue;
     }
-    at = marked[best];
-    marked[best] = 0;
-    rows[row] = at;
-    parents[row] = row_of_at;
+    at = *best;
+    unplaced.erase(best);
+    nodes.rows[row] = at;
+    nodes.row_parents[row] = row_of_at;
     row_of_at = row++;
   }
+  return count;
 }
 
 }  // namespace nodes

@@ -62,6 +62,11 @@ def throw(dice: Dice, sampling: Sampling | None, prompt: Ints) -> Dice:
     return dice._replace(seed=np.uint64(mix(sampling.seed)), strength=strength, luck=luck, ids=ids)
 
 
+def at(dice: Dice, position: int) -> Dice:
+    """The dice where the next token has this position in the answer; itself if they are unused."""
+    return dice._replace(position=position) if dice.strength else dice
+
+
 @native
 def position_key(seed: np.uint64, position: int) -> np.uint64:
     """`outrider.drafters.noise.position_key` of a mixed seed."""

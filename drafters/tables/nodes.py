@@ -21,6 +21,8 @@ class Nodes(NamedTuple):
     path: NDArray[np.float32]  # [P]; probability of the path from the root, at most the parent's
     source: NDArray[np.uint8]  # [P]
     chosen: NDArray[np.bool_]  # [P]; part of the draft; the parent of a chosen node is chosen
+    rows: NDArray[np.int32]  # [P]; nodes in the order of the draft, or of a search
+    row_parents: NDArray[np.int32]  # [P]; the number of the parent's row in the draft, -1 = the root
 
 
 def new_nodes(size: int) -> Nodes:
@@ -32,6 +34,8 @@ def new_nodes(size: int) -> Nodes:
         path=np.zeros(size, np.float32),
         source=np.zeros(size, np.uint8),
         chosen=np.zeros(size, np.bool_),
+        rows=np.zeros(size, np.int32),
+        row_parents=np.zeros(size, np.int32),
     )
 
 
@@ -51,25 +55,22 @@ def choose_likeliest(nodes: Nodes, size: int, budget: int) -> None:
 
 
 @native
-def _trim(nodes: Nodes, size: int, budget: int) -> int:
-    """Clears the unlikeliest marks until at most `budget` remain; returns their number."""
+def _lay_out(nodes: Nodes, size: int, budget: int) -> int:
+    """Clears the unlikeliest marks among the first `size` nodes until at most `budget` remain; returns their number.
 
-
-@native
-def _lay_out(nodes: Nodes, size: int, marked: NDArray[np.int32], rows: NDArray[np.int32], parents: NDArray[np.int32]) -> None:
-    """Orders the marked nodes depth-first, likeliest child first: node numbers into `rows`, parents' rows into `parents`."""
+    Sets `rows` and `row_parents` of the marked nodes, depth-first, likeliest child first.
+    """
 
 
 def lay_out(nodes: Nodes, size: int, budget: int) -> tuple[DraftTree, NDArray[np.int32]]:
     """The marked nodes among the first `size` as a DraftTree of at most `budget` nodes, and each row's node, int32 [N]."""
-    count = _trim(nodes, size, budget)
-    marked, rows, parents = np.empty((3, count), np.int32)
+    count = _lay_out(nodes, size, budget)
+    rows = nodes.rows[:count].copy()
     if not count:
         return EMPTY, rows
-    _lay_out(nodes, size, marked, rows, parents)
     tree = DraftTree(
         tokens=nodes.tokens[rows],
-        parents=parents,
+        parents=nodes.row_parents[:count].copy(),
         depths=nodes.depths[rows],
         probability=nodes.path[rows],
         source=nodes.source[rows],
