@@ -32,7 +32,7 @@ class Keyed:
 
         Temperature and filters have been applied to them: an excluded token has -inf.
         """
-        return int(_largest(np.uint64(mix(self.seed)), position, scores))
+        return int(_largest(np.uint64(mix(self.seed)), position, np.ascontiguousarray(scores, np.float32)))
 
 
 @native

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.drafters.interface import Floats, Ints
 from outrider.drafters.native.library import native, structure
 from outrider.drafters.tables.base_table import BaseArrays
 
@@ -63,15 +64,14 @@ def learn(
     """Raises all n-grams of `shortest` to `order` tokens that end in the last `fresh` tokens of `text`, int32 [T]."""
 
 
-@native
 def absorb(
     base: BaseArrays,
     rows: LearnedRows,
-    text: NDArray[np.int32],
-    tokens: NDArray[np.int32],
-    parents: NDArray[np.int32],
-    ids: NDArray[np.int32],
-    probabilities: NDArray[np.float32],
+    text: Ints,
+    tokens: Ints,
+    parents: Ints,
+    ids: Ints,
+    probabilities: Floats,
     order: int,
 ) -> None:
     """Blends the target's distribution at every node of a verified tree, rejected nodes included, into the rows.
@@ -80,6 +80,22 @@ def absorb(
     `probabilities` are the target's likeliest tokens at the root and at each node, [N+1, K]. The longest context, of
     `order` - 1 tokens, takes the target's distribution; shorter contexts occur in many places and move half-way.
     """
+    ids, probabilities = np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(probabilities, np.float32)
+    _absorb(base, rows, text, tokens, parents, ids, probabilities, order)
+
+
+@native
+def _absorb(
+    base: BaseArrays,
+    rows: LearnedRows,
+    text: Ints,
+    tokens: Ints,
+    parents: Ints,
+    ids: Ints,
+    probabilities: Floats,
+    order: int,
+) -> None:
+    """`absorb` of contiguous arrays."""
 
 
 @native
