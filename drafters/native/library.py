@@ -25,6 +25,9 @@ MISSING = "The drafters were installed without their compiled library; install a
 LIBRARY = next((ctypes.CDLL(str(file)) for file in sorted(Path(__file__).parent.glob("_drafters.*"))), None)
 
 
+AVAILABLE = LIBRARY is not None
+
+
 class Array(ctypes.Structure):
     """An array of up to three dimensions, as in array.h."""
 

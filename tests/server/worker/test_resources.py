@@ -47,7 +47,7 @@ def test_a_configured_table_must_load(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("vocabulary", [0, 30, 39])
 def test_a_datastore_or_table_with_ids_beyond_the_vocabulary_is_refused(tmp_path: Path, vocabulary: int) -> None:
-    """Kernels index arrays of the vocabulary's size by token id without checks."""
+    """The library indexes arrays of the vocabulary's size by token id without checks."""
     block = np.array([64, 3, 39, 7], np.int64)
     datastore.build(tmp_path / "d", [block], 64, "f", "plan")
     base_table.build(tmp_path / "t", [block.astype(np.uint32)], "f", 64)
