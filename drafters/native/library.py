@@ -98,7 +98,7 @@ def native(declaration: F) -> F:
     if returned is Pair:
         function.errcheck = lambda pair, *_: (pair.first, pair.second)  # type: ignore[assignment]
     converters = [each.argument or each.convert for each in crossings]
-    defaults = declaration.__defaults__ or ()  # type: ignore[attr-defined]
+    defaults = declaration.__defaults__ or ()
 
     @wraps(declaration)
     def call(*arguments: Any) -> Any:

@@ -21,7 +21,7 @@ from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.drafters.tables.base_table import empty_base
 from outrider.server.settings import load_settings
 from outrider.server.worker import resources
-from outrider.server.worker.resources import ChosenCorpus, Store, Stores, Tables, distinct, load_resources
+from outrider.server.worker.resources import ChosenCorpus, Store, Stores, Tables, load_resources
 from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
 
@@ -204,9 +204,3 @@ def test_only_the_request_that_begins_reads_its_corpus(tmp_path: Path, caplog: p
     with chosen.chosen(str(tmp_path / "deleted")):
         assert [each.size for each in shared.corpus] == [0]
     assert "a corpus is not used" in caplog.text
-
-
-def test_resources_are_distinct_by_number_of_blocks() -> None:
-    one, two, other = Resources(), Resources(), Resources(corpus=[object()])  # type: ignore[list-item]
-    assert len(distinct([one, two])) == 1
-    assert distinct([one, two, other])[-1] is other
