@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import subprocess
 import sys
 from typing import NamedTuple
@@ -54,7 +55,7 @@ def test_a_library_of_other_sources_is_refused() -> None:
             tokens: NDArray[np.int32]
 
     with pytest.raises(ImportError, match="compiled from other sources"):
-        library.symbol("no_such_function", library.c_void_p)
+        library.symbol("no_such_function", ctypes.c_void_p)
 
 
 def test_without_the_library_only_calls_fail() -> None:
