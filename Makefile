@@ -30,7 +30,7 @@ $(BIN)/pip install --quiet --disable-pip-version-check --build-constraint constr
 endef
 
 # pip would leave out a build of torch in a folder of this machine's (its CPU build), as pip knows no hash of it before it is read.
-$(INSTALLED): pyproject.toml setup.py bench/pyproject.toml constraints.txt $(wildcard verify/model/cpu/native/*.cpp verify/model/cpu/native/*.h)
+$(INSTALLED): pyproject.toml setup.py bench/pyproject.toml constraints.txt $(foreach folder,verify/model/cpu/native drafters/native,$(wildcard $(folder)/*.cpp $(folder)/*.h))
 	$(PYTHON) -m venv .venv
 	grep '^pip==' constraints.txt > .venv/pip.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/pip.txt

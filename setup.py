@@ -1,8 +1,9 @@
-"""Maps folders to packages of `outrider`, and compiles the library of `outrider.verify.model.cpu.native`.
+"""Maps folders to packages of `outrider`, and compiles the libraries of `outrider.verify.model.cpu.native` and
+`outrider.drafters.native`.
 
-The library is compiled once for each kind of CPU; for an editable install, which stays on its machine, only for the kinds that
-the machine can run. Without a C++ compiler, the package is installed without it, and models run through PyTorch. All else is in
-pyproject.toml.
+The former is compiled once for each kind of CPU; for an editable install, which stays on its machine, only for the kinds that
+the machine can run. Without a C++ compiler, the package is installed without them: models run through PyTorch, and drafts come
+from the text's own repetitions. All else is in pyproject.toml.
 """
 
 import copy
@@ -15,7 +16,7 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 FOLDERS = ("server", "drafters", "engines", "verify", "models")
-FOLDER = "verify/model/cpu/native"
+FOLDER, DRAFTERS = "verify/model/cpu/native", "drafters/native"
 # Instructions by variant, as `outrider.verify.model.cpu.native.variants.VARIANTS` chooses among them.
 X86 = {
     "amx": ["-march=x86-64-v4", "-mavx512vnni", "-mamx-tile", "-mamx-int8"],
@@ -39,8 +40,8 @@ class BuildVariants(build_ext):
         if self.editable_mode:
             variants = runpy.run_path(f"{FOLDER}/variants.py")
             flags = variants["processor_flags"]()
-            runnable = {f"_{variant}" for variant, needed in variants["VARIANTS"].items() if needed <= flags}
-            self.extensions = [each for each in self.extensions if each.name.rpartition(".")[2] in runnable]
+            others = {f"_{variant}" for variant, needed in variants["VARIANTS"].items() if not needed <= flags}
+            self.extensions = [each for each in self.extensions if each.name.rpartition(".")[2] not in others]
         super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
@@ -65,5 +66,15 @@ setup(
             optional=True,
         )
         for variant, arguments in VARIANTS.items()
+    ]
+    + [
+        Extension(
+            "outrider.drafters.native._drafters",
+            sources=[f"{DRAFTERS}/drafters.cpp"],
+            depends=glob.glob(f"{DRAFTERS}/*.h"),
+            extra_compile_args=ARGUMENTS,
+            language="c++",
+            optional=True,
+        )
     ],
 )

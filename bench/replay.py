@@ -21,7 +21,7 @@ from bench.recordings import Line, Recordings, load_encoder, load_resources, loa
 from outrider.drafters.interface import EMPTY, Drafter, Verdict
 from outrider.drafters.library.learned import LearnedText
 from outrider.drafters.options import DrafterName, Options
-from outrider.drafters.registry import Resources, make, warm
+from outrider.drafters.registry import Resources, make
 from outrider.drafters.sequence import Sequence as Text
 from outrider.server.settings import Settings
 from outrider.verify.sampling.acceptance import walk
@@ -98,7 +98,6 @@ def run(
     """
     encoder = load_encoder(recordings.tokenizer)
     resources = load_resources(recordings.corpus, encoder, options)
-    warm(resources)
     streams: dict[str, tuple[list[Line], float | None, Resources]] = {}
     for path in recordings.streams:
         lines, reference = load_stream(path, encoder, recordings.limit)

@@ -13,19 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict
-from outrider.drafters.kernel import kernel
+from outrider.drafters.native.library import native
 from outrider.drafters.options import FusionOptions
 from outrider.drafters.prediction import realign
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.base_table import BaseArrays
-from outrider.drafters.tables.contexts import Contexts, Sources, advance, enter, new_contexts
-from outrider.drafters.tables.dice import LUCKY, MAX_FACTOR, MAX_PROBABILITY, Dice, lucky_row, new_dice, throw, weigh
+from outrider.drafters.tables.contexts import Contexts, Sources, enter, new_contexts
+from outrider.drafters.tables.dice import Dice, at, new_dice, throw
 from outrider.drafters.tables.history import new_history
 from outrider.drafters.tables.learned_table import absorb, new_rows
-from outrider.drafters.tables.levels import LUCK, NODE_SOURCES, TABLE_ORDER, Scratch, new_scratch
-from outrider.drafters.tables.mixture import MAX_BOOST, MIN_MASS, STRENGTH, cell, commit, load_prior, predict
-from outrider.drafters.tables.nodes import Nodes, draft_tree, new_nodes, reset
+from outrider.drafters.tables.levels import TABLE_ORDER, Scratch, new_scratch
+from outrider.drafters.tables.mixture import STRENGTH, load_prior
+from outrider.drafters.tables.nodes import Nodes, draft_tree, new_nodes
 from outrider.drafters.tables.suffix import LONGEST_CONTEXT, Corpus, index
 from outrider.drafters.trigram import CONTEXT
 
@@ -38,11 +38,6 @@ MAX_UNLEARNED = 16
 
 # Nodes of lower path probability are not drafted.
 MIN_PATH = 1e-6
-# A node is expanded only if a child with this probability would enter the tree: where the tree is full, and where the cost of a
-# node bounds it. Nearly certain children, as in a copied passage, follow each other until a node is not worth its cost.
-FULL_EXPANSION, OPEN_EXPANSION = 0.5, 0.75
-# In a full tree, shorter contexts are skipped once the remaining mass is below this multiple of what a child needs to enter.
-MASS_MARGIN = 3.0
 
 
 class FusionDrafter:
@@ -51,8 +46,8 @@ class FusionDrafter:
     prunable = True
 
     def __init__(self, base: BaseArrays, corpora: Collection[Corpus], options: FusionOptions, vocabulary: int) -> None:
-        """Token ids are below `vocabulary`. Each request reads the blocks that `corpora` has when it begins; their number,
-        which the kernels are specialised on, must not change.
+        """Token ids are below `vocabulary`. Each request reads the blocks that `corpora` has when it begins; their number
+        must not change.
         """
         trust, boost = load_prior()
         self._corpora = corpora or (index(np.empty(0, np.int64), vocabulary),)
@@ -70,7 +65,6 @@ class FusionDrafter:
         self._contexts = new_contexts(1 + MAX_NODES, len(self._corpora))
         self._scratch = new_scratch(vocabulary, len(self._corpora), 2 * options.successors)
         self._nodes = new_nodes(1 + MAX_NODES)
-        self._rank = np.zeros(1 + MAX_NODES, np.int32)
         self._sequence = Sequence()
         self._reader = Reader()
         self._unlearned: list[tuple[int, Verdict]] = []  # outcomes in order, each with the length of the text after it
@@ -93,9 +87,9 @@ class FusionDrafter:
             return EMPTY
         self._learn()
         limit, least = min(budget, MAX_NODES), max(MIN_PATH, least)
-        dice = self._dice._replace(position=self._sequence.emitted)
+        dice = at(self._dice, self._sequence.emitted)
         sources, contexts, scratch, nodes = self._sources, self._contexts, self._scratch, self._nodes
-        size = _grow(sources, contexts, scratch, nodes, self._rank, limit, least, self._options.depth, dice)
+        size = _grow(sources, contexts, scratch, nodes, limit, least, self._options.depth, dice)
         return draft_tree(self._nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:
@@ -153,19 +147,17 @@ class FusionDrafter:
             self._contexts.expected[0] = (1 + min(len(expected), position), 0)
 
 
-@kernel
+@native
 def _commit_all(sources: Sources, contexts: Contexts, scratch: Scratch, tokens: NDArray[np.int32]) -> None:
-    for token in tokens:
-        commit(sources, contexts, scratch, token)
+    """Commits the tokens in order."""
 
 
-@kernel
+@native
 def _grow(
     sources: Sources,
     contexts: Contexts,
     scratch: Scratch,
     nodes: Nodes,
-    rank: NDArray[np.int32],
     budget: int,
     least: float,
     depth: int,
@@ -173,95 +165,5 @@ def _grow(
 ) -> int:
     """Marks the `budget` likeliest paths, each likelier than `least`; returns the number of nodes, node 0 included.
 
-    rank[:size] holds the nodes by descending path probability; those before `at` are expanded. A child is never likelier
-    than its parent, so this list of at most `budget` nodes is both the result and the queue.
+    `nodes.rows` holds them by descending probability.
     """
-    reset(nodes, 0)
-    size, at, node = 0, -1, 0
-    while True:
-        if nodes.depths[node] < depth:
-            size = _expand(sources, contexts, scratch, nodes, rank, node, at, size, budget, least, dice)
-        at += 1
-        if at >= size:
-            break
-        node = rank[at]
-        worst, expansion = (nodes.path[rank[size - 1]], FULL_EXPANSION) if size == budget else (least, OPEN_EXPANSION)
-        if worst > MIN_PATH and expansion * nodes.path[node] <= worst:
-            break
-        advance(sources, contexts, nodes.parents[node], nodes.tokens[node], node)
-    return size + 1
-
-
-@kernel
-def _expand(
-    sources: Sources,
-    contexts: Contexts,
-    scratch: Scratch,
-    nodes: Nodes,
-    rank: NDArray[np.int32],
-    node: int,
-    at: int,
-    size: int,
-    budget: int,
-    least: float,
-    dice: Dice,
-) -> int:
-    """Adds the successors of `node` that are likelier than `least` and among the `budget` likeliest nodes.
-
-    Returns the number of nodes.
-    """
-    path, depth = nodes.path[node], nodes.depths[node]
-    worst = nodes.path[rank[size - 1]] if size == budget else least
-    found = predict(sources, contexts, node, scratch, max(MIN_MASS, MASS_MARGIN * worst / path if size == budget else 0.0))
-    tokens, probability = scratch.out, scratch.probability
-    most = MAX_BOOST * (MAX_FACTOR if dice.strength > 0.0 else 1.0)
-    for x in range(found):
-        if most * path * probability[x] > worst:
-            probability[x] = min(MAX_PROBABILITY, probability[x] * sources.boost[cell(scratch, x)])
-    if dice.strength > 0.0:
-        unlisted = dice.luck * weigh(dice, depth, tokens, probability, found, worst / path)
-        if unlisted * path > worst:
-            found = _add_lucky(scratch, dice.lucky[lucky_row(dice, depth)], found, unlisted)
-    for x in range(found):
-        if path * probability[x] > worst:
-            size = _insert(nodes, rank, node, at, size, budget, tokens[x], path * probability[x], scratch.out_source[x])
-            worst = nodes.path[rank[size - 1]] if size == budget else least
-    return size
-
-
-@kernel
-def _add_lucky(scratch: Scratch, lucky: NDArray[np.float64], found: int, unlisted: float) -> int:
-    """Adds the lucky tokens that no table lists to the predicted ones; returns their number."""
-    listed, index_of, out = found, scratch.index_of, scratch.out
-    for i in range(1, 1 + LUCKY):
-        token = np.int64(lucky[i])
-        if lucky[LUCKY + i] <= 0.0:
-            break
-        x = index_of[token]
-        if found < len(out) and (x >= listed or out[x] != token):
-            out[found], scratch.probability[found], scratch.out_source[found] = token, unlisted * lucky[LUCKY + i], LUCK
-            found += 1
-    return found
-
-
-@kernel
-def _insert(
-    nodes: Nodes, rank: NDArray[np.int32], node: int, at: int, size: int, budget: int, token: int, path: float, source: int
-) -> int:
-    """Adds a child of `node` to the ranked nodes after `at`; of `budget` nodes, it replaces the least likely one."""
-    new = size + 1
-    if size == budget:
-        size -= 1
-        new = rank[size]
-    nodes.tokens[new] = token
-    nodes.parents[new] = node
-    nodes.depths[new] = nodes.depths[node] + 1
-    nodes.path[new] = path
-    nodes.source[new] = NODE_SOURCES[source]
-    nodes.chosen[new] = True
-    place = size
-    while place > at + 1 and nodes.path[rank[place - 1]] < path:
-        rank[place] = rank[place - 1]
-        place -= 1
-    rank[place] = new
-    return size + 1

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
-from outrider.drafters.kernel import kernel
+from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict
+from outrider.drafters.native.library import native, structure
 from outrider.drafters.options import LookupOptions
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.automaton import TOKENS, Automaton, append, new_automaton, repeated_suffix
-from outrider.drafters.tables.dice import Dice, new_dice, throw, weigh_children
-from outrider.drafters.tables.nodes import Nodes, draft_tree, likeliest_unchosen, new_nodes, reset
+from outrider.drafters.tables.dice import Dice, at, new_dice, throw
+from outrider.drafters.tables.nodes import Nodes, draft_tree, new_nodes
 
 # On average, this many candidates for each draft node fit into the search.
 BRANCHES = 16
+
+
+@structure
+class Candidates(NamedTuple):
+    """Continuations of the text."""
+
+    nodes: Nodes  # [P]
+    states: NDArray[np.int32]  # [P]; the automaton's state at each node
 
 
 class LookupDrafter:
@@ -30,8 +40,8 @@ class LookupDrafter:
         self._reader = Reader()
         self._sequence = Sequence()
         self._dice = new_dice()
-        self._nodes = new_nodes(1 + MAX_NODES * BRANCHES)
-        self._states = np.zeros(len(self._nodes.tokens), np.int32)
+        size = 1 + MAX_NODES * BRANCHES
+        self._candidates = Candidates(new_nodes(size), np.zeros(size, np.int32))
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._sequence, self._dice = sequence, throw(self._dice, sampling, sequence.tokens)
@@ -43,9 +53,9 @@ class LookupDrafter:
         state = repeated_suffix(self._automaton)
         if self._automaton.lengths[state] < self._options.shortest:
             return EMPTY
-        dice = self._dice._replace(position=self._sequence.emitted)
-        size = _grow(self._automaton, self._nodes, self._states, state, budget, self._options.length, dice)
-        return draft_tree(self._nodes, size, budget)
+        dice = at(self._dice, self._sequence.emitted)
+        size = _grow(self._automaton, self._candidates, state, budget, self._options.length, dice)
+        return draft_tree(self._candidates.nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:
         append(self._automaton, verdict.tokens)
@@ -61,45 +71,6 @@ class LookupDrafter:
         self._reader.resume(text, int(array(saved, "known", np.float64, 1)[0]))
 
 
-@kernel
-def _grow(
-    automaton: Automaton, nodes: Nodes, states: NDArray[np.int32], state: int, budget: int, depth: int, dice: Dice
-) -> int:
+@native
+def _grow(automaton: Automaton, candidates: Candidates, state: int, budget: int, depth: int, dice: Dice) -> int:
     """Marks the likeliest continuations of `state`, best first; a path's probability is the product of its shares."""
-    reset(nodes, 0)
-    states[0] = state
-    size = _expand(automaton, nodes, states, 0, 1)
-    weigh_children(dice, nodes, 1, size)
-    for _ in range(budget):
-        best = likeliest_unchosen(nodes, size)
-        if best < 0:
-            break
-        nodes.chosen[best] = True
-        if nodes.depths[best] < depth:
-            first, size = size, _expand(automaton, nodes, states, best, size)
-            weigh_children(dice, nodes, first, size)
-    return size
-
-
-@kernel
-def _expand(automaton: Automaton, nodes: Nodes, states: NDArray[np.int32], node: int, size: int) -> int:
-    """Appends the successors of the node's state as candidates; returns the new size."""
-    total = 1.0  # one count stands for unseen successors
-    first = size
-    edge = automaton.first_edge[states[node]]
-    while edge >= 0 and size < len(nodes.tokens):
-        target = automaton.edge_state[edge]
-        count = max(1, automaton.counts[target])
-        total += count
-        nodes.tokens[size] = automaton.edge_token[edge]
-        nodes.parents[size] = node
-        nodes.depths[size] = nodes.depths[node] + 1
-        nodes.path[size] = nodes.path[node] * count
-        nodes.source[size] = Source.LOOKUP
-        nodes.chosen[size] = False
-        states[size] = target
-        size += 1
-        edge = automaton.edge_next[edge]
-    for child in range(first, size):
-        nodes.path[child] /= total
-    return size

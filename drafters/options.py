@@ -1,4 +1,4 @@
-"""The drafters' names and options. Imports no numba, so that the front end can validate them.
+"""The drafters' names and options. Imports little, so that the front end can validate them.
 
 Installed packages add drafters with the entry-point group `outrider.drafters`. Their names are read here; the packages are
 imported when such a drafter is made (`outrider.drafters.registry`).

@@ -1,6 +1,6 @@
-"""Drafts what followed the last occurrence of the text's last tokens (prompt lookup), without a compiled kernel.
+"""Drafts what followed the last occurrence of the text's last tokens (prompt lookup), in numpy alone.
 
-Stands in for the other drafters while their kernels are compiled, at the first start on a machine.
+Stands in for the other drafters where the package was installed without its compiled library.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.fusion import FusionDrafter
-from outrider.drafters.interface import Drafter, Verdict
+from outrider.drafters.interface import Drafter
 from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.model.chain import ModelChain
@@ -104,7 +104,7 @@ def make(name: DrafterName, resources: Resources) -> Drafter:
 
 
 def make_uncompiled(resources: Resources, has_prediction: bool) -> Drafter:
-    """A drafter for one request whose own drafter's kernels are not compiled yet."""
+    """A drafter for one request where the compiled library is missing."""
     return PredictionDrafter(resources.options.prediction) if has_prediction else PromptLookupDrafter()
 
 
@@ -132,16 +132,3 @@ def load(name: DrafterName, resources: Resources, saved: State, text: Sequence) 
     drafter = make(name, resources)
     drafter.load(saved, text)
     return drafter
-
-
-def warm(resources: Resources, names: Collection[DrafterName] = NAMES) -> None:
-    """Runs these drafters once, so that no request waits for their kernels to compile."""
-    for name in (name for name in resources.names if name in names):
-        drafter, sequence = make(name, resources), Sequence(np.arange(8, dtype=np.int32))
-        drafter.begin(sequence)
-        tree = drafter.propose(8)
-        ids = np.tile(np.arange(drafter.feedback, dtype=np.int32), (len(tree) + 1, 1))
-        verdict = Verdict(tree, np.empty(0, np.int32), sequence.tokens[:1], ids, np.full(ids.shape, 0.01, np.float32))
-        sequence.append(verdict.tokens)
-        drafter.observe(verdict)
-        drafter.end()

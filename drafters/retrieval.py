@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
+from numpy.typing import NDArray
 
-from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
-from outrider.drafters.kernel import kernel
+from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Verdict
+from outrider.drafters.native.library import native
 from outrider.drafters.options import MAX_MATCH, RetrievalOptions
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import Stateless
-from outrider.drafters.tables.dice import new_dice, throw, weigh_tree
+from outrider.drafters.tables.dice import at, new_dice, throw, weigh_tree
 from outrider.drafters.tables.nodes import choose_likeliest, draft_tree
-from outrider.drafters.tables.suffix import Corpus, follow, position_at, token_at
-from outrider.drafters.tables.trie import Trie, child, new_trie, restart
+from outrider.drafters.tables.suffix import Corpus
+from outrider.drafters.tables.trie import Trie, new_trie, restart
 
 
 class RetrievalDrafter(Stateless):
@@ -54,7 +55,7 @@ class RetrievalDrafter(Stateless):
             if (size := self._collect(options.shortest + length)) > 1:
                 break
         _weigh(self._trie, size)
-        weigh_tree(self._dice._replace(position=self._sequence.emitted), self._trie.nodes, size, self._trie.scratch)
+        weigh_tree(at(self._dice, self._sequence.emitted), self._trie.nodes, size, self._trie.scratch)
         choose_likeliest(self._trie.nodes, size, budget)
         return draft_tree(self._trie.nodes, size, budget)
 
@@ -76,28 +77,19 @@ class RetrievalDrafter(Stateless):
 
     def _read(self, tokens: Ints) -> None:
         for block, low, high in zip(self._blocks, self._low, self._high, strict=True):
-            for token in tokens.tolist():
-                follow(block, low, high, token, low, high)
+            _read(block, tokens, low, high)
 
 
-@kernel
+@native
 def insert(trie: Trie, size: int, corpus: Corpus, low: int, high: int, match: int, stride: int, length: int) -> int:
     """Adds the continuation of every `stride`-th match (of `match` tokens) in [low, high), within its document."""
-    for i in range(low, high, stride):
-        position = position_at(corpus, i) + match
-        node = 0
-        trie.counts[0] += 1
-        for offset in range(length):
-            token = token_at(corpus, position + offset)
-            if token < 0 or token == corpus.separator or size == len(trie.counts):
-                break
-            node, size = child(trie, size, node, token, Source.RETRIEVAL)
-            trie.counts[node] += 1
-    return size
 
 
-@kernel
+@native
+def _read(corpus: Corpus, tokens: NDArray[np.int32], low: NDArray[np.int64], high: NDArray[np.int64]) -> None:
+    """Updates the ranges of a text's last 0, 1, 2 ... tokens for more tokens."""
+
+
+@native
 def _weigh(trie: Trie, size: int) -> None:
     """Sets each path's probability to its share of the continuations, with add-one smoothing for unseen ones."""
-    for node in range(1, size):
-        trie.nodes.path[node] = trie.counts[node] / (trie.counts[0] + 1.0)

@@ -13,7 +13,7 @@ from outrider.drafters.options import TrigramOptions
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.base_table import BaseArrays
-from outrider.drafters.tables.dice import new_dice, throw
+from outrider.drafters.tables.dice import at, new_dice, throw
 from outrider.drafters.tables.learned_table import absorb, learn, new_rows
 from outrider.drafters.tables.nodes import draft_tree
 from outrider.drafters.tables.search import RANKINGS, Trigrams, best_first, monte_carlo, new_pool
@@ -76,7 +76,7 @@ class TrigramDrafter:
             ranking, summed = RANKINGS.index(options.ranking), options.reward == "sum"
             constants = (options.iterations, options.candidates, options.c1, options.c2)
             return monte_carlo(*search, *constants, self._random, ranking, summed)
-        dice = self._dice._replace(position=self._sequence.emitted)
+        dice = at(self._dice, self._sequence.emitted)
         return best_first(*search, budget, options.floor, 1 if options.search == "greedy" else options.successors, dice)
 
     def _learn(self, start: int) -> None:

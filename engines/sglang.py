@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from outrider.drafters.interface import DraftTree, Ints
-from outrider.drafters.library import LearnedText, Resources, Session, warm
+from outrider.drafters.library import LearnedText, Resources, Session
 from outrider.drafters.options import DrafterName
 
 NAME = "OUTRIDER"
@@ -36,14 +36,13 @@ class Drafts:
     ) -> None:
         """A tree has `nodes` rows with its root, each of a path probability above `least`.
 
-        Compiles the drafter's kernels at the first start on a machine. Raises ValueError if there is no such drafter.
+        Raises ValueError if there is no such drafter.
         """
         self._nodes, self._drafter, self._least = nodes, drafter, least
         self._learned = LearnedText(learned_tokens, vocabulary) if learned_tokens else None
         self._resources = Resources(corpus=self._learned or (), vocabulary=vocabulary)
         self._sessions: dict[str, Session] = {}
         Session(drafter, self._resources)
-        warm(self._resources, [drafter])
 
     def begin(self, request: str, text: ArrayLike) -> None:
         """Makes the session of a request that has none, with its text so far, token ids [T]."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import Ints
-from outrider.drafters.library import LearnedText, Resources, Session, warm
+from outrider.drafters.library import LearnedText, Resources, Session
 from outrider.drafters.options import DrafterName
 
 
@@ -29,7 +29,7 @@ class Proposer:
     learned_tokens = 1 << 16
 
     def __init__(self, vllm_config: Any) -> None:
-        """Compiles the drafter's kernels at the first start on a machine. Raises ValueError if there is no such drafter."""
+        """Raises ValueError if there is no such drafter."""
         vocabulary = vllm_config.model_config.get_vocab_size()
         self._length: int = vllm_config.speculative_config.num_speculative_tokens
         self._max_tokens: int = vllm_config.model_config.max_model_len
@@ -38,7 +38,6 @@ class Proposer:
         self._sessions: dict[int, Session] = {}  # of the requests of the last step, by row
         self._ended = 0  # requests
         Session(self.drafter, self._resources)
-        warm(self._resources, [self.drafter])
 
     def propose(
         self,

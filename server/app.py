@@ -329,8 +329,7 @@ def add_status_routes(app: FastAPI, engine: EngineLike) -> None:
     @app.get("/ready")
     async def ready() -> Response:
         if engine.ready:
-            compiles = engine.info is not None and engine.info.drafting is False
-            return JSONResponse({"status": engine.state, **({"drafting": False} if compiles else {})})
+            return JSONResponse({"status": engine.state})
         return JSONResponse({"status": engine.state, "detail": engine.failure}, 503)
 
     @app.get("/version")
@@ -342,6 +341,4 @@ def add_status_routes(app: FastAPI, engine: EngineLike) -> None:
             versions["invariant_rows"] = info.invariance
             if info.kernels:
                 versions["kernels"] = info.kernels
-            if info.drafting is not None:
-                versions["drafting"] = info.drafting
         return versions

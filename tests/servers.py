@@ -5,7 +5,6 @@ Each server is started once per test run: `tests/conftest.py` sends all tests of
 
 from __future__ import annotations
 
-import fcntl
 import re
 import ssl
 import subprocess
@@ -24,7 +23,6 @@ import openai
 import pytest
 
 from outrider import models
-from outrider.drafters.kernel import CACHE_FOLDER
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 180
@@ -53,21 +51,8 @@ class Served:
             yield Served(self.process, self.url, http, client, self.model, self.log)
 
 
-@lru_cache
-def compile_kernels() -> None:
-    """Compiles the drafters' kernels once per version of their sources, so that servers draft from their first request."""
-    CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
-    with (CACHE_FOLDER / "compiled").open("a+") as note:
-        fcntl.flock(note, fcntl.LOCK_EX)  # one pytest-xdist worker compiles while the others wait
-        note.seek(0)
-        if not note.read():
-            subprocess.run([sys.executable, str(ROOT / "docker" / "warm.py")], check=True, capture_output=True)
-            note.write("yes")
-
-
 def start(*flags: str, program: str = "outrider.server.cli") -> tuple[subprocess.Popen[str], str]:
     """Starts `outrider serve` on a free port. Returns the process and its address. `program` is its module."""
-    compile_kernels()
     command = [sys.executable, "-m", program, "serve", "--port", "0", "--model.threads", "1"]
     # A fixed number of requests at once, so that no test depends on what was measured.
     command += ["--speculation.cost_folder", str(COST_FOLDER), "--scheduling.max_active", "4", *flags]

@@ -125,10 +125,10 @@ def test_the_wheel_serves_beside_packages_with_the_folders_names(tmp_path: Path)
 @pytest.mark.slow
 def test_the_drafters_are_installed_alone(tmp_path: Path) -> None:
     wheel, environment = build(tmp_path, "drafters"), tmp_path / "environment"
-    assert wheel.name == "outrider_drafters-0.1.0-py3-none-any.whl"
+    assert wheel.name.startswith("outrider_drafters-0.1.0-cp3")  # it holds the compiled library
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     (packages,) = environment.glob("lib/python3*/site-packages")
-    for name in ("numpy", "numpy.libs", "numba", "llvmlite", "safetensors", "annotated_types"):
+    for name in ("numpy", "numpy.libs", "safetensors", "annotated_types"):
         (packages / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
     install = [sys.executable, "-m", "pip", "--python", str(environment), "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*install, str(wheel)], check=True)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-
-from rich.console import Console
 
 from bench.http.process import start_server
 from bench.live.chat import ask, fields_of
@@ -16,7 +13,6 @@ from bench.live.turns import Answer
 
 # No request learns from an earlier one, and there are no defaults that the others do not know.
 SERVER_FLAGS = ("--model.generation_config", "none", "--sessions.automatic", "off")
-DRAFTERS_SECONDS = 180  # to wait for the drafters' kernels, which the first start on a machine compiles
 
 
 class OutriderChat(LivePeer):
@@ -28,19 +24,7 @@ class OutriderChat(LivePeer):
         self.methods: Sequence[str] = setup.choice.drafters
         self._client = stack.enter_context(start_server([*setup.flags, *SERVER_FLAGS])).client
         self._model = self._client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
-        self._wait_for_drafters()
 
     def answer(self, method: str, item: Question) -> Answer:
         report = {"drafter": method, "report": True}
         return ask(self._client, fields_of(item) | {"model": self._model, "return_token_ids": True, "speculation": report})
-
-    def _wait_for_drafters(self) -> None:
-        """Waits until the drafters' kernels are compiled: until then, another drafter stands in, and compiling takes a core."""
-        deadline = time.monotonic() + DRAFTERS_SECONDS
-        while not self._client.get("/version").raise_for_status().json().get("drafting"):
-            if time.monotonic() > deadline:
-                Console(stderr=True).print(
-                    f"The drafters were not ready in {DRAFTERS_SECONDS} s; answers may have other drafts."
-                )
-                return
-            time.sleep(1)

@@ -27,7 +27,7 @@ from bench.plan import BenchError
 from bench.recordings import Line, Recordings, load_encoder, load_resources, load_stream
 from outrider.drafters.interface import DraftTree, Ints
 from outrider.drafters.options import DrafterName, Options
-from outrider.drafters.registry import Resources, make, warm
+from outrider.drafters.registry import Resources, make
 from outrider.server.settings import Settings
 from outrider.verify.cost import CostCurve
 from outrider.verify.decode import step
@@ -140,7 +140,6 @@ def load_replay(recordings: Recordings, options: Options, context: int) -> tuple
     lines, _ = load_stream(recordings.streams[0], encoder, recordings.limit)
     fitting = select_fitting(lines, context)
     resources = load_resources(recordings.corpus, encoder, options)
-    warm(resources)
     return fitting, resources
 
 

@@ -1,4 +1,4 @@
-"""The drafters for programs other than Outrider's server: numpy and numba, no model, no server.
+"""The drafters for programs other than Outrider's server: numpy and a library in C++, no model, no server.
 
     from outrider.drafters.library import Resources, Session, index_texts
 
@@ -19,8 +19,7 @@ A `Session` is one conversation. `Resources` hold the options and tables that al
 - `LearnedText` is a corpus of what earlier sessions have said.
 
 How far `fusion` trusts each source at first is a prior that comes with the package; each session learns its own. A target that
-samples with keyed noise tells `begin` so (`Keyed`). `Session.state` is what a session has learned, and `warm` compiles a
-drafter's kernels before the first request.
+samples with keyed noise tells `begin` so (`Keyed`). `Session.state` is what a session has learned.
 
 A drafter of your own is a class with the methods of `outrider.drafters.interface.Drafter`. A package that names a function of
 `Resources` under the entry-point group `outrider.drafters` adds it, here and in the server.
@@ -34,4 +33,3 @@ from outrider.drafters.library.session import Session as Session
 from outrider.drafters.library.session import index_texts as index_texts
 from outrider.drafters.options import Options as Options
 from outrider.drafters.registry import Resources as Resources
-from outrider.drafters.registry import warm as warm

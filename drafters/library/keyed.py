@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import Floats
-from outrider.drafters.kernel import kernel
+from outrider.drafters.native.library import native
 from outrider.drafters.noise import mix
-from outrider.drafters.tables.dice import exponential, position_key, random_bits
 
 
 @dataclass(frozen=True)
@@ -33,17 +32,9 @@ class Keyed:
 
         Temperature and filters have been applied to them: an excluded token has -inf.
         """
-        return int(_largest(np.uint64(mix(self.seed)), position, scores))
+        return int(_largest(np.uint64(mix(self.seed)), position, np.ascontiguousarray(scores, np.float32)))
 
 
-@kernel
+@native
 def _largest(seed: np.uint64, position: int, scores: NDArray[np.float32]) -> int:
     """The token whose score has the largest sum with its noise; the smaller id of equal ones."""
-    key = position_key(seed, position)
-    best, most = 0, -np.inf
-    for token in range(len(scores)):
-        if scores[token] > -np.inf:
-            score = scores[token] - np.log(exponential(random_bits(key, token)))
-            if score > most:
-                best, most = token, score
-    return best

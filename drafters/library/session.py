@@ -96,7 +96,7 @@ class Session:
         The target's K likeliest tokens and their probabilities, int32 and float32 [N+1, K], are those at the root, then at
         each node of the last draft, likeliest first. Without them, drafters learn from the text alone.
         """
-        emitted, tree = np.asarray(tokens, np.int32), self._tree
+        emitted, tree = np.ascontiguousarray(tokens, np.int32), self._tree
         self._tree = EMPTY
         self._sequence.append(emitted)
         self._drafter.observe(Verdict(tree, tree.follow(emitted[:-1]), emitted, top_ids, top_probs))

@@ -1,6 +1,6 @@
 """The base n-gram table of ADED (Eq. 1): the likeliest successors of contexts of one to three tokens in a corpus.
 
-The table is read-only, memory-mapped and looked up from numba kernels; the builder counts a corpus in blocks. What a
+The table is read-only, memory-mapped and looked up by the compiled library; the builder counts a corpus in blocks. What a
 session learns is in `outrider.drafters.tables.learned_table`.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.kernel import kernel
+from outrider.drafters.native.library import native, structure
 from outrider.drafters.tables import array_file
 from outrider.drafters.tables.array_file import ArrayFileError
 
@@ -27,6 +27,7 @@ MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03), np.uint64(0
 PROBABILITY_UNIT = 65535.0
 
 
+@structure
 class BaseArrays(NamedTuple):
     """The table's arrays. Keys are sorted; the successors of context i are offsets[i] to offsets[i + 1]."""
 
@@ -42,10 +43,7 @@ class BaseArrays(NamedTuple):
 
 def empty_base() -> BaseArrays:
     """A table without contexts."""
-    arrays = (np.empty(0, np.uint64), np.zeros(1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint16))
-    for array in arrays:
-        array.setflags(write=False)  # as in a mapped table, so that numba compiles one version of the kernels
-    return BaseArrays(*arrays)
+    return BaseArrays(np.empty(0, np.uint64), np.zeros(1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint16))
 
 
 def load(path: Path, fingerprint: str | None = None, vocabulary: int | None = None) -> BaseArrays:
@@ -58,7 +56,7 @@ def load(path: Path, fingerprint: str | None = None, vocabulary: int | None = No
         base = BaseArrays(arrays["keys"], arrays["offsets"], arrays["tokens"], arrays["probabilities"])
     except KeyError:
         raise ArrayFileError(f"{path} lacks arrays of an n-gram table; rebuild it with `outrider datastore build`.") from None
-    # The kernels check no bounds, so the arrays must be consistent.
+    # The library checks no bounds, so the arrays must be consistent.
     consistent = len(base.offsets) == len(base.keys) + 1 and base.offsets[-1] == len(base.tokens) == len(base.probabilities)
     if not consistent or np.any(base.offsets[1:] < base.offsets[:-1]):
         raise ArrayFileError(f"{path} is damaged; build it again with `outrider datastore build`.")
@@ -67,33 +65,21 @@ def load(path: Path, fingerprint: str | None = None, vocabulary: int | None = No
     return base
 
 
-@kernel
+@native
 def context_key(before: int, previous: int, last: int) -> np.uint64:
     """The key of a context of up to three tokens, -1 = none. Exact for one and two tokens, a hash for three."""
-    if before < 0:
-        return np.uint64(((previous + 1) << TOKEN_BITS) | last)
-    return _triple_key(np.uint64(before), np.uint64(previous), np.uint64(last))
 
 
-@kernel
-def _triple_key(before: Any, previous: Any, last: Any) -> Any:
-    """42 bits of hash below a bit that pair keys never set; uint64, in plain Python also uint64 [N]."""
+@native
+def find(base: BaseArrays, key: np.uint64) -> int:
+    """The context's index, or -1."""
+
+
+def _triple_keys(before: NDArray[np.uint64], previous: NDArray[np.uint64], last: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`context_key` of contexts of three tokens, uint64 [N] each."""
     mixed = (before * MIX[0] + previous) * MIX[1] + last
     mixed = (mixed ^ (mixed >> np.uint64(29))) * MIX[2]
     return TRIPLE | (mixed >> np.uint64(22))
-
-
-@kernel
-def find(base: BaseArrays, key: np.uint64) -> int:
-    """The context's index, or -1."""
-    low, high = 0, len(base.keys)
-    while low < high:
-        middle = (low + high) >> 1
-        if base.keys[middle] < key:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low < len(base.keys) and base.keys[low] == key else -1
 
 
 @dataclass
@@ -120,7 +106,7 @@ def count(tokens: NDArray[Any], separator: int, order: int = 3) -> Counts:
         keys = (wide[:-2] + np.uint64(1)) << bits | wide[1:-1]
         grams.append((keys << bits | wide[2:])[~(boundary[:-2] | boundary[1:-1])])
     if order >= 4:
-        keys = _triple_key.py_func(wide[:-3], wide[1:-2], wide[2:-1])
+        keys = _triple_keys(wide[:-3], wide[1:-2], wide[2:-1])
         grams.append((keys << bits | wide[3:])[~(boundary[:-3] | boundary[1:-2] | boundary[2:-1])])
     return Counts(*np.unique(np.concatenate(grams), return_counts=True))
 

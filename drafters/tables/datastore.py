@@ -121,7 +121,7 @@ def open_block(path: Path, fingerprint: str | None = None) -> ArrayFile:
 
 
 def _consistent(arrays: Mapping[str, NDArray[Any]], separator: int) -> bool:
-    """Whether the arrays' types, shapes and references match; the kernels that read them check no bounds."""
+    """Whether the arrays' types, shapes and references match; the library that reads them checks no bounds."""
     order, first, slots, rows = (arrays[name] for name in ("order", "first", "slots", "rows"))
     used = slots[slots[:, 1] != NONE, 1]
     return (

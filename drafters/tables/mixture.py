@@ -12,18 +12,15 @@ same documents.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.kernel import kernel
+from outrider.drafters.native.library import native
 from outrider.drafters.tables import array_file
-from outrider.drafters.tables.contexts import LENGTHS, Contexts, Sources, advance
-from outrider.drafters.tables.history import append, find_copy
-from outrider.drafters.tables.levels import COPY, MAX_SUCCESSORS, SESSION, Scratch, levels
-from outrider.drafters.tables.suffix import LONGEST_CONTEXT
+from outrider.drafters.tables.contexts import LENGTHS, Contexts, Sources
+from outrider.drafters.tables.levels import Scratch
 
 # Probabilities are divided into cells by powers of two.
 POWERS = 12
@@ -32,7 +29,6 @@ CELLS = LENGTHS * 4 * POWERS
 STRENGTH = 8.0
 # Shorter contexts are skipped once less mass remains.
 MIN_MASS = 1e-3
-MAX_BOOST = 6.0
 PRIOR_FILE = Path(__file__).parent / "prior.safetensors"
 
 
@@ -42,43 +38,17 @@ def load_prior() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return arrays["trust"], arrays["boost"]
 
 
-@kernel
+@native
 def predict(sources: Sources, contexts: Contexts, row: int, scratch: Scratch, min_mass: float) -> int:
     """P(. | context `row`) into `scratch.out` and `scratch.probability`, unsorted; returns the number of tokens."""
-    count = levels(sources, contexts, row, scratch, min_mass)
-    tokens, counts, index_of, out = scratch.tokens, scratch.counts, scratch.index_of, scratch.out
-    out_length, out_source, probability = scratch.out_length, scratch.out_source, scratch.probability
-    agreement = scratch.out_agreement
-    size, remaining = 0, 1.0
-    for level in range(count):
-        trust = sources.hits[scratch.buckets[level]] / sources.tries[scratch.buckets[level]]
-        share = remaining * trust / scratch.norms[level]
-        discount, source, length = scratch.discounts[level], scratch.level_sources[level], scratch.level_lengths[level]
-        bit = SESSION + 1 if source == COPY else source + 1 if source <= SESSION else 0
-        for i in range(scratch.starts[level], scratch.starts[level + 1]):
-            token = tokens[i]
-            x = index_of[token]
-            if x >= size or out[x] != token:
-                if size == MAX_SUCCESSORS:
-                    continue
-                x = size
-                size += 1
-                index_of[token], out[x], probability[x] = x, token, 0.0
-                out_length[x], out_source[x], agreement[x] = length, source, 0
-            agreement[x] |= bit
-            probability[x] += share * (counts[i] - discount)
-        remaining *= 1.0 - trust
-    return size
 
 
-@kernel
+@native
 def cell(scratch: Scratch, x: int) -> int:
     """The boost table's entry for predicted token `x`: by context length, agreement, and power of two of P(t)."""
-    power = max(0, min(POWERS - 1, -math.frexp(scratch.probability[x])[1]))
-    return (scratch.out_length[x] * 4 + scratch.out_agreement[x]) * POWERS + power
 
 
-@kernel
+@native
 def commit(sources: Sources, contexts: Contexts, scratch: Scratch, token: int) -> float:
     """Appends a token to row 0 and the history, and updates the trust of every level.
 
@@ -87,21 +57,3 @@ def commit(sources: Sources, contexts: Contexts, scratch: Scratch, token: int) -
 
     Returns the natural logarithm of the probability that the mixture gave the token.
     """
-    count = levels(sources, contexts, 0, scratch, MIN_MASS)
-    probability = 1e-6
-    for level in range(count - 1, -1, -1):
-        q = 0.0
-        for i in range(scratch.starts[level], scratch.starts[level + 1]):
-            if scratch.tokens[i] == token:
-                q = (scratch.counts[i] - scratch.discounts[level]) / scratch.norms[level]
-                break
-        entry = scratch.buckets[level]
-        trust = sources.hits[entry] / sources.tries[entry]
-        mixed = trust * q + (1.0 - trust) * probability
-        sources.hits[entry] += trust * q / mixed
-        sources.tries[entry] += 1.0
-        probability = mixed
-    append(sources.history, contexts.hashes[0], token)
-    advance(sources, contexts, 0, token, 0)
-    find_copy(sources.history, contexts.hashes[0, LONGEST_CONTEXT], contexts.last[0, 2:])
-    return np.log(probability)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.kernel import kernel, pread
+from outrider.drafters.native.library import native, structure
 
 # Pages are small, because reads are scattered.
 PAGE_SHIFT = 6
@@ -25,6 +25,7 @@ PAGE_BYTES = 4 * PAGE_WORDS
 SMALL_BYTES = 1 << 20
 
 
+@structure
 class Pages(NamedTuple):
     """A direct-mapped cache: page p of the file can only be in slot p mod S'."""
 
@@ -67,21 +68,6 @@ def _words(array: NDArray[Any]) -> NDArray[np.uint32]:
     return data.view(np.uint32)
 
 
-@kernel
+@native
 def word(pages: Pages, at: int) -> int:
     """The file's 32-bit word at index `at`."""
-    page = at >> PAGE_SHIFT
-    slot = page & (len(pages.numbers) - 1)
-    if pages.numbers[slot] != page:
-        _read(pages, page, slot)
-    return int(np.int64(pages.words[slot, at & (PAGE_WORDS - 1)]))
-
-
-@kernel
-def _read(pages: Pages, page: int, slot: int) -> None:
-    """Reads a page into its slot; zeros beyond the end of the file."""
-    start = pages.words.ctypes.data + slot * PAGE_BYTES
-    received = max(0, pread(pages.file, start, PAGE_BYTES, page * PAGE_BYTES))
-    for i in range((received + 3) >> 2, PAGE_WORDS):
-        pages.words[slot, i] = 0
-    pages.numbers[slot] = page

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.kernel import kernel
-from outrider.drafters.options import MAX_MATCH
+from outrider.drafters.native.library import native
 from outrider.drafters.tables.suffix import sort_suffixes
 
 # If at least one in this many tokens is new, sorting the whole text is faster.
@@ -34,34 +33,12 @@ def splice(
     old = positions[order[kept[order]]]
     new = (sort_suffixes(added) + len(old)).astype(np.uint32)
     at = np.zeros(len(new), np.int64)
-    _find_places(text, old, new, separator, at)
+    _find_places(text.astype(np.uint32), old, new, separator, at)
     return text, np.insert(old, at, new)
 
 
-@kernel
+@native
 def _find_places(
-    text: NDArray[Any], old: NDArray[np.uint32], new: NDArray[np.uint32], separator: int, at: NDArray[np.int64]
+    text: NDArray[np.uint32], old: NDArray[np.uint32], new: NDArray[np.uint32], separator: int, at: NDArray[np.int64]
 ) -> None:
     """Sets at[i] to the index in `old` before which new[i] belongs; both are sorted."""
-    start = 0
-    for i in range(len(new)):
-        low, high = start, len(old)
-        while low < high:
-            middle = (low + high) >> 1
-            if _is_before(text, new[i], old[middle], separator):
-                high = middle
-            else:
-                low = middle + 1
-        at[i] = start = low
-
-
-@kernel
-def _is_before(text: NDArray[Any], left: int, right: int, separator: int) -> bool:
-    """Whether the suffix at `left` sorts before that at `right`, by at most MAX_MATCH tokens of their documents."""
-    for offset in range(MAX_MATCH):
-        one, other = text[left + offset], text[right + offset]
-        if one != other:
-            return bool(one < other)
-        if one == separator:
-            break
-    return False

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.kernel import kernel
-from outrider.drafters.tables.nodes import Nodes, new_nodes, reset
+from outrider.drafters.native.library import native, structure
+from outrider.drafters.tables.nodes import Nodes, new_nodes
 
 
+@structure
 class Trie(NamedTuple):
     """Nodes, a hash table of their children, and the number of continuations through each node."""
 
@@ -35,33 +36,14 @@ def new_trie(size: int) -> Trie:
     )
 
 
-@kernel
+@native
 def restart(trie: Trie) -> None:
     """Empties the trie."""
-    reset(trie.nodes, 0)
-    trie.counts[0] = 0
-    trie.stamp[0] += 1  # invalidates all table entries
 
 
-@kernel
+@native
 def child(trie: Trie, size: int, node: int, token: int, source: int) -> tuple[int, int]:
     """Finds or creates the child of `node` with `token`; returns it and the trie's new size.
 
     The caller must ensure that there is room for one more node.
     """
-    nodes = trie.nodes
-    mask = len(trie.table) - 1
-    slot = np.int64((node * 0x9E3779B1 + token * 0x85EBCA77) & mask)
-    while trie.stamps[slot] == trie.stamp[0]:
-        child = trie.table[slot]
-        if nodes.parents[child] == node and nodes.tokens[child] == token:
-            return child, size
-        slot = (slot + 1) & mask
-    trie.stamps[slot] = trie.stamp[0]
-    trie.table[slot] = size
-    nodes.tokens[size] = token
-    nodes.parents[size] = node
-    nodes.depths[size] = nodes.depths[node] + 1
-    nodes.source[size] = source
-    trie.counts[size] = 0
-    return size, size + 1

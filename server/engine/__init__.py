@@ -1,1 +1,1 @@
-"""The front end's side of the worker: queue, supervision and transport. Imports neither torch nor numba."""
+"""The front end's side of the worker: queue, supervision and transport. Imports no torch."""

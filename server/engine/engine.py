@@ -14,8 +14,6 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
-from msgspec import structs
-
 from outrider.server.engine.fair_queue import Queue, QueueFull
 from outrider.server.engine.messages import (
     Accepted,
@@ -279,8 +277,6 @@ class Engine:
                 log.info("ready after %.1f s: %s; invariant rows: %s", message.seconds, where, message.invariance)
             case Status():
                 self._metrics.record_status(message)
-                if self.info is not None:
-                    self.info = structs.replace(self.info, drafting=message.drafting)
                 if message.max_active is not None and self._limits.max_active is None:
                     self._queue.allow(message.max_active)
             case Failed():

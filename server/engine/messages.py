@@ -119,7 +119,6 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     kv_dtype: str  # data type of cached keys and values
     kernels: str = ""  # those that were chosen for this CPU; empty on a GPU
     reads_pictures: bool = False  # whether prompts may have pictures
-    drafting: bool | None = None  # whether the default drafter's kernels are loaded, by the last `Status`
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -197,7 +196,6 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     sessions: int
     kv_cache_usage_ratio: float
     max_active: int | None = None  # requests served concurrently from now on; None = as before
-    drafting: bool = False  # whether the default drafter's kernels are loaded
 
 
 ToWorker = Start | Request | Cancel | Pause | Resume | Forget | Shutdown

@@ -13,8 +13,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Protocol
 
-from msgspec import structs
-
 from outrider.server.engine.engine import EngineError, Overloaded, ShuttingDown, WorkerLost, seconds_left
 from outrider.server.engine.fair_queue import EMA_WEIGHT
 from outrider.server.engine.messages import Event, Ready, Request, TokenEvent
@@ -96,8 +94,7 @@ class RemoteEngine:
     async def _find_replica(self) -> None:
         while self.info is None:
             try:
-                info = wire.decode_ready(await self._replicas.describe())
-                self.info = structs.replace(info, drafting=None)  # each replica compiles its kernels for itself
+                self.info = wire.decode_ready(await self._replicas.describe())
             except ReplicaLost:
                 await asyncio.sleep(RETRY_SECONDS)
         self._started.set()

@@ -47,7 +47,7 @@ class Job:
             **runtime.budget(max_nodes),
         )
         resources = runtime.resources_of(request.principal, request.adapter)
-        if runtime.kernels.covers(name):
+        if runtime.has_library or name == "none":
             drafter = session.drafter(name, resources)
         else:
             drafter = make_uncompiled(resources, has_prediction=bool(request.prediction))

@@ -93,10 +93,6 @@ class Worker:
         """Runs until a Shutdown message. Raises EOFError or OSError if the front end has closed the socket."""
         self._report()
         while self._receive():
-            drafts = self._drafts
-            self._runtime.kernels.poll()
-            if drafts != self._drafts:
-                self._report()
             self._admit()
             if self._active:
                 self._round()
@@ -305,11 +301,7 @@ class Worker:
         return self._paused.pop(request_id, None) or take(self._active, request_id) or take(self._waiting, request_id)
 
     def _report(self) -> None:
-        self._send(Status(len(self._sessions), self._sessions.usage_ratio, self._runtime.max_active, self._drafts))
-
-    @property
-    def _drafts(self) -> bool:
-        return self._runtime.kernels.covers(self._settings.speculation.drafter)
+        self._send(Status(len(self._sessions), self._sessions.usage_ratio, self._runtime.max_active))
 
     def _send(self, message: FromWorker) -> None:
         self._last_sent_at = time.monotonic()

@@ -63,7 +63,6 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         if not settings.needs_torch:
             hide_torch()
         from outrider.drafters.tables.array_file import ArrayFileError
-        from outrider.server.worker.kernels import Kernels
         from outrider.server.worker.loop import Worker
         from outrider.server.worker.runtime import load
         from outrider.verify.errors import ModelError, loading
@@ -71,7 +70,7 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
 
     try:
         with loading(f"The model at {settings.model.path!r}", ArrayFileError):
-            runtime = load(settings, Kernels(settings))
+            runtime = load(settings)
     except (ModelError, ArrayFileError) as error:
         wire.send(messages.encode(Refused(str(error))))
         return
@@ -92,9 +91,7 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         reads_pictures=runtime.runner.pictures is not None,
     )
     wire.send(messages.encode(ready))
-    runtime.kernels.poll()  # loads cached kernels, while the front end reads the message
     gc.freeze()  # excludes the model and the tables from every later collection
     with contextlib.suppress(EOFError, ConnectionError):  # the front end has closed the socket
         # CUDA's switch for debugging, which makes each launch wait, also turns the overlap of rounds off.
         Worker(settings, runtime, wire, may_overlap=os.environ.get("CUDA_LAUNCH_BLOCKING") != "1").run()
-    runtime.kernels.close()

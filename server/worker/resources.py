@@ -63,7 +63,7 @@ class Store:
         self._checked_at = clock()
 
     def __len__(self) -> int:
-        """The number of blocks, which never changes: kernels are specialised on it."""
+        """The number of blocks, which never changes."""
         return len(self._blocks)
 
     def current(self) -> tuple[Corpus, ...]:
@@ -98,7 +98,7 @@ class Store:
 
 
 class Blocks(Protocol):
-    """A number of blocks that never changes; kernels are specialised on it."""
+    """A number of blocks that never changes."""
 
     def __len__(self) -> int: ...
 
@@ -194,11 +194,6 @@ def load_resources(
     shared = Resources(options, load_base(options, tables), corpus(()), tables.vocabulary, model)
     own = {name: replace(shared, corpus=corpus(key.datastores)) for name, key in settings.auth.keys.items() if key.datastores}
     return shared, own
-
-
-def distinct(resources: Iterable[Resources]) -> list[Resources]:
-    """One of the resources for each number of datastore blocks, which kernels are specialised on."""
-    return list({len(each.corpus): each for each in resources}.values())
 
 
 def load_base(options: Options, tables: Tables) -> BaseArrays:

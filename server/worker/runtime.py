@@ -1,4 +1,4 @@
-"""Everything that a worker loads before it serves: model, tokenizer, tables, kernels and the machine's cost curve."""
+"""Everything that a worker loads before it serves: model, tokenizer, tables and the machine's cost curve."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from outrider.drafters.interface import Ints
+from outrider.drafters.native.library import AVAILABLE, MISSING
 from outrider.drafters.registry import Resources
 from outrider.server.chat.template.trial import load_tried_tokenizer
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.http.body_budget import TOTAL_BYTES
 from outrider.server.settings import DraftModel, Model, Settings
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
-from outrider.server.worker.kernels import Kernels
 from outrider.server.worker.learned import MAX_PRINCIPALS, LearnedTexts
 from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
-from outrider.server.worker.resources import ChosenCorpus, Stores, Tables, distinct, load_resources
+from outrider.server.worker.resources import ChosenCorpus, Stores, Tables, load_resources
 from outrider.verify.checkpoint import GGUF, SMALL_MODEL_BYTES
 from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.cost import CostCurve
@@ -65,11 +65,11 @@ class Runtime:
     max_active: int  # requests served concurrently
     grammars: GrammarCompiler
     curve: CostCurve | None  # None unless speculation.max_nodes is auto
-    kernels: Kernels
     curve_file: Path | None = None
     corpus: ChosenCorpus | None = None  # None if there are no corpora
     learned: LearnedTexts | None = None  # None if sessions learn only from themselves
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # the target's, by name
+    has_library: bool = AVAILABLE  # of the drafters; without it, one stands in for them
     run_drafts: RunDrafts = in_turns  # runs the drafting of several requests
 
     def owner_of(self, principal: str, adapter: str | None) -> str:
@@ -107,11 +107,8 @@ class Runtime:
             self.curve.is_corrected = False
 
 
-def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
-    """Loads everything that requests need. Raises ModelError or ArrayFileError with one sentence.
-
-    Compiles the kernels that are not cached, unless `kernels` does so in the background.
-    """
+def load(settings: Settings) -> Runtime:
+    """Loads everything that requests need. Raises ModelError or ArrayFileError with one sentence."""
     model = settings.model
     if not model.path.endswith(GGUF):
         import transformers  # noqa: F401  # here, because two threads that import it at once fail
@@ -136,9 +133,8 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
     tables = Tables(lambda: fingerprint(tokenizer), vocabulary=max(runner.vocabulary, len(tokenizer)) + 1)
     corpus = ChosenCorpus(tables)
     resources, own = load_resources(settings, tables, draft_session, corpus)
-    kernels = kernels or Kernels(settings, background=False)
-    # After the measurements, which a concurrent compilation would disturb.
-    kernels.load(distinct([resources, *own.values()]), tables)
+    if not AVAILABLE:
+        log.warning("%s Until then, drafts come from the text's own repetitions only.", MISSING)
     ends = stop_ids(runner.stop_tokens, tokenizer)
     return Runtime(
         runner=runner,
@@ -151,7 +147,6 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
         max_active=max_active(settings, slots, curve),
         grammars=GrammarCompiler(tokenizer, runner.vocabulary, ends),
         curve=curve,
-        kernels=kernels,
         curve_file=cost_file(runner, cost_folder(settings)),
         run_drafts=run_drafts,
         corpus=corpus,

@@ -11,7 +11,6 @@ from bench.model.streams import Recorded
 from outrider.drafters.interface import Ints
 from outrider.server.settings import Settings
 from outrider.server.worker import runtime
-from outrider.server.worker.kernels import Kernels
 from outrider.server.worker.runtime import Runtime
 from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.verifier import Verifier
@@ -22,8 +21,8 @@ def main(file_descriptor: str) -> None:
     """As `outrider.server.worker.main.main`; the replay begins once the model is loaded."""
     load = runtime.load
 
-    def load_and_replay(settings: Settings, kernels: Kernels | None = None) -> Runtime:
-        loaded = load(settings, kernels)
+    def load_and_replay(settings: Settings) -> Runtime:
+        loaded = load(settings)
         replay(loaded.tokenizer)
         return loaded
 

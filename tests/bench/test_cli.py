@@ -24,7 +24,7 @@ def test_the_entry_point_adds_the_commands() -> None:
 
 
 def test_nothing_heavy_is_imported_with_the_commands() -> None:
-    heavy = "import bench.cli, sys; print([name for name in ('torch', 'numba', 'transformers') if name in sys.modules])"
+    heavy = "import bench.cli, sys; print([name for name in ('torch', 'transformers') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

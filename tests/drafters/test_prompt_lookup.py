@@ -64,7 +64,7 @@ def test_the_match_is_the_longest_one(text: list[int]) -> None:
 
 
 def test_a_prediction_is_drafted_first() -> None:
-    """The drafter that a request has until the kernels are compiled."""
+    """The drafter that a request has without the compiled library."""
     expected = np.array([7, 8, 9], np.int32)
     for has_prediction, tokens in ((True, [7, 8, 9]), (False, [2, 2, 1])):
         drafter = make_uncompiled(Resources(), has_prediction)

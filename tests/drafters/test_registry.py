@@ -1,9 +1,7 @@
 """Every name creates a drafter that implements the protocol."""
 
-import copy
 from dataclasses import replace
 
-import numba
 import numpy as np
 import pytest
 
@@ -11,8 +9,7 @@ from outrider.drafters.interface import Verdict
 from outrider.drafters.model.pearl import PearlDrafter
 from outrider.drafters.model.union import UnionDrafter
 from outrider.drafters.options import NAMES, DrafterName, Options, PearlOptions
-from outrider.drafters.registry import Resources, make, warm
-from outrider.drafters.sequence import Sequence
+from outrider.drafters.registry import Resources, make
 from tests.drafts import Driven
 from tests.language import ToyModel
 from tests.trees import check
@@ -33,13 +30,6 @@ def test_each_drafter_implements_the_protocol(name: DrafterName) -> None:
         drafter.end()
 
 
-def test_warming_up_leaves_no_learned_state() -> None:
-    warm(RESOURCES)
-    drafter = Driven(make("trigram", Resources()))
-    drafter.begin(np.array([0, 1], np.int32))
-    assert len(drafter.propose(8)) <= 1
-
-
 def test_drafters_that_need_a_model_are_listed_only_with_one() -> None:
     assert set(NAMES) - set(Resources().names) == {"draft", "draft-tree", "draft-graph", "pearl"}
     assert RESOURCES.names == NAMES
@@ -56,17 +46,3 @@ def test_drafters_measure_the_draft_model_apart() -> None:
     pearl, other, fusion = make("pearl", RESOURCES), make("pearl", RESOURCES), make("fusion", RESOURCES)
     assert vars(pearl)["_schedules"] is vars(other)["_schedules"]
     assert vars(pearl)["_schedules"] is not vars(fusion)["_schedules"]
-
-
-TABLE_DRAFTERS: list[DrafterName] = ["trigram", "lookup", "lookahead", "fusion", "retrieval", "prediction", "none"]
-
-
-@pytest.mark.parametrize("name", TABLE_DRAFTERS)
-def test_a_fork_needs_no_other_kernels(name: DrafterName) -> None:
-    """Its arrays have the types that the kernels are compiled for."""
-    drafter = make(name, Resources(vocabulary=64))
-    drafter.begin(Sequence(np.arange(9, dtype=np.int32)))
-    copied = copy.deepcopy(drafter)
-    for attribute, value in vars(drafter).items():
-        if isinstance(value, tuple | np.ndarray):
-            assert numba.typeof(getattr(copied, attribute)) == numba.typeof(value), attribute

@@ -35,9 +35,9 @@ CASES: dict[str, tuple[DrafterName, Options]] = {
 TRANSIENT = {
     "TrigramDrafter": {"_pool", "_sequence"},
     "RetrievalDrafter": {"_trie", "_match", "_first", "_expected"},
-    "LookupDrafter": {"_nodes", "_states"},
+    "LookupDrafter": {"_candidates"},
     "LookaheadDrafter": {"_trie", "_proposed"},
-    "FusionDrafter": {"_contexts", "_scratch", "_nodes", "_rank", "_dice", "_expected_before"},
+    "FusionDrafter": {"_contexts", "_scratch", "_nodes", "_dice", "_expected_before"},
     "DraftDrafter": {"_nodes", "_q", "_started", "drafted_tokens"},
     "DraftTreeDrafter": {"_nodes", "_q", "_started", "drafted_tokens"},
     "DraftGraphDrafter": {"_nodes", "_q", "_started", "drafted_tokens", "_places", "_merges"},

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from outrider import models
-from tests.servers import ALICE, BOB, METRICS, Served, compile_kernels, wait_until
+from tests.servers import ALICE, BOB, METRICS, Served, wait_until
 
 pytestmark = [
     pytest.mark.ray,
@@ -172,7 +172,6 @@ def deployed() -> Iterator[Deployed]:
         "RAY_memory_monitor_refresh_ms": "0",  # other programs of this machine may use its memory
         "PYTHONPATH": str(Path(models.__file__).parents[1]),
     }
-    compile_kernels()
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster

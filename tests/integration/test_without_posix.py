@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from outrider.server.engine import program
-from tests.servers import Served, compile_kernels, serving, wait_until, worker_of
+from tests.servers import Served, serving, wait_until, worker_of
 
 # Python runs this in every process of the server. Libraries, which know Linux, have their modules.
 HIDDEN = """
@@ -37,7 +37,6 @@ builtins.__import__, subprocess.Popen.__init__ = find, start
 def without_posix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("hidden")
     (folder / "sitecustomize.py").write_text(HIDDEN)
-    compile_kernels()  # by other programs
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
         with serving("--sessions.folder", str(folder / "sessions")) as server:

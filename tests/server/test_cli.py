@@ -84,7 +84,7 @@ sys.argv = ["outrider", "--help"]
 try:
     cli.main()
 except SystemExit:
-    heavy = {"torch", "numba", "numpy", "transformers", "fastapi", "pydantic", "yaml"} & set(sys.modules)
+    heavy = {"torch", "numpy", "transformers", "fastapi", "pydantic", "yaml"} & set(sys.modules)
     sys.exit(f"imported {heavy}" if heavy else 0)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -48,7 +48,7 @@ def store(watcher: Watcher, tmp_path: Path) -> Path:
 
 
 def block(store: Path) -> ArrayFile:
-    [found] = datastore.open_blocks(store)  # one block, whatever the number of updates: kernels depend on it
+    [found] = datastore.open_blocks(store)  # one block, whatever the number of updates: drafters depend on it
     return found
 
 

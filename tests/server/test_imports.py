@@ -8,7 +8,7 @@ import sys
 
 from outrider.server.imports import frozen_imports, hide_torch
 
-ABSENT = ("numba", "scipy", "sklearn", "pandas", "outrider.server.worker")
+ABSENT = ("scipy", "sklearn", "pandas", "outrider.server.worker")
 PROGRAM = f"""
 import sys
 import outrider.server.cli, outrider.server.serve

@@ -51,9 +51,9 @@ async function problemOf(response) {
 export async function status() {
   try {
     const response = await request("ready");
-    const { status: state = "full", detail, drafting } = await response.json();
+    const { status: state = "full", detail } = await response.json();
     const words = {
-      ready: drafting === false ? "Ready; compiling the drafters" : "Ready",
+      ready: "Ready",
       loading: "Loading the model",
       restarting: "Restarting the model",
       draining: "Shutting down",

@@ -17,7 +17,6 @@ from outrider.drafters.tables.levels import (
     CORPUS,
     DISCOUNT,
     DIVERSITIES,
-    NODE_SOURCES,
     PREDICTION,
     SESSION,
     SIZES,
@@ -26,6 +25,7 @@ from outrider.drafters.tables.levels import (
     bucket,
     levels,
     new_scratch,
+    node_source,
 )
 from outrider.drafters.tables.suffix import DENSE, LONGEST_CONTEXT, WIDTH, index, position_at
 from tests.drafters.tables.sources import new_sources
@@ -106,7 +106,7 @@ def test_bucket_boundaries() -> None:
 
 
 def test_node_sources_are_the_sources_drafters() -> None:
-    labels = {source: Source(NODE_SOURCES[source]).label for source in (CORPUS, SESSION, TABLE, PREDICTION, COPY)}
+    labels = {source: Source(node_source(source)).label for source in (CORPUS, SESSION, TABLE, PREDICTION, COPY)}
     assert labels == {CORPUS: "retrieval", SESSION: "lookup", TABLE: "trigram", PREDICTION: "prediction", COPY: "lookup"}
 
 

@@ -17,7 +17,6 @@ from outrider.server.cli import app
 from outrider.server.ray import command
 from outrider.server.ray.scale import Scale
 from outrider.server.settings import SettingsError
-from tests.servers import compile_kernels
 
 
 def test_a_missing_ray_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +65,6 @@ def test_a_cluster_that_does_not_answer_is_one_sentence() -> None:
 @pytest.mark.timeout(300)
 def test_one_machine_serves_more_replicas_than_it_has_cores_until_a_signal(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    compile_kernels()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     file = tmp_path / "settings.yaml"

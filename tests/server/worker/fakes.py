@@ -11,7 +11,6 @@ from outrider.server.engine import messages
 from outrider.server.engine.messages import FromWorker, Request, TokenEvent, ToWorker
 from outrider.server.engine.transport import WorkerSide, framed
 from outrider.server.settings import Settings, load_settings
-from outrider.server.worker.kernels import Kernels
 from outrider.server.worker.loop import Worker
 from outrider.server.worker.runtime import Runtime
 from outrider.verify.model.torch_runner import TorchRunner
@@ -34,9 +33,7 @@ class Letters:
 
 
 def tiny_runtime(runner: TorchRunner, settings: Settings, stop_ids: frozenset[int] = frozenset(), slots: int = 2) -> Runtime:
-    """A runtime as `load` returns it, with kernels compiled at first use."""
-    kernels = Kernels(settings, background=False)
-    kernels.ready = True
+    """A runtime as `load` returns it, over a small model."""
     return Runtime(
         runner=runner,
         tokenizer=cast(Any, None),
@@ -48,7 +45,6 @@ def tiny_runtime(runner: TorchRunner, settings: Settings, stop_ids: frozenset[in
         slots=slots,
         grammars=cast(Any, None),
         curve=None,
-        kernels=kernels,
     )
 
 

@@ -21,7 +21,7 @@ from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.drafters.tables.base_table import empty_base
 from outrider.server.settings import load_settings
 from outrider.server.worker import resources
-from outrider.server.worker.resources import ChosenCorpus, Store, Stores, Tables, distinct, load_resources
+from outrider.server.worker.resources import ChosenCorpus, Store, Stores, Tables, load_resources
 from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
 
@@ -47,7 +47,7 @@ def test_a_configured_table_must_load(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("vocabulary", [0, 30, 39])
 def test_a_datastore_or_table_with_ids_beyond_the_vocabulary_is_refused(tmp_path: Path, vocabulary: int) -> None:
-    """Kernels index arrays of the vocabulary's size by token id without checks."""
+    """The library indexes arrays of the vocabulary's size by token id without checks."""
     block = np.array([64, 3, 39, 7], np.int64)
     datastore.build(tmp_path / "d", [block], 64, "f", "plan")
     base_table.build(tmp_path / "t", [block.astype(np.uint32)], "f", 64)
@@ -204,9 +204,3 @@ def test_only_the_request_that_begins_reads_its_corpus(tmp_path: Path, caplog: p
     with chosen.chosen(str(tmp_path / "deleted")):
         assert [each.size for each in shared.corpus] == [0]
     assert "a corpus is not used" in caplog.text
-
-
-def test_resources_are_distinct_by_number_of_blocks() -> None:
-    one, two, other = Resources(), Resources(), Resources(corpus=[object()])  # type: ignore[list-item]
-    assert len(distinct([one, two])) == 1
-    assert distinct([one, two, other])[-1] is other

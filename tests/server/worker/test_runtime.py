@@ -174,7 +174,6 @@ def test_a_keys_datastore_is_used_only_for_its_requests(tmp_path: Path) -> None:
         "speculation.max_nodes": 4,
     }
     made = load(load_settings(None, flags))
-    assert made.kernels.ready
     assert [len(made.resources_of(name).corpus) for name in ("one", "two")] == [2, 1]  # one of them is a request's choice
     assert made.curve is None
 
@@ -186,4 +185,4 @@ def test_each_principal_learns_from_its_own_sessions(tiny_runner: TorchRunner) -
     made.learn("one", "session", np.arange(9, dtype=np.int32))
     sizes = {name: [block.size for block in made.resources_of(name).corpus] for name in ("one", "two")}
     assert sizes == {"one": [0, 10], "two": [0, 0]}
-    assert len(shared.corpus) == 2  # kernels are compiled for the same number of blocks
+    assert len(shared.corpus) == 2  # drafters have room for the same number of blocks

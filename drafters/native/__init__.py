@@ -1,0 +1,1 @@
+"""The drafters' inner loops, compiled from C++ when the package is built."""
