@@ -22,7 +22,7 @@ def read_bytes_per_second(runner: ModelRunner) -> float:
     """Measured read bandwidth of the runner's device with its threads: the best of several sums over a large tensor."""
     on_gpu = runner.device.type == "cuda"
     size = min(GPU_PROBE_BYTES, torch.cuda.mem_get_info(runner.device)[0] // 2) if on_gpu else CPU_PROBE_BYTES
-    memory = torch.ones(size // 8, device=runner.device)
+    memory = torch.ones(size // 8, device=str(runner.device))
     before, times = torch.get_num_threads(), []
     torch.set_num_threads(runner.threads or before)
     for _ in range(REPEATS):
