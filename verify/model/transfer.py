@@ -33,7 +33,7 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def lazy_zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros, which take a CPU's memory when they are written to."""
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in size:
         return torch.zeros(size, dtype=dtype, device=device)
     return torch.from_numpy(zeros((math.prod(size) * dtype.itemsize,))).view(dtype).view(size)
 
