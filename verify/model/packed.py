@@ -36,9 +36,7 @@ def is_plain(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
 
     Subclasses, of the layer or of the weight tensor (quantised), may compute something else.
     """
-    return (
-        type(module).__name__ == "Linear" and isinstance(module, torch.nn.Linear) and type(module.weight.data) is torch.Tensor
-    )
+    return type(module) is torch.nn.Linear and type(module.weight.data) is torch.Tensor
 
 
 def packed_layers(model: torch.nn.Module) -> list[PackedLayer]:

@@ -116,7 +116,8 @@ class Layer:
     )
     latent: Latent | None = None
     norms_values: bool = False  # of each head, without weights
-    deviations: float = -math.inf  # gates that lie so many standard deviations above their mean stay; -inf = all do
+    # A gate is zero unless it exceeds the mean of a row's gates by this many standard deviations; -inf = all gates stay.
+    deviations: float = -math.inf
     source: int | None = None  # earlier layer whose keys and values it reads; None = it has its own
     recurrence: Recurrence | None = None
     feeds: bool = True  # whether there is a feed-forward part

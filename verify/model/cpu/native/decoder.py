@@ -16,12 +16,13 @@ from outrider.verify.model.cpu.native import structures
 from outrider.verify.model.cpu.native.latent import NAMES as LATENT
 from outrider.verify.model.cpu.native.latent import fits, pack_latent
 from outrider.verify.model.cpu.native.library import Engine
+from outrider.verify.model.cpu.native.mixture import NAMES as MIXTURE
+from outrider.verify.model.cpu.native.mixture import ROUTER, pack_mixture
 from outrider.verify.model.cpu.native.packed_file import PackedFile
 from outrider.verify.model.cpu.native.packing import Packer, Precision, Size, order
 from outrider.verify.model.cpu.native.recurrence import NAMES as RECURRENT
 from outrider.verify.model.cpu.native.recurrence import pack_recurrence
 from outrider.verify.model.cpu.native.weights import Weights, table_of
-from outrider.verify.model.experts import expert_name
 from outrider.verify.model.tensors import Tensors
 
 # Sizes are multiples of this (vector.h).
@@ -36,7 +37,7 @@ TABLE, HEAD, NORM = "token_embd", "output", "output_norm"
 LFM2_NORM = "token_embd_norm"  # NORM of its family
 FUSED_ATTENTION, GATE, UP, DOWN = "attn_qkv", "ffn_gate", "ffn_up", "ffn_down"
 # Names of a layer's tensors in files, by the library's names.
-ROUTER, ROUTER_BIAS, SHARED_GATE, SINKS = "ffn_gate_inp", "exp_probs_b.bias", "ffn_gate_inp_shexp", "attn_sinks.weight"
+SINKS = "attn_sinks.weight"
 SHARED = {"gate": "ffn_gate_shexp", "up": "ffn_up_shexp", "down": "ffn_down_shexp"}
 LINEARS = {"query": "attn_q", "key": "attn_k", "value": "attn_v", "output": "attn_output", "gate": GATE, "up": UP, "down": DOWN}
 NORMS = {
@@ -48,9 +49,6 @@ NORMS = {
     "key_norm": "attn_k_norm",
     "embedding_post_norm": "post_norm",
 }
-# Of a mixture beside a dense part.
-MIXTURE_NORMS = {"norm": "pre_ffw_norm_2", "post_norm": "post_ffw_norm_2", "shared_post_norm": "post_ffw_norm_1"}
-ROUTER_SCALE, EXPERT_SCALES = "ffn_gate_inp.scale", "ffn_down_exps.scale"
 # Embeddings of tokens for each layer, what a layer computes of them, and what it multiplies the residual by.
 LAYER_TABLE, LAYER_PROJECTION, LAYER_NORM = "per_layer_token_embd", "per_layer_model_proj", "per_layer_proj_norm"
 EMBEDDING_GATE, EMBEDDING_OUTPUT, LAYER_SCALE = "inp_gate", "proj", "layer_output_scale"
@@ -129,9 +127,8 @@ class Packing(Packer):
         known = {TABLE, HEAD, NORM, LFM2_NORM, "rope_freqs", "rope_factors_long", "rope_factors_short"}
         known |= {LAYER_TABLE, LAYER_PROJECTION, LAYER_NORM}
         known |= {f"{name}.{number}" for name in (EXPAND, MERGE) for number in range(self.architecture.residuals - 1)}
-        parts = [*LINEARS.values(), *NORMS.values(), *SHARED.values(), FUSED_ATTENTION, ROUTER, SHARED_GATE]
-        parts += [*RECURRENT, *LATENT, *(name.rpartition(".")[0] for name in (ROUTER_BIAS, SINKS, EXPERT_SCALES))]
-        parts += [*MIXTURE_NORMS.values(), EMBEDDING_GATE, EMBEDDING_OUTPUT, LAYER_SCALE]
+        parts = [*LINEARS.values(), *NORMS.values(), *SHARED.values(), FUSED_ATTENTION, SINKS.rpartition(".")[0]]
+        parts += [*RECURRENT, *LATENT, *MIXTURE, EMBEDDING_GATE, EMBEDDING_OUTPUT, LAYER_SCALE]
         parts += [*UPDATES.values(), UPDATE_NORM, AUGMENT_DOWN, AUGMENT_UP, AUGMENT_NORM]
         mixture, layers = self.architecture.mixture, range(len(self.architecture.layers))
         for expert in range(mixture.experts if mixture else 0):
@@ -303,35 +300,7 @@ class Packing(Packer):
     def _mixture(self, number: int, known: Mixture) -> dict[str, Any]:
         """The experts of a layer, and the shared one."""
         place = f"blk.{number}."
-        counted, self.size = self.size, Size()  # a step reads those that it uses
-        experts = [each for expert in range(known.experts) for each in self._expert(number, expert)]
-        counted.nbytes += self.size.nbytes * known.used // known.experts
-        counted.weights += self.size.weights * known.used // known.experts
-        self.size = counted
-        array = (structures.Linear * len(experts))(*experts)
-        has_gate = self.has(place + SHARED_GATE)
-        norms = {name: self.norm(place + stored, self.architecture.hidden) for name, stored in MIXTURE_NORMS.items()}
-        if place + ROUTER_SCALE in self.tensors:
-            scale = self.floats(place + ROUTER_SCALE, self.architecture.hidden)
-            norms["router_norm"] = self.plain_norm(scale * np.float32(self.architecture.hidden**-0.5))
-        mixture = structures.Mixture(
-            **norms,
-            scales=self.vector(place + EXPERT_SCALES, known.experts),
-            router=self.router(place + ROUTER, known.experts),
-            bias=self.vector(place + ROUTER_BIAS, known.experts),
-            experts=ctypes.cast(array, ctypes.POINTER(structures.Linear)),
-            shared_gate=self.router(place + SHARED_GATE, 1) if has_gate else structures.Linear(),
-            count=known.experts,
-            used=known.used,
-            scores=known.scores.value,
-            normalized=known.normalizes,
-            groups=known.groups,
-            used_groups=known.used_groups,
-            summed=known.summed,
-            scale=known.scale,
-        )
-        self.kept += [array, mixture]
-        found: dict[str, Any] = {"mixture": ctypes.pointer(mixture)}
+        found: dict[str, Any] = {"mixture": ctypes.pointer(pack_mixture(self, number, known))}
         return found | (self._feed_forward(place) if self.has(place + SHARED["down"]) or self.has(place + DOWN) else {})
 
     def _shared(self, place: str) -> dict[str, structures.Linear]:
@@ -341,15 +310,6 @@ class Packing(Packer):
         has_gate = self.has(place + SHARED["gate"])
         names = {name: shape for name, shape in shapes.items() if has_gate or name != "gate"}
         return {name: self.linear(place + SHARED[name], shape) for name, shape in names.items()}
-
-    def _expert(self, layer: int, number: int) -> list[structures.Linear]:
-        """Gate, up and down."""
-        hidden = self.architecture.hidden
-        gate, up, down = (expert_name(layer, part, number).removesuffix(".weight") for part in ("gate", "up", "down"))
-        inner = self.tensors[f"{down}.weight"].shape[1]
-        has_gate = f"{gate}.weight" in self.tensors
-        first = self.linear(gate, (inner, hidden)) if has_gate else structures.Linear()
-        return [first, self.linear(up, (inner, hidden)), self.linear(down, (hidden, inner))]
 
 
 def ordered(architecture: Architecture, layer: int, name: str, rows: Any) -> Any:

@@ -95,9 +95,10 @@ def mapped(file: Path) -> NDArray[np.uint8] | None:
     try:
         with file.open("rb") as opened:
             content = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        file.touch()  # it is in use
     except (OSError, ValueError):
         return None
+    with contextlib.suppress(OSError):  # another user's file
+        file.touch()  # it is in use
     return np.frombuffer(content, np.uint8)
 
 
