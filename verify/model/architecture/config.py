@@ -83,14 +83,14 @@ def read_config(config: Any) -> Architecture | None:
 def read_mixture(config: Any, family: Family) -> Mixture | None:
     """The mixtures of experts; None if there are none."""
     counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    count = first_of(config, *counts)
-    if not count:
+    count, used = first_of(config, *counts), first_of(config, "num_experts_per_tok", "moe_k", "top_k_experts")
+    if not (count and used and getattr(config, "enable_moe_block", True)):
         return None
     normalizes = getattr(config, "norm_topk_prob", False) if family.normalizes is None else family.normalizes
     groups = None if getattr(config, "topk_method", None) == "greedy" else getattr(config, "n_group", None)
     return Mixture(
         experts=count,
-        used=first(config, "num_experts_per_tok", "moe_k", "top_k_experts"),
+        used=used,
         scores=family.scores,
         normalizes=normalizes,
         scale=getattr(config, "routed_scaling_factor", 1.0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +68,18 @@ def test_the_text_of_a_model_that_hears(tmp_path: Path) -> None:
     weights = {name.replace("model.", "model.language_model.", 1): each for name, each in model.state_dict().items()}
     weights |= {"model.audio_tower.weight": torch.zeros(3), "model.embed_vision.weight": torch.zeros(3)}
     save_file({name: each for name, each in weights.items() if name != "lm_head.weight"}, tmp_path / "model.safetensors")
+    ours = load_model(LoadOptions(str(tmp_path), device="cpu", context_tokens=128))
+    assert isinstance(ours, NativeRunner)
+    with torch.inference_mode():
+        expected = model(torch.from_numpy(TOKENS)[None]).logits[0]
+    found = torch.from_numpy(ours.forward(ours.new_cache(), ForwardBatch.chain(TOKENS)))
+    assert (found - expected).norm() < 1e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("fields", [{"enable_moe_block": False}, {"enable_moe_block": False, "top_k_experts": None}])
+def test_experts_that_are_counted_but_not_used(fields: dict[str, Any], tmp_path: Path) -> None:
+    model = build("gemma4_text", **fields)
+    model.save_pretrained(tmp_path)
     ours = load_model(LoadOptions(str(tmp_path), device="cpu", context_tokens=128))
     assert isinstance(ours, NativeRunner)
     with torch.inference_mode():
