@@ -10,6 +10,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
@@ -333,12 +334,13 @@ def add_status_routes(app: FastAPI, engine: EngineLike) -> None:
         return JSONResponse({"status": engine.state, "detail": engine.failure}, 503)
 
     @app.get("/version")
-    async def app_version() -> dict[str, str | float | bool]:
-        versions: dict[str, str | float | bool] = {"version": version("outrider")}
+    async def app_version() -> dict[str, Any]:
+        versions: dict[str, Any] = {"version": version("outrider")}
         if engine.info is not None:
             info = engine.info
             versions |= {"dtype": info.dtype, "weight_bits": info.weight_bits, "kv_dtype": info.kv_dtype}
             versions["invariant_rows"] = info.invariance
+            versions["memory"] = msgspec.to_builtins(info.memory)
             if info.kernels:
                 versions["kernels"] = info.kernels
         return versions

@@ -10,6 +10,7 @@ from outrider.server.app import create_app
 from outrider.server.chat.template.trial import load_tried_tokenizer
 from outrider.server.engine.worker_process import WorkerProcess
 from outrider.server.http.server import address, new_server
+from outrider.server.imports import frozen
 from outrider.server.settings import Settings, SettingsError
 from outrider.server.telemetry.tracing import TracingError
 
@@ -30,9 +31,9 @@ def serve(
         if metrics_listener is not None:
             print(f"outrider: metrics at {address(metrics_listener)}/metrics", file=sys.stderr)
 
-    tokenizer = load_tried_tokenizer(settings.model)
     try:
-        app = create_app(settings, tokenizer, on_start, on_failure)
+        with frozen():
+            app = create_app(settings, load_tried_tokenizer(settings.model), on_start, on_failure)
     except TracingError as error:
         raise SettingsError(str(error)) from None
     app.state.engine.adopt(worker)

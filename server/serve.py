@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 
 from outrider.server.encoders.kind import kind_of
 from outrider.server.engine.worker_process import WorkerProcess
-from outrider.server.imports import frozen_imports, hide_torch
+from outrider.server.imports import frozen, hide_torch
 from outrider.server.models.catalog import find_models
 from outrider.server.settings import Settings, SettingsError, is_loopback
 from outrider.server.telemetry.logs import configure
@@ -39,7 +39,7 @@ def run(settings: Settings) -> int:
                 return serve_several(settings, listener, metrics_listener)
             check_model(settings)
             worker = stack.enter_context(closing(WorkerProcess(settings)))
-            with frozen_imports():
+            with frozen():
                 if not settings.model.trust_remote_code:  # the tokenizer's code may need torch
                     hide_torch()
                 from outrider.server.front_end import serve
@@ -54,7 +54,7 @@ def run(settings: Settings) -> int:
 def serve_several(settings: Settings, listener: socket.socket, metrics_listener: socket.socket | None) -> int:
     """Serves the models of `models.paths`; returns the exit code. Raises SettingsError."""
     entries = find_models(settings)
-    with frozen_imports():
+    with frozen():
         if not settings.model.trust_remote_code:
             hide_torch()
         from outrider.server.models.front_end import serve

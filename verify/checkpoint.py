@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import re
 import struct
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -22,6 +22,8 @@ MTP = "mtp"
 SMALL_MODEL_BYTES = 64_000_000
 # The files that name a checkpoint's tensors: the first one lists those of several files. safetensors has the same bound.
 INDEX, WEIGHTS, MAX_HEADER_BYTES = "model.safetensors.index.json", "model.safetensors", 100 << 20
+# The weights of a checkpoint are in files of these kinds; the first kind that a folder has counts.
+FORMATS = ("*.safetensors", "*.bin")
 # How configurations name the number of layers, and their part about text.
 LAYER_COUNTS, TEXT_CONFIGS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), ("text_config", "llm_config")
 # Maps each quantization_config.quant_method to the packages it needs: what pip installs, by the name that Python imports.
@@ -110,9 +112,13 @@ def gguf_bits(file: str) -> float:
     return read_metadata(file).bits_per_weight
 
 
-def checkpoint_bytes(path: str) -> float:
-    """The size of a local model's weight files; infinite for a hub id."""
-    return sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) or math.inf
+def stored_bytes(path: str) -> int | None:
+    """The bytes of a local model's files of weights; None for a hub id."""
+    located = Path(path)
+    if located.is_dir():
+        return next((size for kind in FORMATS if (size := sum(file.stat().st_size for file in located.glob(kind)))), 0)
+    parts = located.parent.glob(re.sub(r"-00001-of-", "-*-of-", located.name)) if "-00001-of-" in located.name else [located]
+    return sum(file.stat().st_size for file in parts) if located.is_file() else None
 
 
 def check_layer_count(path: str, revision: str = DEFAULT_REVISION) -> None:

@@ -25,7 +25,7 @@ class FastTokenizer:
     ) -> None:
         """`special` has tokens by transformers' names of their roles, such as `eos_token`; those that are no tokens yet are
         added."""
-        self.backend_tokenizer, self.chat_template = backend, templates
+        self.backend_tokenizer, self.decoder, self.chat_template = backend, backend.decoder, templates
         self.special_tokens_map = {role: token for role, token in special.items() if token is not None}
         known = {str(token) for token in self.added_tokens_decoder.values()}
         missing = dict.fromkeys(token for token in self.special_tokens_map.values() if token not in known)
@@ -48,12 +48,19 @@ class FastTokenizer:
     @property
     def all_special_ids(self) -> list[int]:
         """Their ids."""
-        ids = map(self.backend_tokenizer.token_to_id, self.all_special_tokens)
-        return [id for id in ids if id is not None]
+        return [id for id in map(self._id_of, self.all_special_tokens) if id is not None]
+
+    def _id_of(self, token: str) -> int | None:
+        found: int | None = self.backend_tokenizer.token_to_id(token)
+        return found
+
+    def _token_of(self, id: int) -> str | None:
+        found: str | None = self.backend_tokenizer.id_to_token(id)
+        return found
 
     def _id(self, role: str) -> int | None:
         token = self.special_tokens_map.get(role)
-        return None if token is None else self.backend_tokenizer.token_to_id(token)
+        return None if token is None else self._id_of(token)
 
     @cached_property
     def bos_token_id(self) -> int | None:
@@ -83,8 +90,8 @@ class FastTokenizer:
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
         """The token of an id, or those of several; None where there is none."""
         if isinstance(ids, Sequence):
-            return [self.backend_tokenizer.id_to_token(int(id)) for id in ids]
-        return self.backend_tokenizer.id_to_token(ids)
+            return [self._token_of(int(id)) for id in ids]
+        return self._token_of(ids)
 
     def encode(self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = False, **_: Any) -> list[int]:
         """The ids of a text; with `split_special_tokens`, special tokens are not recognised in it."""

@@ -1,4 +1,7 @@
-"""The memory of this machine and its container that is not in use. Imports no torch, so that the front end may ask, too."""
+"""The memory of this machine and its container that is not in use, and that of this process.
+
+Imports no torch, so that the front end may ask, too.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,14 @@ from pathlib import Path
 def free_bytes() -> int:
     """The memory that this process may still take, in bytes."""
     return min([system_bytes(), *(max(0, limit - used) for limit, used in container_limits())])
+
+
+def own_bytes() -> int | None:
+    """The memory of this process that is no file's, in bytes; None where the system does not tell."""
+    with contextlib.suppress(OSError, KeyError):
+        fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(fields["RssAnon"].split()[0]) << 10  # kB
+    return None
 
 
 def system_bytes(root: Path = Path("/")) -> int:

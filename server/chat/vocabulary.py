@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, lru_cache
+from typing import Any
 
-if TYPE_CHECKING:
-    from outrider.verify.fast_tokenizer import AnyTokenizer
+from outrider.verify.fast_tokenizer import AnyTokenizer, FastTokenizer
 
 # SentencePiece writes tokens for single bytes in this form.
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
@@ -42,15 +41,27 @@ class Vocabulary:
         self.special_ids = frozenset(self.special.values())
         # llguidance matches special tokens by id only, and takes every added token in angle brackets for one.
         self.grammar_tokens = self.special | {text: id for id, text in self._added.items() if ANGLE_BRACKETS.fullmatch(text)}
-        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-        decoder = "" if backend is None else str(backend.decoder)
-        self._alphabet = byte_level_alphabet() if "ByteLevel" in decoder else None
-        self._is_sentencepiece = SPACE in decoder
-        self._anchor = [int(id) for id in tokenizer.encode("x", add_special_tokens=False)[:1]]
+        joins = tokenizer if isinstance(tokenizer, FastTokenizer) else getattr(tokenizer, "backend_tokenizer", None)
+        decoder: Any = None if joins is None else joins.decoder
+        self._alphabet = byte_level_alphabet() if "ByteLevel" in str(decoder) else None
+        self._is_sentencepiece = SPACE in str(decoder)
+        self._keeps_spaces = self._alphabet is not None or (
+            self._is_sentencepiece and decoder.decode([f"{SPACE}x"]).startswith(" ")
+        )
         self.bytes_of = lru_cache(CACHED_TOKENS)(self._bytes_of)
-        # SentencePiece may put a space in front of a text; then it leaves one out where it decodes a text.
+
+    @cached_property
+    def _anchor(self) -> list[int]:
+        """A token that begins a text."""
+        return [int(id) for id in self._tokenizer.encode("x", add_special_tokens=False)[:1]]
+
+    @cached_property
+    def drops_first_space(self) -> bool:
+        """Whether the tokenizer puts a space in front of a text, as SentencePiece may, and leaves one out where it decodes."""
+        if self._keeps_spaces:  # found without a text: a tokenizer may be built when it first encodes one
+            return False
         first = "".join(map(self.text_of, self._anchor))
-        self.drops_first_space = first.startswith(" ") and not tokenizer.decode(self._anchor).startswith(" ")
+        return first.startswith(" ") and not self._tokenizer.decode(self._anchor).startswith(" ")
 
     def drops_space(self, prompt: Sequence[int], continues: bool) -> bool:
         """Whether the text of an answer lacks the space with which it begins: unless it continues a prompt that has text."""

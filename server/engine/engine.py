@@ -274,7 +274,8 @@ class Engine:
                 self._queue.open(self._limits.max_active or message.max_active, message.slots)
                 slots = f"{message.slots} KV cache slots of {message.slot_bytes / 1e6:.0f} MB in {message.kv_dtype}"
                 where = f"{message.dtype} on {message.device}, {message.weight_bits:g} bits per weight, {slots}"
-                log.info("ready after %.1f s: %s; invariant rows: %s", message.seconds, where, message.invariance)
+                rows = message.invariance
+                log.info("ready after %.1f s: %s; %s; invariant rows: %s", message.seconds, where, message.memory, rows)
             case Status():
                 self._metrics.record_status(message)
                 if message.max_active is not None and self._limits.max_active is None:

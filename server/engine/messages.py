@@ -104,6 +104,19 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Ends the worker process, after it has saved its sessions."""
 
 
+class Memory(msgspec.Struct, frozen=True):
+    """What a model takes, in bytes."""
+
+    file: int | None  # of its weights on the disk; None where they are not looked for
+    weights: int
+    caches: int  # at most, when all slots are full
+    rest: int | None  # of the worker, without caches; None where the system does not tell
+
+    def __str__(self) -> str:
+        parts = {"file": self.file, "weights": self.weights, "caches up to": self.caches, "rest": self.rest}
+        return ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in parts.items() if size is not None)
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The worker has loaded its model and serves requests."""
 
@@ -117,6 +130,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     invariance: str  # whether logits have the same bits in every step, and why
     weight_bits: float  # mean bits of a weight that a step reads
     kv_dtype: str  # data type of cached keys and values
+    memory: Memory
     kernels: str = ""  # those that were chosen for this CPU; empty on a GPU
     reads_pictures: bool = False  # whether prompts may have pictures
 

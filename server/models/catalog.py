@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,8 @@ from outrider.server.encoders.kind import MODEL, MODULES, Kind, kind_of
 from outrider.server.settings import Settings, SettingsError
 from outrider.server.settings.model_path import locate_model
 from outrider.server.settings.sources import with_sections
+from outrider.verify.checkpoint import stored_bytes
 
-# The weights of a checkpoint are in files of these kinds; the first kind that a folder has counts.
-WEIGHTS = ("*.safetensors", "*.bin")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(/.+\.gguf)?")
 # Further parts of a file in several parts, and the projectors of models that read images.
 NO_MODEL = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$|^mmproj", re.IGNORECASE)
@@ -100,19 +99,5 @@ def is_checkpoint(path: Path) -> bool:
 
 def size_of_all(path: str, draft: str | None) -> int | None:
     """The bytes of a model's weights and of its draft model's, as far as these are here; None for a Hugging Face id."""
-    size = size_of(path)
-    return None if size is None else size + ((draft and size_of(draft)) or 0)
-
-
-def size_of(path: str) -> int | None:
-    """The bytes of a model's weights; None for a Hugging Face id."""
-    located = Path(path)
-    if located.is_dir():
-        return next((size for kind in WEIGHTS if (size := size_of_files(list(located.glob(kind))))), 0)
-    parts = located.parent.glob(re.sub(r"-00001-of-", "-*-of-", located.name)) if "-00001-of-" in located.name else [located]
-    return size_of_files(list(parts)) if located.is_file() else None
-
-
-def size_of_files(files: Sequence[Path]) -> int:
-    """The bytes of all files together."""
-    return sum(file.stat().st_size for file in files)
+    size = stored_bytes(path)
+    return None if size is None else size + ((draft and stored_bytes(draft)) or 0)

@@ -17,7 +17,7 @@ from outrider.server.engine.messages import Ready, Refused, Start
 from outrider.server.engine.program import connected
 from outrider.server.engine.transport import WorkerSide
 from outrider.server.engine.worker_process import decode_settings
-from outrider.server.imports import frozen_imports, hide_torch
+from outrider.server.imports import frozen, hide_torch
 from outrider.server.settings import Settings
 from outrider.server.system import tolerate_stderr
 from outrider.server.telemetry.logs import configure
@@ -59,12 +59,12 @@ def receive_start(wire: WorkerSide) -> Start:
 
 def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
     """Loads and serves. A model or table that cannot be loaded is reported as Refused."""
-    with frozen_imports():
+    with frozen():
         if not settings.needs_torch:
             hide_torch()
         from outrider.drafters.tables.array_file import ArrayFileError
         from outrider.server.worker.loop import Worker
-        from outrider.server.worker.runtime import load
+        from outrider.server.worker.runtime import load, memory_of
         from outrider.verify.errors import ModelError, loading
         from outrider.verify.model.cache.windows import held_bytes
 
@@ -75,6 +75,7 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         wire.send(messages.encode(Refused(str(error))))
         return
     shape, context_tokens = runtime.runner.cache_shape, runtime.runner.context_tokens
+    slot_bytes = shape.slot_bytes + held_bytes(shape, context_tokens)
     dtype, kv_dtype = runtime.runner.dtypes
     ready = Ready(
         context_tokens=context_tokens,
@@ -83,10 +84,11 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         seconds=time.monotonic() - started_at,
         slots=runtime.slots,
         max_active=runtime.max_active,
-        slot_bytes=shape.slot_bytes + held_bytes(shape, context_tokens),
+        slot_bytes=slot_bytes,
         invariance=runtime.runner.invariance,
         weight_bits=runtime.runner.weight_bits,
         kv_dtype=kv_dtype,
+        memory=memory_of(runtime, settings.model.path, slot_bytes),
         kernels=runtime.runner.kernels,
         reads_pictures=runtime.runner.pictures is not None,
     )

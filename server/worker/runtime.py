@@ -16,13 +16,14 @@ from outrider.drafters.native.library import AVAILABLE, MISSING
 from outrider.drafters.registry import Resources
 from outrider.server.chat.template.trial import load_tried_tokenizer
 from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.engine.messages import Memory
 from outrider.server.http.body_budget import TOTAL_BYTES
 from outrider.server.settings import DraftModel, Model, Settings
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
 from outrider.server.worker.learned import MAX_PRINCIPALS, LearnedTexts
 from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
 from outrider.server.worker.resources import ChosenCorpus, Stores, Tables, load_resources
-from outrider.verify.checkpoint import GGUF, SMALL_MODEL_BYTES
+from outrider.verify.checkpoint import GGUF, SMALL_MODEL_BYTES, stored_bytes
 from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.cost import CostCurve
 from outrider.verify.fast_tokenizer import AnyTokenizer
@@ -33,6 +34,7 @@ from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.memory import HOST, Device, free_bytes
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.round import RunDrafts, in_turns
+from outrider.verify.system_memory import own_bytes
 from outrider.verify.tokenizer import fingerprint, stop_ids
 
 if TYPE_CHECKING:
@@ -287,6 +289,14 @@ def load_curve(runner: ModelRunner, settings: Settings) -> CostCurve | None:
     if settings.speculation.max_nodes != "auto":
         return None
     return load_or_measure(runner, cost_folder(settings))
+
+
+def memory_of(runtime: Runtime, path: str, slot_bytes: int) -> Memory:
+    """What the model at a path and its worker take."""
+    runner, own = runtime.runner, own_bytes()
+    weights = 0 if runner.maps_weights or runner.device.type != "cpu" else runner.held_bytes
+    rest = None if own is None else max(0, own - weights)
+    return Memory(stored_bytes(path), runner.held_bytes, runtime.slots * slot_bytes, rest)
 
 
 def cost_folder(settings: Settings) -> Path | None:

@@ -16,7 +16,17 @@ from outrider.drafters.sequence import Finish
 from outrider.server.app import create_app
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.engine import Engine, EngineError
-from outrider.server.engine.messages import Accepted, Event, Ready, Request, StepReport, StepTrace, TokenEvent, TokenLogprobs
+from outrider.server.engine.messages import (
+    Accepted,
+    Event,
+    Memory,
+    Ready,
+    Request,
+    StepReport,
+    StepTrace,
+    TokenEvent,
+    TokenLogprobs,
+)
 from outrider.server.settings import load_settings
 from outrider.verify.tokenizer import load_tokenizer
 
@@ -67,6 +77,7 @@ class FakeEngine:
             invariance="off",
             weight_bits=32.0,
             kv_dtype="float32",
+            memory=Memory(None, 1, 1, None),
         )
 
     async def generate(

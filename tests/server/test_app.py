@@ -66,6 +66,7 @@ def test_the_version_names_the_chosen_kernels(kernels: str) -> None:
     found = fetch(app_with(engine), "GET", "/version").json()
     assert found["invariant_rows"] == "off"
     assert found.get("kernels", "") == kernels
+    assert found["memory"] == {"file": None, "weights": 1, "caches": 1, "rest": None}
 
 
 def test_every_response_has_the_headers() -> None:

@@ -6,7 +6,7 @@ import gc
 import subprocess
 import sys
 
-from outrider.server.imports import frozen_imports, hide_torch
+from outrider.server.imports import frozen, hide_torch
 
 ABSENT = ("scipy", "sklearn", "pandas", "outrider.server.worker")
 PROGRAM = f"""
@@ -36,11 +36,11 @@ def test_an_imported_torch_is_not_hidden() -> None:
 
 
 def test_imported_objects_are_frozen() -> None:
-    frozen = gc.get_freeze_count()
+    before = gc.get_freeze_count()
     try:
-        with frozen_imports():
+        with frozen():
             assert not gc.isenabled()
         assert gc.isenabled()
-        assert gc.get_freeze_count() > frozen
+        assert gc.get_freeze_count() > before
     finally:
         gc.unfreeze()

@@ -7,7 +7,9 @@ of text into words the file names, and `llama`, SentencePiece's BPE, whose merge
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -71,7 +73,7 @@ class UnknownTokenizer(ModelError):
 
 
 class Vocabulary:
-    """The entries of a file that are about tokens. Raises ModelError for a file without a tokenizer."""
+    """The entries of a file that are about tokens."""
 
     def __init__(self, entries: Mapping[str, Any], path: str) -> None:
         self._entries = entries
@@ -126,8 +128,6 @@ class Vocabulary:
 
     def _implied_merges(self) -> Iterator[tuple[str, str]]:
         scores = self.get("scores")
-        if scores is None:
-            raise ModelError(f"The tokenizer of {self.path!r} has neither merges nor scores; serve another file of the model.")
         known = {token for token, kind in zip(self.tokens, self.types, strict=True) if kind == NORMAL}
         order = np.lexsort((np.arange(len(scores)), -np.array(scores, np.float64)))  # of equal scores, the smaller id is first
         for id in order.tolist():
@@ -145,58 +145,120 @@ class Vocabulary:
         return [AddedToken(token, normalized=False, special=kinds[kind]) for token, kind in typed if kind in kinds]
 
 
-def build_tokenizer(entries: Mapping[str, Any], path: str) -> FastTokenizer:
+class FileTokenizer(FastTokenizer):
+    """The tokenizer that a GGUF file describes.
+
+    What encodes and decodes texts is built when it is first used: with a large vocabulary that takes seconds, and a process
+    that only reads an answer's tokens does without it.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, model: Model) -> None:
+        """`model` makes the tokenizer without its added tokens."""
+        self._vocabulary, self._model = vocabulary, model
+        self.decoder, self.chat_template = model.decoder, vocabulary.chat_template
+        special = {name: vocabulary.token(role) for name, role in ROLES.items()}
+        self.special_tokens_map = {name: token for name, token in special.items() if token is not None}
+        added = vocabulary.added()
+        known = {token.content for token in added}
+        missing = dict.fromkeys(token for token in self.special_tokens_map.values() if token not in known)
+        self._added = [*added, *(AddedToken(token, special=True) for token in missing)]
+        self.named_ends, self.likely_ends = vocabulary.named_ends, vocabulary.likely_ends
+
+    @cached_property
+    def backend_tokenizer(self) -> Tokenizer:  # type: ignore[override]
+        """What encodes and decodes texts. Raises ModelError."""
+        backend = self._model.build()
+        backend.add_tokens(self._added)
+        backend.post_processor = post_processor(self._vocabulary)
+        return backend
+
+    def __len__(self) -> int:
+        return len(self._vocabulary.tokens)
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        """As `FastTokenizer`."""
+        return {self._vocabulary.ids[token.content]: token for token in self._added}
+
+    def get_vocab(self) -> dict[str, int]:
+        """As `FastTokenizer`."""
+        return self._vocabulary.ids
+
+    def _id_of(self, token: str) -> int | None:
+        return self._vocabulary.ids.get(token)
+
+    def _token_of(self, id: int) -> str | None:
+        tokens = self._vocabulary.tokens
+        return tokens[id] if 0 <= id < len(tokens) else None
+
+
+@dataclass(frozen=True)
+class Model:
+    """How a kind of tokenizer splits, merges and joins."""
+
+    decoder: decoders.Decoder
+    build: Callable[[], Tokenizer]
+
+
+def build_tokenizer(entries: Mapping[str, Any], path: str) -> FileTokenizer:
     """The tokenizer of the GGUF file at `path` with these entries. Raises ModelError, or UnknownTokenizer."""
     vocabulary = Vocabulary(entries, path)
-    builders = {"gpt2": byte_level, "llama": sentencepiece}
-    if vocabulary.kind not in builders or not vocabulary.tokens:
+    models = {"gpt2": byte_level, "llama": sentencepiece}
+    if vocabulary.kind not in models or not vocabulary.tokens:
         raise UnknownTokenizer(
             f"The tokenizer of {path!r} is of the kind {vocabulary.kind!r}, which is read with llama.cpp; install it with pip"
             " install llama-cpp-python, or serve the model's folder in transformers' format."
         )
-    backend = builders[vocabulary.kind](vocabulary)
-    backend.add_tokens(vocabulary.added())
-    backend.post_processor = post_processor(vocabulary)
-    special = {name: vocabulary.token(role) for name, role in ROLES.items()}
-    tokenizer = FastTokenizer(backend, special, vocabulary.chat_template)
-    tokenizer.named_ends, tokenizer.likely_ends = vocabulary.named_ends, vocabulary.likely_ends
-    return tokenizer
+    model = models[vocabulary.kind](vocabulary)
+    if vocabulary.get("merges") is None and vocabulary.get("scores") is None:
+        raise ModelError(f"The tokenizer of {path!r} has neither merges nor scores; serve another file of the model.")
+    return FileTokenizer(vocabulary, model)
 
 
-def byte_level(vocabulary: Vocabulary) -> Tokenizer:
+def byte_level(vocabulary: Vocabulary) -> Model:
     """BPE over the bytes of words. Raises UnknownTokenizer for an unknown split into words."""
-    name = vocabulary.get("pre", DEFAULT)
-    for table in (SPLITS, WHOLE_WORD_SPLITS):
-        for splits, families in table.items():
-            if name in families.split():
-                whole_words = table is WHOLE_WORD_SPLITS
-                tokenizer = Tokenizer(BPE(vocabulary.ids, vocabulary.merges(), ignore_merges=whole_words))
-                words = [pre_tokenizers.Split(Regex(split), "isolated") for split in splits]
-                in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-                tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, in_bytes])
-                tokenizer.decoder = decoders.ByteLevel()
-                if name in COMPOSED or (name == DEFAULT and vocabulary.architecture in COMPOSED_ARCHITECTURES):
-                    tokenizer.normalizer = normalizers.NFC()
-                return tokenizer
-    raise UnknownTokenizer(
-        f"How the tokenizer of {vocabulary.path!r} splits text, {name!r}, is known to llama.cpp alone; install it with pip"
-        " install llama-cpp-python, or serve the model's folder in transformers' format."
-    )
+    name, decoder = vocabulary.get("pre", DEFAULT), decoders.ByteLevel()
+    found = [
+        (splits, table is WHOLE_WORD_SPLITS)
+        for table in (SPLITS, WHOLE_WORD_SPLITS)
+        for splits, families in table.items()
+        if name in families.split()
+    ]
+    if not found:
+        raise UnknownTokenizer(
+            f"How the tokenizer of {vocabulary.path!r} splits text, {name!r}, is known to llama.cpp alone; install it with pip"
+            " install llama-cpp-python, or serve the model's folder in transformers' format."
+        )
+    splits, whole_words = found[0]
+
+    def build() -> Tokenizer:
+        tokenizer = Tokenizer(BPE(vocabulary.ids, vocabulary.merges(), ignore_merges=whole_words))
+        words = [pre_tokenizers.Split(Regex(split), "isolated") for split in splits]
+        in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Sequence([*words, in_bytes]), decoder
+        if name in COMPOSED or (name == DEFAULT and vocabulary.architecture in COMPOSED_ARCHITECTURES):
+            tokenizer.normalizer = normalizers.NFC()
+        return tokenizer
+
+    return Model(decoder, build)
 
 
-def sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
+def sentencepiece(vocabulary: Vocabulary) -> Model:
     """SentencePiece's BPE over whole texts; characters without a token become bytes."""
-    unknown = vocabulary.token("unknown") or next(
-        (token for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind == UNKNOWN), None
-    )
-    model = BPE(vocabulary.ids, vocabulary.merges(), unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    tokenizer = Tokenizer(model)
+    typed = zip(vocabulary.tokens, vocabulary.types, strict=True)
+    unknown = vocabulary.token("unknown") or next((token for token, kind in typed if kind == UNKNOWN), None)
     has_prefix = vocabulary.get("add_space_prefix", True)
-    spaces = normalizers.Replace(" ", SPACE)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if has_prefix else spaces
     pieces = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*pieces, *([decoders.Strip(" ", left=1)] if has_prefix else [])])
-    return tokenizer
+    decoder = decoders.Sequence([*pieces, *([decoders.Strip(" ", left=1)] if has_prefix else [])])
+
+    def build() -> Tokenizer:
+        model = BPE(vocabulary.ids, vocabulary.merges(), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+        tokenizer, spaces = Tokenizer(model), normalizers.Replace(" ", SPACE)
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if has_prefix else spaces
+        tokenizer.decoder = decoder
+        return tokenizer
+
+    return Model(decoder, build)
 
 
 def post_processor(vocabulary: Vocabulary) -> processors.PostProcessor:

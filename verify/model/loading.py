@@ -20,7 +20,7 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils.logging import disable_progress_bar
 
-from outrider.verify.checkpoint import READERS, SMALL_MODEL_BYTES, Location, checkpoint_bytes, gguf_bits
+from outrider.verify.checkpoint import READERS, SMALL_MODEL_BYTES, Location, gguf_bits, stored_bytes
 from outrider.verify.errors import ModelError, does_not_load
 from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.hub import hub_errors, model_file
@@ -48,7 +48,7 @@ SUPPORTED_LAYERS |= {"hybrid", "hybrid_sliding", "mamba", "mlp", "moe"}
 
 def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner:
     """The model at a location, read by transformers, to be started by `start_model`. Raises ModelError."""
-    if checkpoint_bytes(options.path) < SMALL_MODEL_BYTES:
+    if (stored_bytes(options.path) or SMALL_MODEL_BYTES) < SMALL_MODEL_BYTES:
         torch.set_num_threads(1)  # while other processes start, a second thread slows loading down
     devices = resolve_devices(options.device)
     check_quantization(options.quantization, devices[0])

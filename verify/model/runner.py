@@ -28,6 +28,8 @@ class ModelRunner(ABC):
     library: str  # that computes it, with its version
     stop_tokens: frozenset[int]  # that end an answer
     weight_bytes: int  # read by each step
+    held_bytes: int  # of all weights
+    maps_weights = False  # whether their memory is that of a file, which the system may take back
     weight_bits: float  # mean, scales included
     model_tokens: int  # the longest context that the model supports
     context_tokens: int

@@ -62,6 +62,7 @@ class TorchRunner(ModelRunner):
         if pack:
             pack_layers(model)
         self.weight_bytes, weights = weight_size(model)  # read by each step
+        self.held_bytes = self.weight_bytes
         self.weight_bits = round(8 * self.weight_bytes / max(1, weights), 2)  # mean, scales included
         self.device = model.device
         self.vocabulary = int(model.config.get_text_config().vocab_size)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from outrider.server.engine import messages
-from outrider.server.engine.messages import FromWorker, Ready, ToWorker
+from outrider.server.engine.messages import FromWorker, Memory, Ready, ToWorker
 from outrider.server.engine.transport import WorkerSide
 from outrider.server.engine.worker_process import WorkerProcess
 from outrider.server.settings import Settings
@@ -23,6 +23,7 @@ READY = Ready(
     invariance="off",
     weight_bits=32.0,
     kv_dtype="float32",
+    memory=Memory(10, 20, 2000, None),
 )
 
 

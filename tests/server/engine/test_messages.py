@@ -22,7 +22,7 @@ def test_messages_to_the_worker_round_trip(message: ToWorker) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        messages.Ready(10, "cpu", "float32", 1.0, 2, 1000, 2, "off", 4.5, "int8"),
+        messages.Ready(10, "cpu", "float32", 1.0, 2, 1000, 2, "off", 4.5, "int8", messages.Memory(10, 11, 12, None)),
         messages.Refused("no"),
         messages.TokenEvent("r", [1], "é", "stop", REPORT, 3),
         messages.Failed("r", "no"),

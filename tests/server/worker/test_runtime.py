@@ -29,7 +29,7 @@ from outrider.server.worker.runtime import (
     memory_figures,
     shared_options,
 )
-from outrider.verify.checkpoint import SMALL_MODEL_BYTES, checkpoint_bytes
+from outrider.verify.checkpoint import SMALL_MODEL_BYTES, stored_bytes
 from outrider.verify.cost import CostCurve
 from outrider.verify.errors import ModelError
 from outrider.verify.heads.draft import HeadRunner
@@ -148,9 +148,9 @@ def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads(10_000_000_000, reserved=9) == 1
 
 
-def test_checkpoint_bytes() -> None:
-    assert 1_000_000 < checkpoint_bytes(str(models.TARGET)) < SMALL_MODEL_BYTES
-    assert checkpoint_bytes("Qwen/Qwen3-8B") == float("inf")
+def test_stored_bytes() -> None:
+    assert 1_000_000 < (stored_bytes(str(models.TARGET)) or 0) < SMALL_MODEL_BYTES
+    assert stored_bytes("Qwen/Qwen3-8B") is None
 
 
 def test_the_budget_of_a_request(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:

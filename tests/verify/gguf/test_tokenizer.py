@@ -18,6 +18,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
 from outrider import models
+from outrider.server.chat.vocabulary import Vocabulary
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.ends import NORMAL
 from outrider.verify.gguf.tokenizer import COMPOSED, SPLITS, USER_DEFINED, WHOLE_WORD_SPLITS, build_tokenizer
@@ -188,6 +189,17 @@ def write_tokenizer(file: Path, entries: dict[str, Any]) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
+
+
+@pytest.mark.parametrize(
+    "kind", [{"model": "gpt2", "merges": []}, {"model": "llama", "scores": [0.0] * 3, "add_space_prefix": False}]
+)
+def test_a_process_that_only_reads_tokens_does_not_build_what_encodes_texts(kind: dict[str, Any]) -> None:
+    built = build_tokenizer(entries_of(["<s>", "\u2581a", "\u0120b"], [3, 1, 1], bos_token_id=0, **kind), "x.gguf")
+    read = Vocabulary(built)
+    assert read.special == {"<s>": 0} and len(built) == 3 and not read.drops_space([1], continues=True)
+    assert read.bytes_of(1) + read.bytes_of(2) in ("\u2581a b".encode(), " a\u0120b".encode())
+    assert "backend_tokenizer" not in vars(built)
 
 
 def test_both_processes_load_the_same_tokenizer(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ class LlamaRunner(ModelRunner):
         self.takes_trees = self.can_save = not self.llama.keeps_states
         self.device = HOST  # of the logits
         self.vocabulary, self.weight_bytes = self.llama.vocabulary, self.llama.weight_bytes
+        self.held_bytes = self.weight_bytes
         self.weight_bits = round(8 * self.weight_bytes / max(1, self.llama.weights), 2)
         self.model_tokens = self.llama.context_tokens
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)

@@ -162,7 +162,9 @@ def build(
     if decoder is None:
         return None
     file.save_later()
-    return NativeRunner(decoder, options.path, dtype, ends, options.context_tokens, options.kv_dtype)
+    runner = NativeRunner(decoder, options.path, dtype, ends, options.context_tokens, options.kv_dtype)
+    runner.held_bytes, runner.maps_weights = file.taken, file.is_filled
+    return runner
 
 
 def precision(quantization: Quantization, dtype: str) -> Precision:

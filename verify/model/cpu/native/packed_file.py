@@ -39,8 +39,8 @@ class PackedFile:
     """Memory for a model's weights: of its file if there is one, and else new memory, which `save` writes to that file."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """Without `file`, all memory is new."""
-        self._file, self._place, self._new = file, 0, list[NDArray[np.uint8]]()
+        """Without `file`, all memory is new. `taken` are the bytes of all weights so far."""
+        self._file, self.taken, self._new = file, 0, list[NDArray[np.uint8]]()
         self._content = None if file is None else mapped(file)
 
     @property
@@ -50,12 +50,12 @@ class PackedFile:
 
     def take(self, size: int) -> NDArray[np.uint8]:
         """Memory of the next weights, uint8 [size]. Raises ModelError if the file ends before."""
+        start, self.taken = self.taken, self.taken + padded(size)
         if self._content is None:
             found = HugePages.shared().take(size)
             self._new.append(found)
             return found
-        start, self._place = self._place, self._place + padded(size)
-        if self._place > len(self._content):
+        if self.taken > len(self._content):
             raise ModelError(f"{str(self._file)!r} is damaged; remove it.")
         return self._content[start : start + size]
 

@@ -56,7 +56,7 @@ class NativeRunner(ModelRunner):
         """`dtype` is that of keys and values, unless `kv_dtype` names another. Call `start` before any other method."""
         known = decoder.architecture
         self.decoder, self._path = decoder, path
-        self.weight_bytes = decoder.size.nbytes
+        self.weight_bytes = self.held_bytes = decoder.size.nbytes
         self.weight_bits = round(8 * self.weight_bytes / max(1, decoder.size.weights), 2)
         self.vocabulary = decoder.head.outputs
         self.description, self.library = repr(known), f"compiled library for {variant()}"
