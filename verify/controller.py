@@ -74,13 +74,11 @@ class Times:
 class Controller:
     """Plans the rounds of one worker."""
 
-    def __init__(self, max_seconds: float | None = None, silent_seconds: float = math.inf, may_overlap: bool = True) -> None:
+    def __init__(self, max_seconds: float | None = None, silent_seconds: float = math.inf) -> None:
         """`max_seconds` bounds rounds that read prompts; None = READING_FACTOR times the usual time of their steps.
 
-        `silent_seconds` bounds rounds without steps, because the worker reports progress only when a round ends. Without
-        `may_overlap`, `overlaps` is never true, so that errors are easier to find.
+        `silent_seconds` bounds rounds without steps, because the worker reports progress only when a round ends.
         """
-        self._may_overlap = may_overlap
         self._max_seconds = max_seconds
         self._silent_seconds = silent_seconds
         self._token_seconds: float | None = None  # seconds per token in the latest round without steps
@@ -148,8 +146,6 @@ class Controller:
         A forward of half the rows takes as long, because it reads the same weights. So this is worth it where the host's work
         takes longer than the forward. Now and then it is False, to measure again.
         """
-        if not self._may_overlap:
-            return False
         self._evaluate()
         if self._host_seconds is None or self._device_seconds is None:
             return False

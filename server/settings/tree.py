@@ -40,6 +40,9 @@ class Scheduling(Section):
     request_seconds: float | None = Field(
         None, gt=0, description="Maximum time per request before an error; null sets no limit."
     )
+    overlap: bool = Field(
+        True, description="On a GPU, compute one half of the answers while the host works for the other, where that pays."
+    )
     stall_seconds: float = Field(
         120.0, gt=0, description="Time after which a busy worker that reports no progress is restarted."
     )

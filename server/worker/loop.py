@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import MutableSequence
-from typing import TypeVar
 
 import numpy as np
 
@@ -33,6 +30,7 @@ from outrider.server.engine.transport import WorkerSide
 from outrider.server.settings import Settings
 from outrider.server.worker.job import Job
 from outrider.server.worker.runtime import Runtime, max_active, memory_bytes
+from outrider.server.worker.scheduler import Entry, Scheduler
 from outrider.server.worker.session import SessionKey
 from outrider.server.worker.sessions import SessionStore
 from outrider.server.worker.storage.model_digest import model_digest
@@ -48,7 +46,6 @@ from outrider.verify.round import Round
 from outrider.verify.stream import PromptError, Step, check_prompt
 
 log = logging.getLogger("outrider.worker")
-E = TypeVar("E", bound=Request | Job)
 # Without work, the worker waits for messages this long at a time.
 IDLE_SECONDS = 0.5
 # A round without steps is silent for at most this share of scheduling.stall_seconds.
@@ -62,13 +59,12 @@ CLIENT_ERRORS = (PromptError, GrammarError)
 class Worker:
     """Receives messages, starts requests, runs rounds of them and sends their events."""
 
-    def __init__(self, settings: Settings, runtime: Runtime, wire: WorkerSide, may_overlap: bool = True) -> None:
-        """`may_overlap` as in `Controller`."""
+    def __init__(self, settings: Settings, runtime: Runtime, wire: WorkerSide) -> None:
         self._settings = settings
         self._runtime = runtime
         self._wire = wire
         kept = settings.sessions
-        self._sessions = SessionStore(
+        self.sessions = SessionStore(
             runtime.runner,
             kept.capacity,
             kept.ttl_seconds,
@@ -79,34 +75,44 @@ class Worker:
             files=session_files(settings, runtime.runner),
             learn=runtime.learn,
         )
-        self._waiting: deque[Request | Job] = deque()  # new requests, and jobs whose pause has ended
-        self._tried: dict[str, int] = {}  # `SessionStore.changes` at the last try of each waiting request, by id
-        self._active: list[Job] = []
+        self.scheduler = Scheduler(self.sessions, runtime.max_active)
         self._launched: tuple[list[Job], Round] | None = None  # a round that is to be finished, and its jobs
         gap_ms = settings.scheduling.max_gap_ms
         max_seconds = None if gap_ms is None else gap_ms / 1e3
-        self._controller = Controller(max_seconds, SILENT_SHARE * settings.scheduling.stall_seconds, may_overlap)
-        self._paused: dict[str, Request | Job] = {}  # by request id
+        self._controller = Controller(max_seconds, SILENT_SHARE * settings.scheduling.stall_seconds)
         self._last_sent_at = 0.0  # time.monotonic()
 
     def run(self) -> None:
         """Runs until a Shutdown message. Raises EOFError or OSError if the front end has closed the socket."""
         self._report()
-        while self._receive():
-            self._admit()
-            if self._active:
-                self._round()
-            elif self._sessions.expire():
+        while self.receive():
+            if self.step():
+                continue
+            if self.sessions.expire():
                 self._report()
-            elif not self._waiting:
-                self._sessions.save()
+            elif self.scheduler.is_idle:
+                self.sessions.save()
                 self._runtime.save_curve()
-        self._sessions.save_all(SAVE_SECONDS)
+        self.sessions.save_all(SAVE_SECONDS)
         self._runtime.save_curve()
 
-    def _receive(self) -> bool:
+    def step(self) -> bool:
+        """Runs a round of all active jobs, or of one half while the device computes the other half's; False without any."""
+        self.scheduler.admit(self._start)
+        if not self.scheduler.active:
+            return False
+        if self._overlaps:
+            self._overlapped_round()
+        else:
+            self._settle()
+            self._make_room()
+            if jobs := self.scheduler.active:
+                self._finish(jobs, self._launch(jobs))
+        return True
+
+    def receive(self) -> bool:
         """Handles the messages that have arrived; waits only when idle. Returns False on Shutdown."""
-        for data in self._wire.receive(0 if self._active else IDLE_SECONDS):
+        for data in self._wire.receive(0 if self.scheduler.active else IDLE_SECONDS):
             match message := messages.decode_to_worker(data):
                 case Shutdown():
                     return False
@@ -115,12 +121,12 @@ class Worker:
                 case Cancel(id):
                     self._cancel(id)
                 case Pause(id):
-                    self._pause(id)
+                    self._settle()
+                    self.scheduler.pause(id)
                 case Resume(id):
-                    if entry := self._paused.pop(id, None):
-                        self._waiting.append(entry)
+                    self.scheduler.resume(id)
                 case Forget(principal, session, adapter):
-                    self._sessions.forget(SessionKey(self._runtime.owner_of(principal, adapter), session))
+                    self.sessions.forget(SessionKey(self._runtime.owner_of(principal, adapter), session))
         return True
 
     def _accept(self, request: Request) -> None:
@@ -132,32 +138,19 @@ class Worker:
         except CLIENT_ERRORS as error:
             self._send(failure(request, error))
         else:
-            self._waiting.append(request)
+            self.scheduler.add(request)
             self._send(Accepted(request.id))
 
-    def _admit(self) -> None:
-        """Starts waiting requests in order, while fewer than `max_active` answer, or are about to.
-
-        Skips those whose session is busy and those that no KV cache is free for.
-
-        A skipped request is tried again after a change only: each try looks for the session of its whole prompt.
-        """
-        skipped: list[Request | Job] = []
-        while self._waiting and sum(not job.reads for job in self._active) < self._runtime.max_active:
-            entry = self._waiting.popleft()
-            if self._tried.pop(entry.id, None) == self._sessions.changes or not (
-                self._continue(entry) if isinstance(entry, Job) else self._begin(entry)
-            ):
-                self._tried[entry.id] = self._sessions.changes
-                skipped.append(entry)
-        self._waiting.extendleft(reversed(skipped))
+    def _start(self, entry: Entry) -> bool:
+        """Begins a request, or continues a job; returns False if it must wait."""
+        return self._continue(entry) if isinstance(entry, Job) else self._begin(entry)
 
     def _begin(self, request: Request) -> bool:
         """Starts a request; returns False if it must wait."""
         try:
             owner = self._runtime.owner_of(request.principal, request.adapter)
             prompt = np.array(request.prompt, np.int32)
-            session = self._sessions.acquire(owner, request.session, prompt, request.temporary)
+            session = self.sessions.acquire(owner, request.session, prompt, request.temporary)
         except lost_device():
             raise
         except Exception as error:
@@ -166,56 +159,46 @@ class Worker:
         if session is None:
             return False
         try:
-            self._active.append(Job(request, session, self._runtime, self._settings))
+            self.scheduler.active.append(Job(request, session, self._runtime, self._settings))
         except Exception as error:
             if not isinstance(error, CLIENT_ERRORS):
                 session.reset()
-            self._sessions.release(session)
+            self.sessions.release(session)
             self._send(failure(request, error))
         return True
 
     def _continue(self, job: Job) -> bool:
         """Continues a job after a pause; returns False if it must wait. An error ends the job."""
         try:
-            if not self._sessions.resume(job.session):
+            if not self.sessions.resume(job.session):
                 return False
         except lost_device():
             raise
         except Exception as error:
             self._deliver(job, error)
             return True
-        self._active.append(job)
+        self.scheduler.active.append(job)
         return True
 
-    def _round(self) -> None:
-        """Runs a round of all active jobs. Where two halves of them alternate, finishes a round and launches the next."""
-        if self._alternates:
-            self._alternate()
-        elif self._launched is not None:
-            self._settle()
-        else:
-            self._make_room()
-            jobs = self._active
-            self._finish(jobs, self._launch(jobs))
-
     @property
-    def _alternates(self) -> bool:
+    def _overlaps(self) -> bool:
         """Whether one half of the jobs should be computed on the device while the host works for the other."""
-        return self._runtime.runner.device.type != "cpu" and len(self._active) > 1 and self._controller.overlaps()
+        is_possible = self._settings.scheduling.overlap and self._runtime.runner.device.type != "cpu"
+        return is_possible and len(self.scheduler.active) > 1 and self._controller.overlaps()
 
-    def _alternate(self) -> None:
+    def _overlapped_round(self) -> None:
         """Launches a round of half of the jobs, and finishes the one that was launched before, of the other half."""
         self._make_room()
-        before = self._launched
+        before, active = self._launched, self.scheduler.active
         busy = before[0] if before else []
-        half = [job for job in self._active if job not in busy][: (len(self._active) + 1) // 2]
+        half = [job for job in active if job not in busy][: (len(active) + 1) // 2]
         self._launched = (half, self._launch(half, clone_logits=True)) if half else None
         if before is not None:
             self._finish(*before)
 
     def _launch(self, jobs: list[Job], clone_logits: bool = False) -> Round:
         """A round of these jobs, whose forward has started."""
-        awaited = {job.stream: self._sessions.awaited_rows(job.session) for job in jobs}
+        awaited = {job.stream: self.sessions.awaited_rows(job.session) for job in jobs}
         launched = Round([job.stream for job in jobs], self._controller, clone_logits, self._runtime.run_drafts, awaited)
         launched.launch()
         return launched
@@ -224,7 +207,7 @@ class Worker:
         """Finishes a round. The jobs that go on stay in the order in which they began."""
         outcomes = zip(jobs, launched.finish(), strict=True)
         ended = [job for job, outcome in outcomes if outcome is not None and self._deliver(job, outcome)]
-        self._active = [job for job in self._active if job not in ended]
+        self.scheduler.active = [job for job in self.scheduler.active if job not in ended]
         if time.monotonic() - self._last_sent_at > REPORT_SECONDS:  # the round only read a chunk
             self._report()
 
@@ -235,19 +218,13 @@ class Worker:
             self._finish(*launched)
 
     def _make_room(self) -> None:
-        """Lets the requests that came last wait while the KV caches have no room for a round of all."""
-        if self._sessions.is_short:
-            self._sessions.trim()
-        while (
-            not self._sessions.fits([(job.stream.cache, job.stream.most_rows) for job in self._active])
-            and len(self._active) > 1
-        ):
-            if self._launched is not None:
-                self._settle()
-                continue
-            job = self._active.pop()
-            self._sessions.pause(job.session)
-            self._waiting.appendleft(job)
+        """Lets the jobs that came last wait while the KV caches have no room for a round of all."""
+        if self.sessions.is_short:
+            self.sessions.trim()
+        if self.scheduler.is_crowded:
+            self._settle()
+        while self.scheduler.is_crowded:
+            self.scheduler.hold_last()
 
     def _deliver(self, job: Job, outcome: Step | Exception) -> bool:
         """Sends what a round has brought to a job; returns whether the job has ended."""
@@ -278,43 +255,22 @@ class Worker:
             failed = True
         if failed:
             job.session.reset()
-        self._sessions.release(job.session)
+        self.sessions.release(job.session)
         if self._runtime.curve is not None:  # the job's steps have corrected it
-            self._runtime.max_active = max_active(self._settings, self._runtime.slots, self._runtime.curve)
+            self.scheduler.max_active = max_active(self._settings, self._runtime.slots, self._runtime.curve)
         self._report()
 
     def _cancel(self, request_id: str) -> None:
-        if isinstance(entry := self._remove(request_id), Job):
+        self._settle()
+        if isinstance(entry := self.scheduler.remove(request_id), Job):
             self._end(entry)
 
-    def _pause(self, request_id: str) -> None:
-        entry = self._remove(request_id)
-        if entry is not None:
-            self._paused[request_id] = entry
-            if isinstance(entry, Job):
-                self._sessions.pause(entry.session)
-
-    def _remove(self, request_id: str) -> Request | Job | None:
-        """Takes the request out of line, wherever it is; None if it has ended."""
-        self._settle()
-        self._tried.pop(request_id, None)
-        return self._paused.pop(request_id, None) or take(self._active, request_id) or take(self._waiting, request_id)
-
     def _report(self) -> None:
-        self._send(Status(len(self._sessions), self._sessions.usage_ratio, self._runtime.max_active))
+        self._send(Status(len(self.sessions), self.sessions.usage_ratio, self.scheduler.max_active))
 
     def _send(self, message: FromWorker) -> None:
         self._last_sent_at = time.monotonic()
         self._wire.send(messages.encode(message))
-
-
-def take(line: MutableSequence[E], request_id: str) -> E | None:
-    """Takes the entry of a request out of a line; None if it is not there."""
-    for index, entry in enumerate(line):
-        if entry.id == request_id:
-            del line[index]
-            return entry
-    return None
 
 
 def session_files(settings: Settings, runner: ModelRunner) -> SessionFiles | None:

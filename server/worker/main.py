@@ -95,5 +95,4 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
     wire.send(messages.encode(ready))
     gc.freeze()  # excludes the model and the tables from every later collection
     with contextlib.suppress(EOFError, ConnectionError):  # the front end has closed the socket
-        # CUDA's switch for debugging, which makes each launch wait, also turns the overlap of rounds off.
-        Worker(settings, runtime, wire, may_overlap=os.environ.get("CUDA_LAUNCH_BLOCKING") != "1").run()
+        Worker(settings, runtime, wire).run()

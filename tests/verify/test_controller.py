@@ -147,10 +147,6 @@ def test_rounds_alternate_where_the_host_works_longer_than_the_device() -> None:
         record(0.009, 0.003)
     assert sum(controller.overlaps() for _ in range(OVERLAP_PROBE_INTERVAL)) == OVERLAP_PROBE_INTERVAL - 1
 
-    controller = Controller(may_overlap=False)
-    record(0.009, 0.003)
-    assert not any(controller.overlaps() for _ in range(2 * OVERLAP_PROBE_INTERVAL))
-
 
 @pytest.mark.parametrize(("reads", "streams", "corrected"), [(False, 1, "points"), (False, 2, "streams"), (True, 1, "")])
 def test_rounds_of_steps_correct_the_curve(reads: bool, streams: int, corrected: str) -> None:

@@ -52,27 +52,25 @@ class Rig:
     """A worker with two slots, or more, over the tiny model. Messages from the front end arrive before the next step."""
 
     def __init__(
-        self, runner: TorchRunner, settings: Mapping[str, Any] | None = None, may_overlap: bool = True, slots: int = 2
+        self, runner: TorchRunner, settings: Mapping[str, Any] | None = None, slots: int = 2
     ) -> None:
         given = {"speculation.drafter": "none", "scheduling.max_active": 2, **(settings or {})}
         self.settings = load_settings(None, given)
         self._ours, theirs = socket.socketpair()
         self._wire = WorkerSide(self._ours)
-        self.worker = Worker(self.settings, tiny_runtime(runner, self.settings, slots=slots), WorkerSide(theirs), may_overlap)
+        self.worker = Worker(self.settings, tiny_runtime(runner, self.settings, slots=slots), WorkerSide(theirs))
         self._theirs = theirs
         self.sent: list[FromWorker] = []  # by the worker
 
     def send(self, *sent: ToWorker) -> bool:
         """Delivers messages; returns what the worker's `_receive` returns."""
         self._ours.sendall(b"".join(framed(messages.encode(message)) for message in sent))
-        return self.worker._receive()
+        return self.worker.receive()
 
     def step(self, steps: int = 100) -> None:
         """Runs up to `steps` rounds."""
         for _ in range(steps):
-            self.worker._admit()
-            if self.worker._active:
-                self.worker._round()
+            self.worker.step()
         self.sent += [messages.decode_from_worker(data) for data in self._wire.receive(0.01)]
 
     @property

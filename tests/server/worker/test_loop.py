@@ -123,7 +123,7 @@ def test_the_end_of_a_request_costs_nobody_a_turn(rig: Rig) -> None:
 def test_a_failed_step_ends_only_its_request(rig: Rig) -> None:
     rig.send(request("a", session="s"), request("b"))
     rig.step(1)
-    job = rig.worker._active[1]
+    job = rig.worker.scheduler.active[1]
     assert job.id == "b"
     job.session.verifier.judge = raising(RuntimeError("shapes"))  # type: ignore[method-assign]
     rig.step()
@@ -138,11 +138,11 @@ def test_a_failed_step_ends_only_its_request(rig: Rig) -> None:
 def test_a_session_that_cannot_be_acquired_fails_only_its_request(rig: Rig) -> None:
     rig.send(request("a"))
     rig.step(1)
-    acquire = rig.worker._sessions.acquire
-    rig.worker._sessions.acquire = raising(RuntimeError("rows of another shape"))  # type: ignore[method-assign]
+    acquire = rig.worker.sessions.acquire
+    rig.worker.sessions.acquire = raising(RuntimeError("rows of another shape"))  # type: ignore[method-assign]
     rig.send(request("b"))
     rig.step(1)
-    rig.worker._sessions.acquire = acquire  # type: ignore[method-assign]
+    rig.worker.sessions.acquire = acquire  # type: ignore[method-assign]
     rig.send(request("c"))
     rig.step()
     assert [message.id for message in rig.sent if isinstance(message, Failed)] == ["b"]
@@ -152,7 +152,7 @@ def test_a_session_that_cannot_be_acquired_fails_only_its_request(rig: Rig) -> N
 def test_a_drafter_that_fails_at_the_end_fails_nobody(rig: Rig) -> None:
     rig.send(request("a", session="s"), request("b"))
     rig.step(1)
-    rig.worker._active[-1].stream._drafter.end = raising(RuntimeError("draft model"))  # type: ignore[method-assign]
+    rig.worker.scheduler.active[-1].stream._drafter.end = raising(RuntimeError("draft model"))  # type: ignore[method-assign]
     rig.step()
     assert (len(rig.tokens("a")), len(rig.tokens("b"))) == (4, 4)
     rig.send(request("c", session="s"))
@@ -172,9 +172,9 @@ def test_a_lost_device_ends_the_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch
 def test_a_request_that_cannot_start_leaves_nothing_half_begun(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.send(request("a", session="s"))
     rig.step()
-    session = rig.worker._sessions.acquire("", "s", np.arange(3, dtype=np.int32))
+    session = rig.worker.sessions.acquire("", "s", np.arange(3, dtype=np.int32))
     assert session is not None and session.drafters
-    rig.worker._sessions.release(session)
+    rig.worker.sessions.release(session)
     monkeypatch.setattr(NoDrafter, "begin", raising(RuntimeError("memory")))
     rig.send(request("b", session="s"))
     rig.step()
@@ -217,7 +217,7 @@ def test_a_cancelled_request_is_removed(rig: Rig) -> None:
     rig.send(Pause("d"))
     rig.send(Cancel("d"), Resume("d"))
     rig.step()
-    assert not rig.worker._active and rig.worker._sessions._slots.free == 2
+    assert not rig.worker.scheduler.active and rig.worker.sessions._slots.free == 2
 
 
 def test_paused_requests_hold_nothing_that_others_need(rig: Rig) -> None:
@@ -250,14 +250,14 @@ def test_a_request_that_waits_to_continue_is_paused_again(rig: Rig, ends_by: str
         rig.send(Pause("a"))
     rig.send(Resume("a"), Cancel("b"))
     rig.step(2)
-    assert [job.id for job in rig.worker._active] == ["c", "a"] and len(rig.tokens("a")) < 9
+    assert [job.id for job in rig.worker.scheduler.active] == ["c", "a"] and len(rig.tokens("a")) < 9
     rig.send(*([Cancel("a")] if ends_by == "a cancellation" else []), request("d", prompt=[5, 6]))
     rig.step()
     assert rig.tokens("a") == rig.tokens("alone")[: len(rig.tokens("a"))]
     assert (len(rig.tokens("a")) == 9) == (ends_by == "its last token")
     assert (len(rig.tokens("c")), len(rig.tokens("d"))) == (20, 4)
     rig.send(Forget("", "s"))
-    rig.worker._sessions.trim()
+    rig.worker.sessions.trim()
 
 
 def test_a_request_that_cannot_continue_fails_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ def test_a_request_that_cannot_continue_fails_alone(rig: Rig, monkeypatch: pytes
         raise ValueError("its rows cannot be read")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rig.worker._sessions, "resume", broken)
+        patch.setattr(rig.worker.sessions, "resume", broken)
         rig.send(Resume("a"))
         rig.step(1)
     assert [message.id for message in rig.sent if isinstance(message, Failed)] == ["a"]
@@ -284,11 +284,11 @@ def test_as_many_requests_as_pay_by_what_steps_take(tiny_runner: TorchRunner, tm
     rig = Rig(tiny_runner, {"scheduling.max_active": None})
     runtime = rig.worker._runtime
     runtime.curve = CostCurve(NODES, (64,), [[1.0] * len(NODES)], stream_seconds=1.0)
-    runtime.curve_file, runtime.slots, runtime.max_active = tmp_path / "curve.json", 4, 2
+    runtime.curve_file, runtime.slots, rig.worker.scheduler.max_active = tmp_path / "curve.json", 4, 2
     assert runtime.curve.streams_worth_running(4) == 2
     rig.send(*(request(id, max_tokens=40) for id in "ab"))
     rig.step()
-    assert runtime.max_active == 4
+    assert rig.worker.scheduler.max_active == 4
     assert [message.max_active for message in rig.sent if isinstance(message, Status)][-1] == 4
     runtime.save_curve()
     assert parse(runtime.curve_file.read_text()).stream_seconds == runtime.curve.stream_seconds < 0.5
@@ -301,11 +301,11 @@ def test_as_many_requests_as_pay_by_what_steps_take(tiny_runner: TorchRunner, tm
 def test_rounds_of_half_the_requests_alternate(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a device that computes while the host works: the answers are the same, and no request is lost or doubled."""
     rig = Rig(tiny_runner, {"scheduling.max_active": 4})
-    rig.worker._runtime.max_active = 4
+    rig.worker.scheduler.max_active = 4
     rig.send(*(request(id, prompt=[1, 2, number], max_tokens=9) for number, id in enumerate("abcd")))
     rig.step()
     expected = {id: rig.tokens(id) for id in "abcd"}
-    monkeypatch.setattr(Worker, "_alternates", property(lambda worker: len(worker._active) > 1))
+    monkeypatch.setattr(Worker, "_overlaps", property(lambda worker: len(worker.scheduler.active) > 1))
     rig.sent.clear()
     rig.send(*(request(id, prompt=[1, 2, number], max_tokens=9) for number, id in enumerate("abcd")))
     rig.step(5)
@@ -317,7 +317,7 @@ def test_rounds_of_half_the_requests_alternate(tiny_runner: TorchRunner, monkeyp
     rig.step()
     assert {id: rig.tokens(id) for id in "acd"} == {id: expected[id] for id in "acd"}
     assert rig.tokens("b") == expected["b"][: len(rig.tokens("b"))] and len(rig.tokens("b")) < 9
-    assert not rig.worker._active and rig.worker._launched is None
+    assert not rig.worker.scheduler.active and rig.worker._launched is None
     rig.close()
 
 
@@ -325,9 +325,9 @@ def test_a_session_is_forgotten(rig: Rig) -> None:
     rig.send(request("a", session="s", principal="p"))
     rig.step()
     rig.send(Forget("other", "s"))
-    assert len(rig.worker._sessions) == 1
+    assert len(rig.worker.sessions) == 1
     rig.send(Forget("p", "s"))
-    assert len(rig.worker._sessions) == 0
+    assert len(rig.worker.sessions) == 0
 
 
 def test_an_invalid_request_fails_alone(rig: Rig) -> None:
@@ -366,13 +366,13 @@ def test_a_waiting_request_is_tried_again_after_a_change_only(
     """Each try hashes the whole prompt, in the time of everybody's round."""
     rig = Rig(tiny_runner, NAMES_ONLY)
     tries: list[str | None] = []
-    acquire = rig.worker._sessions.acquire
+    acquire = rig.worker.sessions.acquire
 
     def counted(principal: str, name: str | None, prompt: Ints, temporary: bool) -> Session | None:
         tries.append(name)
         return acquire(principal, name, prompt, temporary)
 
-    monkeypatch.setattr(rig.worker._sessions, "acquire", counted)
+    monkeypatch.setattr(rig.worker.sessions, "acquire", counted)
     rig.send(request("first", max_tokens=20, session="s"), request("second", session="s"))
     rig.step(15)
     assert tries == ["s", "s"]
@@ -396,17 +396,17 @@ def test_a_request_that_arrives_stops_the_saving_of_a_session(
     rig = Rig(tiny_runner, {"sessions.folder": str(tmp_path), **NAMES_ONLY})
     rig.send(request("a", session="s", prompt=list(range(64))))
     rig.step()
-    rig.worker._sessions.save()
+    rig.worker.sessions.save()
     assert reached.wait(60)
     rig.send(request("b", session="s"))
     rig.step()
     assert len(rig.tokens("b")) == 4
     released.set()
-    saver = rig.worker._sessions._saver
+    saver = rig.worker.sessions._saver
     assert saver is not None
     saver.wait(60)
     assert len(list(tmp_path.glob("*/*/*.page"))) == 1 and not list(tmp_path.glob("*/*/*.session"))
-    rig.worker._sessions.save_all(60)
+    rig.worker.sessions.save_all(60)
     assert len(list(tmp_path.glob("*/*/*.session"))) == 1
     rig.close()
 
@@ -418,7 +418,7 @@ def test_a_folder_of_another_user_costs_a_log_line(
     rig = Rig(tiny_runner, {"sessions.folder": str(tmp_path)})
     rig.send(request("a", session="s"))
     rig.step()
-    rig.worker._sessions.save_all(60)
+    rig.worker.sessions.save_all(60)
     assert len(rig.tokens("a")) == 4 and not list(tmp_path.iterdir())
     assert [record.message for record in caplog.records if "belongs to another user" in record.message]
     rig.close()
