@@ -127,6 +127,27 @@ def config(effective: EffectiveSettings) -> None:
     print(effective_yaml(effective), end="")
 
 
+@app.command("version", context_settings=EXTRA_FLAGS)
+def show_version(
+    context: typer.Context,
+    config: ConfigOption = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also print what a report of a fault needs, without secrets.")
+    ] = False,
+) -> None:
+    """Print the version. With --report, also this machine, the packages and the settings, which may be given as flags."""
+    if not report:
+        print_version(True)
+    from outrider.server.report import report as write_report
+    from outrider.server.settings import SettingsError, parse_flags
+    from outrider.server.settings.sources import load_effective
+
+    try:
+        print(write_report(load_effective(config, parse_flags(context.args))))
+    except SettingsError as error:
+        raise fail(str(error)) from None
+
+
 model_commands.register(app)
 chat_command.register(app)
 ray_command.register(app)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any
 
 from rich.console import Console, Group
@@ -29,6 +30,17 @@ def effective_yaml(effective: EffectiveSettings) -> str:
         return next((effective.origins[parent] for parent in parents if parent in effective.origins), "default")
 
     return "\n".join(_lines(effective.settings.model_dump(mode="json"), comment)) + "\n"
+
+
+def changed_yaml(effective: EffectiveSettings) -> str:
+    """The settings that are set, as YAML by their whole names. Texts, which may be secret or private, are left out."""
+    values, lines = effective.settings.model_dump(mode="json"), []
+    for setting in (each for section in sections() for each in section.settings):
+        if setting.name in effective.origins or any(name.startswith(f"{setting.name}.") for name in effective.origins):
+            value: Any = reduce(lambda tree, name: tree[name], setting.name.split("."), values)
+            is_public = not isinstance(value, str | list | dict) or value in setting.choices
+            lines.append(f"{setting.name}: {as_yaml(value) if is_public else '...'}\n")
+    return "".join(lines)
 
 
 def _panel(section: SettingsSection) -> Panel:

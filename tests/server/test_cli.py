@@ -249,3 +249,15 @@ def test_a_table_is_built_from_texts(tmp_path: Path) -> None:
     bad = run("datastore", "build", str(tmp_path / "bad.jsonl"), "--out", str(out))
     assert bad.exit_code == 2
     assert "bad.jsonl line 1" in bad.stderr
+
+
+def test_a_report_has_the_machine_and_what_is_set_but_no_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_AUTH__KEYS", '{"alice": "secret-secret"}')
+    flags = ["--model.path", "/home/alice/models/plans.gguf", "--server.port", "9000", "--model.quantize", "int8"]
+    printed = CliRunner().invoke(app, ["version", "--report", *flags]).stdout
+    assert f"- outrider: {version('outrider')}" in printed and "- CPU: " in printed and "torch" in printed
+    assert "- model: plans.gguf" in printed
+    changed = yaml.safe_load(printed.partition("```yaml\n")[2].partition("```")[0])
+    assert changed == {"server.port": 9000, "auth.keys": "...", "model.path": "...", "model.quantize": "int8"}
+    assert "alice" not in printed and "secret" not in printed
+    assert CliRunner().invoke(app, ["version"]).stdout == f"outrider {version('outrider')}\n"

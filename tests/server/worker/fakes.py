@@ -51,9 +51,7 @@ def tiny_runtime(runner: TorchRunner, settings: Settings, stop_ids: frozenset[in
 class Rig:
     """A worker with two slots, or more, over the tiny model. Messages from the front end arrive before the next step."""
 
-    def __init__(
-        self, runner: TorchRunner, settings: Mapping[str, Any] | None = None, slots: int = 2
-    ) -> None:
+    def __init__(self, runner: TorchRunner, settings: Mapping[str, Any] | None = None, slots: int = 2) -> None:
         given = {"speculation.drafter": "none", "scheduling.max_active": 2, **(settings or {})}
         self.settings = load_settings(None, given)
         self._ours, theirs = socket.socketpair()
