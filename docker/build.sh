@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the image and runs it on a Debian machine without a Docker engine: docker/build.sh [TORCH]
 #
-# TORCH is the Dockerfile's argument, cpu if it is left out. torch always comes from the index that this machine is configured for.
+# TORCH is the Dockerfile's argument, none if it is left out. torch always comes from the index that this machine is configured for.
 # The image for GPUs is also started without one, and has to refuse in one sentence.
 #
 # buildah builds the unchanged Dockerfile in chroot isolation. The base image is not pulled; debootstrap makes a substitute under
@@ -15,7 +15,7 @@ set -euo pipefail
 shopt -s nullglob
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-torch=${1:-cpu}
+torch=${1:-none}
 folder=${OUTRIDER_IMAGE_FOLDER:-/var/tmp/outrider-image}
 log=$folder/build.log
 outer=""     # process id of the running server's parent
@@ -168,7 +168,7 @@ try_image() {
     refusal=$( (inside "${start_command[@]}") 2>&1) || code=$?
     say "without keys: exit code $code, \"$refusal\""
     [ "$code" = 2 ] || fail "without keys, the server should have refused to start."
-    if [ "$torch" != cpu ]; then
+    if [ "$torch" != none ] && [ "$torch" != cpu ]; then
         say "compiler for launchers of kernels: $( (inside gcc --version) | head -n 1)"
         code=0
         refusal=$( (inside outrider serve --auth.open true --model.device cuda) 2>&1) || code=$?

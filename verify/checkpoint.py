@@ -31,7 +31,6 @@ REQUIRED: dict[str, dict[str, str]] = {
     "awq": {"gptqmodel": "gptqmodel", "accelerate": "accelerate"},
     "compressed-tensors": {"compressed_tensors": "compressed-tensors"},
     "fp8": {"accelerate": "accelerate"},
-    "gguf": {"gguf": "gguf", "accelerate": "accelerate"},
     "gptq": {"optimum": "optimum", "gptqmodel": "gptqmodel"},
     "torchao": {"torchao": "torchao"},
 }
@@ -74,7 +73,6 @@ def locate(path: str, revision: str = DEFAULT_REVISION) -> Location:
     if path.endswith(GGUF):
         folder, _, name = path.rpartition("/")
         if Path(path).is_file() or (folder.count("/") == 1 and not Path(folder).exists() and folder[0] not in "./~"):
-            check_packages(path, "gguf")
             return Location(folder or ".", name)
         raise ModelError(f"There is no file {path!r}; give a GGUF file, or a hub id and the name of a file in it.")
     folder_path = Path(path)

@@ -42,11 +42,10 @@ def test_a_folder_of_files_names_one(tmp_path: Path) -> None:
         locate(str(tmp_path))
 
 
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "model.gguf").touch()
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match="needs gguf and accelerate; install with pip install gguf accelerate"):
-        locate(f"{tmp_path}/model.gguf")
+    with pytest.raises(ModelError, match="needs gptqmodel and accelerate; install with pip install gptqmodel acc"):
+        check_packages("m", "awq")
     check_packages("m", "unknown")  # transformers knows what it needs
 
 
