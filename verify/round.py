@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from outrider.drafters.interface import Verdict
 from outrider.verify.budget import Draft
 from outrider.verify.controller import Controller, Plan, Times
 from outrider.verify.errors import lost_device
@@ -62,7 +63,8 @@ class Round:
         self._run_drafts = run_drafts
         self._outcomes: dict[Stream, Outcome] = {}
         self._parts: dict[Stream, Part] = {}  # the forward's parts
-        self._ends: dict[Stream, Callable[[float], Step]] | None = None  # what ends each part; None if the forward has failed
+        self._rows: dict[Stream, Logits] | None = None  # the logits of each part; None if the forward has failed
+        self._verdicts: dict[Stream, Callable[[], Verdict]] = {}  # what waits for the verdict of each step
         self._plan = Plan([])
         self._reads_plan = True  # whether the prompts have as many tokens as planned
         self._launched_at = 0.0  # time.perf_counter() at the forward's start
@@ -86,19 +88,19 @@ class Round:
         self._parts = {stream: parts[stream] for stream in self._streams if stream in parts}
         self._launched_at = time.perf_counter()
         self._launch_seconds = self._launched_at - started
-        if (logits := self._forward()) is not None:
-            self._ends = self._decided(logits)
+        if (rows := self._forward()) is not None and self._judge(rows):
+            self._rows = rows
 
     def finish(self) -> list[Outcome]:
         """Waits for the forward and commits what it computed. Returns each stream's outcome. Raises `lost_device`."""
-        if self._ends is None:
+        if self._rows is None:
             for stream, part in self._parts.items():
                 self._compute_alone(stream, part)
         else:
             forward_seconds = time.perf_counter() - self._launched_at
-            for stream, end in self._ends.items():
-                self._commit(stream, end, forward_seconds)
-                if isinstance(self._parts[stream], StepPart) and not self._device_seconds:  # chunks do not wait for the device
+            for stream, part in self._parts.items():
+                self._commit(stream, part, self._rows[stream], forward_seconds)
+                if isinstance(part, StepPart) and not self._device_seconds:  # chunks do not wait for the device
                     self._device_seconds = time.perf_counter() - self._launched_at
         self._measure(time.perf_counter() - self._launched_at)
         return [self._outcomes.get(stream) for stream in self._streams]
@@ -135,45 +137,48 @@ class Round:
         others = (rows - reader.cache.length for rows in self._awaited.get(reader, ()))
         return [reader.unread_prompt, *(tokens for tokens in others if 0 < tokens < reader.unread_prompt)]
 
-    def _forward(self) -> Sequence[Logits] | None:
+    def _forward(self) -> dict[Stream, Logits] | None:
         """The logits of all parts by one forward, which a device may still be computing; None if it failed."""
         if not self._parts:
-            return []
+            return {}
         try:
             logits = self._streams[0].runner.forward_all([part.segment for part in self._parts.values()])
         except lost_device():
             raise
         except Exception:
             return None  # one stream's rows may be the reason
-        return copies(logits) if self._clone_logits else logits
+        return dict(zip(self._parts, copies(logits) if self._clone_logits else logits, strict=True))
 
-    def _decided(self, logits: Sequence[Logits]) -> dict[Stream, Callable[[float], Step]] | None:
-        """What ends each part, all decided together; None if that failed, for which one stream's rows may be the reason."""
-        rows = dict(zip(self._parts, logits, strict=True))
+    def _judge(self, rows: Mapping[Stream, Logits]) -> bool:
+        """Starts to judge all steps together; False if that failed, for which one stream's rows may be the reason."""
+        steps = {stream: part for stream, part in self._parts.items() if isinstance(part, StepPart)}
         try:
-            with decided_together(logits):
-                return self._each(rows, lambda stream: self._end(stream, self._parts[stream], rows[stream]))
+            with decided_together([*rows.values()]):
+                self._verdicts = self._each(steps, lambda stream: stream.judge(steps[stream], rows[stream]))
         except lost_device():
             raise
         except Exception:
-            return None
+            return False
+        return True
 
     def _compute_alone(self, stream: Stream, part: Part) -> None:
         """Commits a part after a forward of its own, whose error ends this stream only."""
         started = time.perf_counter()
-        end = self._attempt(stream, lambda: self._end(stream, part, stream.runner.forward_all([part.segment])[0]))
-        if end is not None:
-            self._commit(stream, end, time.perf_counter() - started)
-
-    def _end(self, stream: Stream, part: Part, logits: Logits) -> Callable[[float], Step]:
-        """Starts the end of a stream's part after its forward; the returned function takes the forward's seconds."""
+        rows = self._attempt(stream, lambda: stream.runner.forward_all([part.segment])[0])
+        if rows is None:
+            return
         if isinstance(part, StepPart):
-            return partial(stream.accept, part, stream.judge(part, logits))
-        return lambda _: stream.commit_chunk(part, logits)
+            self._verdicts |= self._each([stream], lambda _: stream.judge(part, rows))
+        self._commit(stream, part, rows, time.perf_counter() - started)
 
-    def _commit(self, stream: Stream, end: Callable[[float], Step], forward_seconds: float) -> None:
-        """Ends a stream's part of the round."""
-        outcome = self._attempt(stream, partial(end, forward_seconds))
+    def _commit(self, stream: Stream, part: Part, rows: Logits, forward_seconds: float) -> None:
+        """Ends a stream's part of the round, unless its judgement has failed."""
+        if not isinstance(part, StepPart):
+            outcome = self._attempt(stream, lambda: stream.commit_chunk(part, rows))
+        elif stream in self._verdicts:
+            outcome = self._attempt(stream, lambda: stream.accept(part, self._verdicts[stream], forward_seconds))
+        else:
+            return
         if outcome is not None:
             self._outcomes[stream] = outcome
 
@@ -194,7 +199,7 @@ class Round:
 
     def _measure(self, seconds: float) -> None:
         """Reports what the round took, unless another one overlapped it. `seconds` run from the forward's start to the end."""
-        if self._ends is None:
+        if self._rows is None:
             return
         rows = sum(part.segment.rows for part in self._parts.values())
         steps = [stream for stream, part in self._parts.items() if isinstance(part, StepPart)]
