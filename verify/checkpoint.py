@@ -154,7 +154,7 @@ def read_json(source: str, name: str, revision: str) -> dict[str, Any]:
     found = here(source, name, revision)
     content = {} if found is None else json.loads(found.read_bytes(), object_hook=decode_number)
     if not isinstance(content, dict):
-        raise ValueError(f"{name} is no JSON object")
+        raise ValueError(f"{name} is not a JSON object")
     return content
 
 

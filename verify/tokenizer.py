@@ -14,6 +14,7 @@ from outrider.verify.gguf import llama_package
 from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.gguf.tokenizer import UnknownTokenizer, Vocabulary, build_tokenizer
 from outrider.verify.hub import model_file, model_folder
+from outrider.verify.packages import TRANSFORMERS, require
 from outrider.verify.tokenizer_file import FILES, TOKENIZER, has_own_code, read_tokenizer
 from outrider.verify.turns import tokens_after_answer, tokens_within_answer
 
@@ -27,6 +28,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = D
         folder = model_folder(location.source, revision, FILES)
         if (folder / TOKENIZER).is_file() and not (trust_remote_code and has_own_code(folder)):
             return read_tokenizer(folder)
+        require(f"The tokenizer of {path!r}, which is not in a {TOKENIZER},", TRANSFORMERS)
         return load_by_transformers(location.source, trust_remote_code, revision)
 
 
@@ -54,6 +56,7 @@ def gguf_tokenizer(file: str, path: str) -> AnyTokenizer:
     except UnknownTokenizer:
         if not llama_package.is_installed():
             raise
+    require(f"The tokenizer of {path!r}, which llama.cpp reads,", TRANSFORMERS)
     from outrider.verify.gguf.llama_tokenizer import LlamaTokenizer
 
     return LlamaTokenizer(file, Vocabulary(entries, path))
