@@ -55,9 +55,7 @@ def reason_for_torch(options: LoadOptions, location: Location) -> str:
         return f"Without the compiled library, which this machine lacks, the model at {options.path!r}"
     if location.gguf is None and read_json(location.source, CONFIG, options.revision).get("model_type") in READERS:
         return f"The model at {options.path!r} reads pictures, for which it"
-    return (
-        f"The model at {options.path!r} is of a family, or stored in a way, that the compiled library does not compute, so it"
-    )
+    return f"The model at {options.path!r}, whose family or format the compiled library does not compute,"
 
 
 def start(
