@@ -41,7 +41,7 @@ def read_tokenizer(folder: Path) -> FastTokenizer:
     config = read_json(str(folder), CONFIG, DEFAULT_REVISION)
     if "added_tokens_decoder" not in config:  # the file is older than this list, and has its tokens elsewhere
         config |= read_json(str(folder), SPECIAL, DEFAULT_REVISION)
-    extra = next((config[name] for name in EXTRA if config.get(name)), [])
+    extra: Any = next((config[name] for name in EXTRA if config.get(name)), [])
     named = {role: token for role in [*ROLES, *config] if role.endswith("_token") and is_token(token := config.get(role))}
     named |= extra if isinstance(extra, Mapping) else {}
     others = [] if isinstance(extra, Mapping) else extra

@@ -93,7 +93,7 @@ def check(folder: Path) -> None:
             assert ours.decode(ours.encode(text), skips) == theirs.decode(ours.encode(text), skips)
     if ours.chat_template is not None:
         for tools in (None, [{"type": "function", "function": {"name": "f"}}]):
-            given = {"tools": tools, "tokenize": False, "add_generation_prompt": True}
+            given: dict[str, Any] = {"tools": tools, "tokenize": False, "add_generation_prompt": True}
             messages = [{"role": "user", "content": "hi"}]
             assert ours.apply_chat_template(messages, **given) == theirs.apply_chat_template(messages, **given)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from outrider.verify.model.architecture.defaults import SIZES
+
 LLAMA3 = {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
 YARN = {"type": "yarn", "beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 4096}
 LONG = {"long_factor": [1 + number / 16 for number in range(48)], "short_factor": [1.0] * 48}
 
 
 def sizes(model: str, *values: int | None, **others: Any) -> dict[str, Any]:
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    names += ("num_key_value_heads", "max_position_embeddings")
+    names = [SIZES[0], SIZES[1], "intermediate_size", *SIZES[2:]]
     given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     return {"model_type": model, "torch_dtype": "bfloat16", **given, **others}
 
