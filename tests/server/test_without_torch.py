@@ -76,6 +76,11 @@ def test_what_needs_them_says_so(tmp_path: Path) -> None:
     assert answer(pictures) == f"The model at '{pictures}' reads pictures, for which it {INSTALL}"
 
 
+def test_a_folder_without_a_type_of_model(tmp_path: Path) -> None:
+    write_qwen(tmp_path)
+    assert answer(tmp_path) == f"No model at '{tmp_path}': it has no config.json that names a model_type; name another one."
+
+
 def test_a_tokenizer_that_only_transformers_reads(tmp_path: Path) -> None:
     write_llama(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))

@@ -74,8 +74,8 @@ def load_checkpoint(options: LoadOptions, location: Location) -> NativeRunner | 
     """The model in a folder or of a hub id; None also if its weights are quantised."""
     folder = model_folder(location.source, options.revision, (CONFIG, GENERATION, INDEX))
     whole = read_json(str(folder), CONFIG, options.revision)
-    if not whole:
-        raise ModelError(f"No model at {options.path!r}: it has no {CONFIG}; name another one.")
+    if "model_type" not in whole:
+        raise ModelError(f"No model at {options.path!r}: it has no {CONFIG} that names a model_type; name another one.")
     if whole.get("model_type") in READERS or (options.trust_remote_code and whole.get("auto_map")):
         return None
     config = text_config(whole)  # what reads pictures or sounds is left out
