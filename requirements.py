@@ -9,7 +9,6 @@ import tomllib
 from pathlib import Path
 
 
-
 def needed(project: dict, lists: list[list[str]]) -> list[str]:
     """The requirements in these lists, with those of the project's own extras in the place of their names."""
     own = re.compile(rf"{project['name']}\[(.+)\]")

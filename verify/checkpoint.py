@@ -26,6 +26,8 @@ INDEX, WEIGHTS, MAX_HEADER_BYTES = "model.safetensors.index.json", "model.safete
 FORMATS = ("*.safetensors", "*.bin")
 # How configurations name the number of layers, and their part about text.
 LAYER_COUNTS, TEXT_CONFIGS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), ("text_config", "llm_config")
+# The key of an object that is an infinite number.
+FLOAT = "__float__"
 # Maps each quantization_config.quant_method to the packages it needs: what pip installs, by the name that Python imports.
 REQUIRED: dict[str, dict[str, str]] = {
     "awq": {"gptqmodel": "gptqmodel", "accelerate": "accelerate"},
@@ -154,7 +156,12 @@ def stored_names(source: str, revision: str) -> list[str]:
 def read_json(source: str, name: str, revision: str) -> dict[str, Any]:
     """A JSON file of a checkpoint; empty if it is not here. Raises ValueError and OSError."""
     found = here(source, name, revision)
-    content = {} if found is None else json.loads(found.read_bytes())
+    content = {} if found is None else json.loads(found.read_bytes(), object_hook=decode_number)
     if not isinstance(content, dict):
-        raise ValueError(f"{name} is no JSON object")
+        raise ValueError(f"{name} is not a JSON object")
     return content
+
+
+def decode_number(content: dict[str, Any]) -> Any:
+    """A JSON object, or the number that transformers writes as one, such as {"__float__": "Infinity"}."""
+    return float(content[FLOAT]) if content.keys() == {FLOAT} else content

@@ -19,12 +19,19 @@ class FastTokenizer:
 
     clean_up_tokenization_spaces = False
     named_ends = likely_ends = frozenset[int]()  # as `outrider.verify.tokenizer.stop_ids` has them
+    _others: tuple[str, ...] = ()
+    response_template: Any = None  # as `outrider.server.chat.response_template` reads it
 
     def __init__(
-        self, backend: Tokenizer, special: Mapping[str, str | None], templates: str | Mapping[str, str] | None = None
+        self,
+        backend: Tokenizer,
+        special: Mapping[str, str | None],
+        templates: str | Mapping[str, str] | None = None,
+        others: Sequence[str] = (),
     ) -> None:
         """`special` has tokens by transformers' names of their roles, such as `eos_token`; those that are no tokens yet are
-        added."""
+        added. `others` are special tokens without a role."""
+        self._others = tuple(others)
         self.backend_tokenizer, self.decoder, self.chat_template = backend, backend.decoder, templates
         self.special_tokens_map = {role: token for role, token in special.items() if token is not None}
         known = {str(token) for token in self.added_tokens_decoder.values()}
@@ -42,8 +49,8 @@ class FastTokenizer:
 
     @property
     def all_special_tokens(self) -> list[str]:
-        """The named special tokens."""
-        return list(dict.fromkeys(self.special_tokens_map.values()))
+        """The special tokens, first those with a role."""
+        return list(dict.fromkeys([*self.special_tokens_map.values(), *self._others]))
 
     @property
     def all_special_ids(self) -> list[int]:

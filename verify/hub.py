@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from outrider.verify.errors import ModelError
 
@@ -29,6 +31,23 @@ def model_file(source: str, name: str, revision: str) -> Path:
         return Path(hf_hub_download(source, name, revision=revision))
     except hub_errors() as error:
         raise ModelError(f"{source}/{name} cannot be downloaded: {reason(error)}") from None
+
+
+def model_folder(source: str, revision: str, patterns: Sequence[str], progress: type[Any] | None = None) -> Path:
+    """A folder with the files of a model whose names fit the patterns: its own, or that of a hub id in the cache.
+
+    Downloads what is not cached, with bars of the class `progress`. What the model has not is not there. Raises ModelError.
+    """
+    if Path(source).exists():
+        return Path(source)
+    from huggingface_hub import snapshot_download
+
+    from outrider.verify.download import NoBar
+
+    try:
+        return Path(snapshot_download(source, revision=revision, allow_patterns=[*patterns], tqdm_class=progress or NoBar))
+    except hub_errors() as error:
+        raise ModelError(f"{source} cannot be downloaded: {reason(error)}") from None
 
 
 def here(source: str, name: str, revision: str) -> Path | None:

@@ -13,7 +13,9 @@ from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.gguf import llama_package
 from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.gguf.tokenizer import UnknownTokenizer, Vocabulary, build_tokenizer
-from outrider.verify.hub import model_file
+from outrider.verify.hub import model_file, model_folder
+from outrider.verify.packages import TRANSFORMERS, require
+from outrider.verify.tokenizer_file import FILES, TOKENIZER, has_own_code, read_tokenizer
 from outrider.verify.turns import tokens_after_answer, tokens_within_answer
 
 
@@ -23,16 +25,25 @@ def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = D
     with loading(f"The tokenizer of {path!r}"):
         if location.gguf is not None:
             return gguf_tokenizer(str(model_file(location.source, location.gguf, revision)), path)
-        from transformers import AutoTokenizer
-        from transformers.utils.logging import disable_progress_bar
+        folder = model_folder(location.source, revision, FILES)
+        if (folder / TOKENIZER).is_file() and not (trust_remote_code and has_own_code(folder)):
+            return read_tokenizer(folder)
+        require(f"The tokenizer of {path!r}, which is not in a {TOKENIZER},", TRANSFORMERS)
+        return load_by_transformers(location.source, trust_remote_code, revision)
 
-        disable_progress_bar()
-        tokenizer = AutoTokenizer.from_pretrained(
-            location.source,
-            trust_remote_code=trust_remote_code,
-            revision=revision,
-            mistral_format=False,  # mistral-common's own class, if installed, has neither chat templates nor added tokens
-        )
+
+def load_by_transformers(source: str, trust_remote_code: bool = False, revision: str = DEFAULT_REVISION) -> AnyTokenizer:
+    """The tokenizer of a folder or a hub id as transformers has it. Raises whatever transformers raises."""
+    from transformers import AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(
+        source,
+        trust_remote_code=trust_remote_code,
+        revision=revision,
+        mistral_format=False,  # mistral-common's own class, if installed, has neither chat templates nor added tokens
+    )
     tokenizer.clean_up_tokenization_spaces = False  # some models' files ask for it, but it changes code, such as `a ? b`
     return tokenizer
 
@@ -45,6 +56,7 @@ def gguf_tokenizer(file: str, path: str) -> AnyTokenizer:
     except UnknownTokenizer:
         if not llama_package.is_installed():
             raise
+    require(f"The tokenizer of {path!r}, which llama.cpp reads,", TRANSFORMERS)
     from outrider.verify.gguf.llama_tokenizer import LlamaTokenizer
 
     return LlamaTokenizer(file, Vocabulary(entries, path))

@@ -7,17 +7,15 @@ following it would make most models greedy; `"temperature": 0` states greedy dec
 
 from __future__ import annotations
 
-import json
 import logging
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from outrider.server.openai.fields import LLAMA_SERVER_DEFAULTS, NO_DEFAULTS, SamplingFields, first_given
-from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF, locate
+from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF, locate, read_json
 from outrider.verify.gguf.metadata import read_entries
-from outrider.verify.hub import hub_errors, model_file
+from outrider.verify.hub import hub_errors, model_file, model_folder
 
 FILE, GGUF_FILE = "generation_config.json", "the GGUF file"
 # A GGUF file's names of the parameters, and their prefix.
@@ -70,13 +68,7 @@ def read_valid(path: str, revision: str, name: str) -> SamplingFields:
 
 def read(path: str, revision: str) -> dict[str, Any]:
     """The content of the model's file; empty if there is none. Raises RecursionError, and one of `hub_errors`."""
-    from transformers.utils import cached_file
-
-    file = cached_file(path, FILE, revision=revision, _raise_exceptions_for_missing_entries=False)
-    given = {} if file is None else json.loads(Path(file).read_bytes())
-    if not isinstance(given, dict):
-        raise ValueError("it is not a JSON object")
-    return given
+    return read_json(str(model_folder(path, revision, (FILE,))), FILE, revision)
 
 
 def read_gguf(path: str, revision: str) -> dict[str, Any]:

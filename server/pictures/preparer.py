@@ -25,7 +25,7 @@ from outrider.server.engine.messages import Array
 from outrider.server.pictures.messages import Failed, Load, Loaded, Prepare, Prepared, decode_request, encode
 from outrider.server.system import limit_memory, limit_processor_time
 from outrider.verify.errors import first_sentence
-from outrider.verify.tokenizer import load_tokenizer
+from outrider.verify.tokenizer import load_by_transformers
 
 NICENESS = 10
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -83,7 +83,7 @@ class Preparer:
         """Raises whatever transformers raises."""
         source: dict[str, Any] = {"revision": request.revision, "trust_remote_code": request.trust_remote_code}
         config = AutoConfig.from_pretrained(request.path, **source)
-        tokenizer = load_tokenizer(request.path, request.trust_remote_code, request.revision)
+        tokenizer = load_by_transformers(request.path, request.trust_remote_code, request.revision)
         self._processor = load_processor(request.path, config.model_type, tokenizer, source)
         self._pixels = int(getattr(config, "image_token_id", None) or config.image_token_index)
         self.placeholder = str(self._processor.image_token)

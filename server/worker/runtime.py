@@ -23,7 +23,7 @@ from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
 from outrider.server.worker.learned import MAX_PRINCIPALS, LearnedTexts
 from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
 from outrider.server.worker.resources import ChosenCorpus, Stores, Tables, load_resources
-from outrider.verify.checkpoint import GGUF, SMALL_MODEL_BYTES, stored_bytes
+from outrider.verify.checkpoint import SMALL_MODEL_BYTES, stored_bytes
 from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.cost import CostCurve
 from outrider.verify.fast_tokenizer import AnyTokenizer
@@ -33,6 +33,7 @@ from outrider.verify.model import backend
 from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.memory import HOST, Device, free_bytes
 from outrider.verify.model.runner import ModelRunner
+from outrider.verify.packages import TORCH, TRANSFORMERS, require
 from outrider.verify.round import RunDrafts, in_turns
 from outrider.verify.system_memory import own_bytes
 from outrider.verify.tokenizer import fingerprint, stop_ids
@@ -112,8 +113,6 @@ class Runtime:
 def load(settings: Settings) -> Runtime:
     """Loads everything that requests need. Raises ModelError or ArrayFileError with one sentence."""
     model = settings.model
-    if not model.path.endswith(GGUF):
-        import transformers  # noqa: F401  # here, because two threads that import it at once fail
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(load_tried_tokenizer, model)
         if model.trust_remote_code:
@@ -122,7 +121,8 @@ def load(settings: Settings) -> Runtime:
         tokenizer = loading.result()
     draft: ModelRunner | HeadModel | None = None
     if settings.draft_model.path is not None:
-        from outrider.server.worker.draft import load_draft, share_draft  # imports torch
+        require("A draft model", TORCH, TRANSFORMERS)
+        from outrider.server.worker.draft import load_draft, share_draft
 
         draft = load_draft(settings, shared_options(settings, settings.draft_model), tokenizer, runner)
     slots = start_models(runner, draft, settings, tokenizer)

@@ -79,7 +79,7 @@ TEXT = "def add(left, right):\n    return left + right\n\n\n"
 def test_texts_round_trip_and_line_breaks_are_one_token(tmp_path: Path) -> None:
     train_tokenizer([TEXT] * 20, tmp_path, context_tokens=64)
     tokenizer = load_tokenizer(str(tmp_path))
-    assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == [0, 1, 2, 3]
+    assert [*map(tokenizer.backend_tokenizer.token_to_id, SPECIAL_TOKENS)] == [0, 1, 2, 3]
     for text in (TEXT, "naïve ☃\tx", "while True:\n    pass"):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
     assert len(tokenizer.encode("\n    ", add_special_tokens=False)) == 1

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import httpx
 from fastapi import FastAPI
-from transformers import AddedToken
 
 from outrider import models
 from outrider.drafters.sequence import Finish
@@ -135,8 +134,8 @@ def app_with(
     `tokens` and `special_tokens` are added to the tokenizer, with ids from 4096.
     """
     tokenizer = load_tokenizer(str(models.TARGET))
-    tokenizer.add_tokens([*tokens])
-    tokenizer.add_tokens([AddedToken(token, special=True) for token in special_tokens], special_tokens=True)
+    tokenizer.backend_tokenizer.add_tokens([*tokens])
+    tokenizer.backend_tokenizer.add_special_tokens([*special_tokens])
     if template is not None:
         tokenizer.chat_template = template
     if response_template is not None:

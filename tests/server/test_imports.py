@@ -1,4 +1,4 @@
-"""The front end imports neither torch nor the worker's modules."""
+"""The front end imports neither torch nor transformers nor the worker's modules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 from outrider.server.imports import frozen, hide_torch
 
-ABSENT = ("scipy", "sklearn", "pandas", "outrider.server.worker")
+ABSENT = ("scipy", "sklearn", "pandas", "transformers", "outrider.server.worker")
 PROGRAM = f"""
 import sys
 import outrider.server.cli, outrider.server.serve

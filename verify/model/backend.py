@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.verify.checkpoint import check_layer_count, locate
+from outrider.verify.checkpoint import READERS, Location, check_layer_count, locate, read_json
 from outrider.verify.errors import ModelError, loading
 from outrider.verify.gguf.llama_package import is_installed
-from outrider.verify.hub import model_file
+from outrider.verify.hub import CONFIG, model_file
 from outrider.verify.model.adapter import Adapter, UnfitAdapter, read_adapter
 from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.invariant_range import Invariant
@@ -17,6 +17,7 @@ from outrider.verify.model.llama.runner import LlamaRunner
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.memory import has_graphics
 from outrider.verify.model.runner import ModelRunner
+from outrider.verify.packages import TORCH, TRANSFORMERS, has_torch, require
 
 if TYPE_CHECKING:
     from outrider.verify.fast_tokenizer import AnyTokenizer
@@ -38,9 +39,23 @@ def load(options: LoadOptions) -> ModelRunner:
         location = locate(options.path, options.revision)
         if options.pack and is_cpu(options.device) and (found := native.load(options, location)) is not None:
             return found
-        from outrider.verify.model.loading import load as load_by_torch  # imports torch
+        require(reason_for_torch(options, location), TORCH, TRANSFORMERS)
+        from outrider.verify.model.loading import load as load_by_torch
 
         return load_by_torch(options, location)
+
+
+def reason_for_torch(options: LoadOptions, location: Location) -> str:
+    """The beginning of a sentence that says what needs PyTorch: "model.device is 'cuda', which"."""
+    if options.backend == "torch":
+        return "model.backend is torch, which"
+    if not is_cpu(options.device):
+        return f"model.device is {options.device!r}, which"
+    if native.compiled_library() is None:
+        return f"Without the compiled library, which this machine lacks, the model at {options.path!r}"
+    if location.gguf is None and read_json(location.source, CONFIG, options.revision).get("model_type") in READERS:
+        return f"The model at {options.path!r} reads pictures, for which it"
+    return f"The model at {options.path!r}, whose family or format the compiled library does not compute,"
 
 
 def start(
@@ -74,7 +89,7 @@ def is_for_llama(options: LoadOptions) -> bool:
 
 def is_cpu(device: str) -> bool:
     """Whether this names the CPU; `auto` does where PyTorch finds no GPU. Imports torch only where there may be one."""
-    if device != "auto" or not has_graphics():
+    if device != "auto" or not has_graphics() or not has_torch():
         return device in ("auto", "cpu")
     from outrider.verify.model.loading import resolve_device
 

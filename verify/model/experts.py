@@ -16,7 +16,7 @@ SINGLE = re.compile(r"\.layers\.(\d+)\..*\bexperts\.(\d+)\.(gate_proj|up_proj|do
 # Of all experts of a layer.
 FUSED = re.compile(
     r"\.layers\.(\d+)\..*\b(experts\.gate_up_proj|experts\.up_proj|experts\.down_proj"
-    r"|moe\.input_linear\.weight|moe\.output_linear\.weight)$"
+    r"|block_sparse_moe\.input_linear\.weight|block_sparse_moe\.output_linear\.weight)$"
 )
 FUSED_BIAS = re.compile(r"\.layers\.(\d+)\..*\bexperts\.(gate_up_proj|down_proj)_bias$")
 # A shared expert, whose gate and up are one tensor.

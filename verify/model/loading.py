@@ -21,13 +21,13 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils.logging import disable_progress_bar
 
 from outrider.verify.checkpoint import READERS, SMALL_MODEL_BYTES, Location, gguf_bits, stored_bytes
+from outrider.verify.download import download_progress
 from outrider.verify.errors import ModelError, does_not_load
 from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.hub import hub_errors, model_file
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native.interface import NativeRunner
-from outrider.verify.model.download import download_progress
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.invariance import start
 from outrider.verify.model.invariant_range import Invariant

@@ -18,7 +18,7 @@ from tests.servers import Served
 
 MARKERS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>", "<|fim_pad|>"]
 TOKENIZER = load_tokenizer(str(models.TARGET))
-TOKENIZER.add_tokens(MARKERS, special_tokens=True)
+TOKENIZER.backend_tokenizer.add_special_tokens(MARKERS)
 BODY = {"input_prefix": "def f(", "input_suffix": "):\n"}
 
 
@@ -57,7 +57,7 @@ def test_an_editors_request() -> None:
     )
     request = engine.requests[0]
     assert (request.max_tokens, request.stop, request.params.temperature) == (6, ("\n",), 0.0)
-    assert set(request.stop_token_ids) == set(TOKENIZER.convert_tokens_to_ids(MARKERS))
+    assert set(request.stop_token_ids) == set(map(TOKENIZER.backend_tokenizer.token_to_id, MARKERS))
 
 
 CURSORS = {
@@ -169,14 +169,14 @@ def test_the_suffix_of_a_completion_fills_in_and_ends_at_markers() -> None:
     answer = post(engine, {"prompt": "def f(", "suffix": "):\n", "stop_token_ids": [5]}, "/v1/completions").json()
     assert answer["choices"][0]["text"] == "x"
     assert prompt_of(engine) == "<|fim_prefix|>def f(<|fim_suffix|>):\n<|fim_middle|>"
-    assert set(engine.requests[0].stop_token_ids) == {5, *TOKENIZER.convert_tokens_to_ids(MARKERS)}
+    assert set(engine.requests[0].stop_token_ids) == {5, *map(TOKENIZER.backend_tokenizer.token_to_id, MARKERS)}
 
 
 def test_a_prompt_with_markers_of_the_clients_ends_at_markers() -> None:
     engine = FakeEngine("x")
     app = app_of(engine)
     asks = "<|fim_prefix|>def f(<|fim_suffix|>):\n<|fim_middle|>"
-    stops = set(TOKENIZER.convert_tokens_to_ids(MARKERS))
+    stops = set(map(TOKENIZER.backend_tokenizer.token_to_id, MARKERS))
     for prompt in (asks, TOKENIZER.encode(asks), [asks, "def f("], "def f(", "<|fim_prefix|>def f(<|fim_suffix|>"):
         assert fetch(app, "POST", "/v1/completions", {"prompt": prompt, "stop_token_ids": [5]}).status_code == 200
     found = [set(request.stop_token_ids) for request in engine.requests]

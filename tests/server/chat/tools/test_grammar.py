@@ -20,7 +20,7 @@ from outrider.server.chat.reasoning_parser import THINK
 from outrider.server.chat.tools import FORMATS, calls_grammar, tool_parser
 from outrider.server.chat.tools.lark import Lark, length_pattern
 from outrider.server.chat.vocabulary import Vocabulary
-from outrider.verify.tokenizer import load_tokenizer
+from outrider.verify.tokenizer import load_by_transformers
 from tests.server.chat.tools.samples import DSML, FUNCTIONS, SAMPLES, Sample
 from tests.server.chat.tools.test_parser import content_and_calls, each_format, each_sample, parse
 
@@ -156,7 +156,7 @@ def test_lengths_of_texts() -> None:
 @pytest.mark.parametrize("special", [True, False])
 def test_markers_that_are_added_tokens_are_accepted_as_these_tokens(special: bool) -> None:
     """Qwen's markers are added tokens that are not special, and llguidance still matches them by id only."""
-    tokenizer: Any = load_tokenizer(str(models.TARGET))
+    tokenizer: Any = load_by_transformers(str(models.TARGET))
     tags = ("think", "tool_call", "arg_key", "arg_value")
     markers = [*(f"<{tag}>" for tag in tags), *(f"</{tag}>" for tag in tags), *([DSML] if special else [])]
     tokenizer.add_tokens([AddedToken(marker, special=special) for marker in markers], special_tokens=special)

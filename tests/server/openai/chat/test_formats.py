@@ -12,7 +12,7 @@ import pytest
 from llguidance import LLMatcher
 
 from outrider import models
-from outrider.verify.tokenizer import load_tokenizer
+from outrider.verify.tokenizer import load_by_transformers
 from tests.server.fakes import TOKENIZER, FakeEngine, app_with, fetch
 from tests.server.openai.chat.test_endpoint import (
     MESSAGES,
@@ -33,7 +33,7 @@ def test_markers_of_reasoning_that_are_special_tokens() -> None:
     assert (message["reasoning_content"], message["content"]) == ("Hm.", '{"x": 1}')
     [request] = engine.requests
     assert request.skip_special_tokens and request.shown_tokens == [4096, 4097]
-    tokenizer: Any = load_tokenizer(str(models.TARGET))
+    tokenizer: Any = load_by_transformers(str(models.TARGET))
     tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
     wrapped = llguidance.hf.from_tokenizer(tokenizer, n_vocab=len(tokenizer))
     for text, valid in (('Hm.[/THINK]{"x": 1}', True), ('{"x": 1}', False), ("Hm.[/THINK]no", False)):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from outrider.verify.model.cpu.native.library import compiled_library
-from outrider.verify.model.cpu.native.loading import can_compute, load, of_model
+from outrider.verify.model.cpu.native.loading import load, of_model
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import BLOCK
 
-__all__ = ["BLOCK", "NativeRunner", "can_compute", "compiled_library", "load", "of_model"]
+__all__ = ["BLOCK", "NativeRunner", "compiled_library", "load", "of_model"]

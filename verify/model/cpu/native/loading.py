@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.verify.checkpoint import READERS, Location, quantization_method
-from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.checkpoint import INDEX, READERS, WEIGHTS, Location, quantization_method, read_json
+from outrider.verify.errors import ModelError
 from outrider.verify.gguf.metadata import read_metadata
-from outrider.verify.hub import hub_errors, model_file
+from outrider.verify.hub import CONFIG, model_file, model_folder
 from outrider.verify.model.architecture.config import read_config
 from outrider.verify.model.architecture.description import Architecture
 from outrider.verify.model.architecture.metadata import read_entries
+from outrider.verify.model.architecture.standard import is_tied, text_config
 from outrider.verify.model.cpu.native.decoder import pack, supports
 from outrider.verify.model.cpu.native.library import Engine, compiled_library
 from outrider.verify.model.cpu.native.packed_file import PackedFile, file_of
@@ -30,19 +30,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 log = logging.getLogger("outrider.worker")
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+GENERATION = "generation_config.json"
 # A checkpoint may have it though it is tied to the embedding table.
 TIED_HEAD = "lm_head.weight"
 # The names of what computes text begin so in a checkpoint that also has what reads pictures.
 TEXT = "model.language_model."
 # Data types of keys and values by their names in configurations.
 DTYPES = {str(each): each for each in (FLOAT32, FLOAT16, BFLOAT16)}
-
-
-def can_compute(config: Any) -> bool:
-    """Whether the library was compiled for this CPU and computes models of this configuration."""
-    known = None if compiled_library() is None else read_config(config)
-    return known is not None and supports(known)
 
 
 def load(options: LoadOptions, location: Location) -> NativeRunner | None:
@@ -78,71 +72,59 @@ def load_gguf(options: LoadOptions, location: Location) -> NativeRunner | None:
 
 def load_checkpoint(options: LoadOptions, location: Location) -> NativeRunner | None:
     """The model in a folder or of a hub id; None also if its weights are quantised."""
-    from transformers import AutoConfig, GenerationConfig
-
-    source: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
-    try:
-        config = AutoConfig.from_pretrained(location.source, **source)
-    except hub_errors() as error:
-        raise ModelError(f"No model at {options.path!r}: {first_sentence(error)}") from None
-    config = config if config.model_type in READERS else config.get_text_config()  # what reads pictures or sounds is left out
-    has_code = options.trust_remote_code and getattr(config, "auto_map", None)
-    if not can_compute(config) or quantization_method(config) not in (None, "mxfp4") or has_code:
+    folder = model_folder(location.source, options.revision, (CONFIG, GENERATION, INDEX))
+    whole = read_json(str(folder), CONFIG, options.revision)
+    if "model_type" not in whole:
+        raise ModelError(f"No model at {options.path!r}: it has no {CONFIG} that names a model_type; name another one.")
+    if whole.get("model_type") in READERS or (options.trust_remote_code and whole.get("auto_map")):
         return None
+    config = text_config(whole)  # what reads pictures or sounds is left out
     known = read_config(config)
-    assert known is not None
-    files = weight_files(options, location)
+    if known is None or not supports(known) or quantization_method(whole) not in (None, "mxfp4"):
+        return None
+    files = weight_files(options, location, folder)
     stored = read_safetensors(options.path, files)
-    named = None if stored is None else by_names(known, stored, config, options.path)
+    named = None if stored is None else by_names(known, stored, is_tied(config), options.path)
     if named is None:
         return None
-    try:
-        generation = GenerationConfig.from_pretrained(location.source, revision=options.revision)
-    except hub_errors():
-        generation = GenerationConfig.from_model_config(config)
-    return build(known, named, options, resolve_dtype(options.dtype, config), end_tokens(generation), files)
+    generation = read_json(str(folder), GENERATION, options.revision) or config
+    return build(known, named, options, resolve_dtype(options.dtype, {**whole, **config}), end_tokens(generation), files)
 
 
 def of_model(model: PreTrainedModel, options: LoadOptions) -> NativeRunner | None:
     """The model that transformers has loaded; None if the library does not compute it, or if weights are not unpacked."""
-    config = model.config
-    if not can_compute(config):
+    config = model.config.to_dict()
+    known = None if compiled_library() is None else read_config(config)
+    if known is None or not supports(known):
         return None
-    known = read_config(config)
-    assert known is not None
     found = {name: stored_tensor(each) for name, each in model.state_dict().items()}
     tensors = {name: each for name, each in found.items() if each is not None}
-    named = by_names(known, tensors, config, options.path)
+    named = by_names(known, tensors, is_tied(config), options.path)
     if named is None or len(tensors) < len(found):
         return None
-    return build(known, named, options, resolve_dtype(options.dtype, config), end_tokens(model.generation_config))
+    ends = end_tokens(model.generation_config.to_dict())
+    return build(known, named, options, resolve_dtype(options.dtype, config), ends)
 
 
-def by_names(known: Architecture, tensors: Mapping[str, Stored], config: Any, path: str) -> Tensors | None:
-    """A checkpoint's tensors by the names of GGUF files, without a head that is the embedding table."""
+def by_names(known: Architecture, tensors: Mapping[str, Stored], tied: bool, path: str) -> Tensors | None:
+    """A checkpoint's tensors by the names of GGUF files, without a head that is the embedding table if it is `tied`."""
     if any(name.startswith(TEXT) for name in tensors):
         kept = (name for name in tensors if name.startswith(TEXT) or name == TIED_HEAD)
         tensors = {name.replace(TEXT, "model.", 1): tensors[name] for name in kept}
-    tied = {TIED_HEAD} if config.tie_word_embeddings else set()
-    own = {name: each for name, each in tensors.items() if name not in tied}
+    own = {name: each for name, each in tensors.items() if not (tied and name == TIED_HEAD)}
     return as_gguf(path, own, known)
 
 
-def weight_files(options: LoadOptions, location: Location) -> list[Path]:
-    """The files of a checkpoint's weights. Raises ModelError."""
-    from transformers.utils import cached_file
-    from transformers.utils.hub import cached_files
+def weight_files(options: LoadOptions, location: Location, folder: Path) -> list[Path]:
+    """The files of a checkpoint's weights, of which the folder has the index if there is one. Raises ModelError."""
+    index = read_json(str(folder), INDEX, options.revision)
+    names = sorted({*map(str, index["weight_map"].values())}) if index else [WEIGHTS]
+    from outrider.verify.download import download_progress
 
-    source: dict[str, Any] = {"revision": options.revision}
-    try:
-        index = cached_file(location.source, INDEX, **source, _raise_exceptions_for_missing_entries=False)
-        names = [SINGLE] if index is None else sorted({*json.loads(Path(index).read_text())["weight_map"].values()})
-        from outrider.verify.model.download import download_progress
-
-        found = cached_files(location.source, names, **source, tqdm_class=download_progress(options.path))
-    except hub_errors(KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"The model at {options.path!r} does not load: {first_sentence(error)}") from None
-    return [Path(each) for each in found or []]
+    found = model_folder(location.source, options.revision, names, download_progress(options.path))
+    if missing := [name for name in names if not (found / name).is_file()]:
+        raise ModelError(f"The model at {options.path!r} has no {missing[0]}; download it again, or name another one.")
+    return [found / name for name in names]
 
 
 def build(
@@ -175,15 +157,15 @@ def precision(quantization: Quantization, dtype: str) -> Precision:
     return Precision(Kind.INT4 if quantization.layers == "int4" else Kind.INT8, Kind.INT8, rest)
 
 
-def resolve_dtype(name: str, config: Any) -> HostType:
+def resolve_dtype(name: str, config: Mapping[str, Any]) -> HostType:
     """The data type of keys and values: float32 for a checkpoint in float16."""
     if name != "auto":
         return DTYPES[name]
-    stored = str(getattr(config, "dtype", None) or FLOAT32).removeprefix("torch.")
+    stored = str(config.get("dtype") or config.get("torch_dtype") or FLOAT32).removeprefix("torch.")
     return DTYPES.get(stored if stored != str(FLOAT16) else str(FLOAT32), FLOAT32)
 
 
-def end_tokens(generation: Any) -> frozenset[int]:
+def end_tokens(config: Mapping[str, Any]) -> frozenset[int]:
     """The tokens that end an answer."""
-    ids = getattr(generation, "eos_token_id", None)
+    ids = config.get("eos_token_id")
     return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from bench.model.gguf_file import add_sizes
-from outrider.verify.model.architecture.config import own_sizes, read_config
+from outrider.verify.model.architecture.config import read_config
 from outrider.verify.model.architecture.description import Architecture, Mixture, State
 from outrider.verify.model.architecture.families import FAMILIES
 from outrider.verify.model.architecture.rotary import frequencies
@@ -30,10 +30,10 @@ SCALINGS = {name: gguf.RopeScalingType[name.upper()] for name in ("linear", "yar
 def write_gguf(model: PreTrainedModel, file: Path, kind: GGMLQuantizationType = GGMLQuantizationType.F32) -> Path:
     """The model with matrices of this type."""
     config: Any = model.config
-    family, sizes = FAMILIES[config.model_type], own_sizes(config, 0)
+    family, sizes = FAMILIES[config.model_type], of_first_layer(config)
     (arch,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == family.name)
     names = gguf.get_tensor_name_map(MODEL_ARCH(arch), config.num_hidden_layers)
-    known_model = read_config(config)
+    known_model = read_config(config.to_dict())
     assert known_model is not None
     writer = gguf.GGUFWriter(file, family.name)
     write_sizes(writer, config)
@@ -55,7 +55,7 @@ def write_gguf(model: PreTrainedModel, file: Path, kind: GGMLQuantizationType = 
         count = sum(name.startswith(f"blk.{layer}.{part}.") and name.endswith(ending) for name in experts)
         values = np.stack([tensors[f"blk.{layer}.{part}.{number}.{ending}"].floats() for number in range(count)])
         write(writer, f"blk.{layer}.{part}.{ending}", values, kind if ending == "weight" else GGMLQuantizationType.F32)
-    known_model = read_config(config)
+    known_model = read_config(config.to_dict())
     assert known_model is not None
     if (latent := known_model.layers[0].latent) is not None:
         tensors = split_latents(tensors, config.num_attention_heads, latent.key_dim)
@@ -79,6 +79,11 @@ def write_gguf(model: PreTrainedModel, file: Path, kind: GGMLQuantizationType = 
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def of_first_layer(config: Any) -> Any:
+    """The configuration with the first layer's own sizes."""
+    return config.per_layer_config[0] if config.is_heterogeneous else config
 
 
 def write(writer: gguf.GGUFWriter, name: str, values: NDArray[np.float32], kind: GGMLQuantizationType) -> None:
@@ -113,7 +118,7 @@ def write_layered(writer: gguf.GGUFWriter, config: Any, known: Architecture) -> 
 
 def write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     """All but what is about positions."""
-    add_sizes(writer, own_sizes(config, 0))
+    add_sizes(writer, of_first_layer(config))
     if hasattr(config, "rms_norm_eps"):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     else:
@@ -124,7 +129,7 @@ def write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if known := read_config(config):
+    if known := read_config(config.to_dict()):
         write_mixture(writer, config, known.mixture)
         write_states(writer, known)
         write_latents(writer, known)

@@ -11,9 +11,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Gemma3nConfig, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
+from outrider.verify.checkpoint import Location
 from outrider.verify.model.architecture.families import FAMILIES as KNOWN
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.load_options import LoadOptions
@@ -33,8 +35,9 @@ def test_a_checkpoint_has_the_logits_of_transformers(family: str, tmp_path: Path
     model = build(family)
     model.save_pretrained(tmp_path)
     # Of a longer context, the positions of Phi-3 are those of a long text.
-    ours = load_model(LoadOptions(str(tmp_path), device="cpu", context_tokens=128))
-    assert isinstance(ours, NativeRunner)
+    ours = native.load(LoadOptions(str(tmp_path), device="cpu", context_tokens=128), Location(str(tmp_path)))
+    assert ours is not None  # else transformers would have to read it
+    ours.start(128)
     with torch.inference_mode():
         expected = model(torch.from_numpy(TOKENS)[None]).logits[0]
     cache = ours.new_cache()

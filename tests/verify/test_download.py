@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from outrider.verify.model.download import DownloadLine, download_progress
+from outrider.verify.download import DownloadLine, download_progress
 
 GB = 10**9
 

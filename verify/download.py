@@ -56,14 +56,18 @@ class DownloadLine:
         self._due = self._clock() + (TERMINAL_SECONDS if self._terminal else LOG_SECONDS)
 
 
-class DownloadBar(tqdm):  # type: ignore[misc]  # tqdm carries no types
-    """A bar of the hub that draws nothing, and passes its bytes on to a DownloadLine."""
-
-    line: DownloadLine
+class NoBar(tqdm):  # type: ignore[misc]  # tqdm carries no types
+    """A bar of the hub that draws nothing."""
 
     def __init__(self, *arguments: Any, **fields: Any) -> None:
         super().__init__(*arguments, **{**fields, "disable": True})
         self._counts_bytes = fields.get("unit") == "B"  # else files
+
+
+class DownloadBar(NoBar):
+    """Passes its bytes on to a DownloadLine."""
+
+    line: DownloadLine
 
     def update(self, n: float | None = 1) -> None:
         """Adds to the count."""
