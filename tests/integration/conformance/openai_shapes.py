@@ -32,11 +32,7 @@ MESSAGE = record(role={"const": "assistant"}, content=nullable(TEXT), refusal=nu
 MESSAGE["properties"]["tool_calls"] = listed(CALL)
 DELTA = {
     "type": "object",
-    "properties": {
-        "role": TEXT,
-        "content": nullable(TEXT),
-        "tool_calls": listed({"type": "object", "required": ["index"]}),
-    },
+    "properties": {"role": TEXT, "content": nullable(TEXT), "tool_calls": listed({"type": "object", "required": ["index"]})},
 }
 COMMON = {"id": TEXT, "created": COUNT, "model": TEXT}
 RESPONSE = record(

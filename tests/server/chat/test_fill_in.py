@@ -53,14 +53,8 @@ FAMILIES = {
         ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", "<|EOT|>"],  # noqa: RUF001
         "a.py\nA = 1\nb.py\nB = 2\n<｜fim▁begin｜>def f(<｜fim▁hole｜>):\n    pass\n<｜fim▁end｜>",  # noqa: RUF001
     ),
-    "CodeLlama": (
-        ["▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"],
-        "a.py\nA = 1\nb.py\nB = 2\n▁<PRE>def f(▁<SUF>):\n    pass\n▁<MID>",
-    ),
-    "Codestral": (
-        ["[PREFIX]", "[SUFFIX]", "[MIDDLE]"],
-        "a.py\nA = 1\nb.py\nB = 2\n[SUFFIX]):\n    pass\n[PREFIX]def f(",
-    ),
+    "CodeLlama": (["▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"], "a.py\nA = 1\nb.py\nB = 2\n▁<PRE>def f(▁<SUF>):\n    pass\n▁<MID>"),
+    "Codestral": (["[PREFIX]", "[SUFFIX]", "[MIDDLE]"], "a.py\nA = 1\nb.py\nB = 2\n[SUFFIX]):\n    pass\n[PREFIX]def f("),
 }
 
 

@@ -8,16 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.server.encoders.turns import (
-    CHARACTERS,
-    PART_CHARACTERS,
-    PART_TEXTS,
-    TEXTS,
-    Part,
-    Turns,
-    characters,
-    divide,
-)
+from outrider.server.encoders.turns import CHARACTERS, PART_CHARACTERS, PART_TEXTS, TEXTS, Part, Turns, characters, divide
 
 REQUESTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, PART_TEXTS), st.sampled_from([None, 1]), st.booleans()))
 

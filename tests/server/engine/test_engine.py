@@ -20,17 +20,7 @@ from outrider.server.engine.engine import (
     ShuttingDown,
     WorkerLost,
 )
-from outrider.server.engine.messages import (
-    Cancel,
-    Failed,
-    Forget,
-    Pause,
-    Refused,
-    Request,
-    Resume,
-    Status,
-    TokenEvent,
-)
+from outrider.server.engine.messages import Cancel, Failed, Forget, Pause, Refused, Request, Resume, Status, TokenEvent
 from tests.server.engine.fakes import READY
 from tests.server.engine.rig import Rig, event, request, run
 

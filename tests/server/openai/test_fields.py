@@ -108,10 +108,7 @@ def test_a_list_of_junk_is_rejected_at_its_first_error(name: str, kind: type, fi
 
 MEGABYTE = 1 << 20
 LARGE: list[tuple[str, str]] = [
-    (
-        "/v1/messages",
-        json.dumps({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x" * 500}] * 2000}),
-    ),
+    ("/v1/messages", json.dumps({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x" * 500}] * 2000})),
     ("/v1/completions", f'{{"model": "m", "prompt": "{"hello 😀 " * (MEGABYTE // 11)}"}}'),
     ("/v1/completions", f'{{"model": "m", "prompt": [{"12345," * (MEGABYTE // 6)}1]}}'),
     ("/v1/chat/completions", json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 500}] * 2000})),

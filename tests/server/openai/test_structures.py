@@ -38,11 +38,7 @@ def structures(**fields: Any) -> dict[str, Structure]:
         ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice", ("choice", ["a"])),
         ({"structured_outputs": {"grammar": LARK}}, "structured_outputs.grammar", ("grammar", LARK)),
         ({"structured_outputs": {"json_object": True}}, "structured_outputs.json_object", ("json_object", True)),
-        (
-            {"response_format": {"type": "json_object", "schema": SCHEMA}},
-            "response_format",
-            ("lenient_json_schema", SCHEMA),
-        ),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "response_format", ("lenient_json_schema", SCHEMA)),
     ],
 )
 def test_every_field_becomes_a_structure(fields: dict[str, Any], name: str, structure: tuple[str, Any]) -> None:

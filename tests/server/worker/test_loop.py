@@ -15,17 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.drafters.interface import Ints
 from outrider.drafters.none import NoDrafter
-from outrider.server.engine.messages import (
-    Accepted,
-    Cancel,
-    Failed,
-    Forget,
-    Pause,
-    Resume,
-    Shutdown,
-    Status,
-    TokenEvent,
-)
+from outrider.server.engine.messages import Accepted, Cancel, Failed, Forget, Pause, Resume, Shutdown, Status, TokenEvent
 from outrider.server.worker.loop import Worker
 from outrider.server.worker.session import Session
 from outrider.server.worker.storage import session_files

@@ -22,13 +22,7 @@ from outrider.server.worker.draft import load_draft, share_draft
 from outrider.server.worker.learned import LearnedTexts
 from outrider.server.worker.memory_plan import MemoryPlan
 from outrider.server.worker.resources import Tables, load_resources
-from outrider.server.worker.runtime import (
-    default_threads,
-    load,
-    load_target,
-    memory_figures,
-    shared_options,
-)
+from outrider.server.worker.runtime import default_threads, load, load_target, memory_figures, shared_options
 from outrider.verify.checkpoint import SMALL_MODEL_BYTES, checkpoint_bytes
 from outrider.verify.cost import CostCurve
 from outrider.verify.errors import ModelError

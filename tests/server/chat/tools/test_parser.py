@@ -148,10 +148,7 @@ def test_no_word_is_lost_however_the_text_is_split(format: str, data: st.DataObj
 
 @pytest.mark.parametrize("format", ["hermes", "llama3", "mistral", "pythonic"])
 @given(
-    expected=calls,
-    places=st.lists(st.integers(0, 1000), max_size=12),
-    indent=st.sampled_from([None, 2]),
-    doubled=st.booleans(),
+    expected=calls, places=st.lists(st.integers(0, 1000), max_size=12), indent=st.sampled_from([None, 2]), doubled=st.booleans()
 )
 def test_any_calls_do_not_depend_on_how_the_text_is_split(
     format: str, expected: list[Call], places: list[int], indent: int | None, doubled: bool

@@ -40,8 +40,7 @@ def test_the_cache_key_names_the_session() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "logprobs"),
-    [({}, None), ({"include": ["message.output_text.logprobs"]}, 0), ({"top_logprobs": 2}, 2)],
+    ("fields", "logprobs"), [({}, None), ({"include": ["message.output_text.logprobs"]}, 0), ({"top_logprobs": 2}, 2)]
 )
 def test_logprobs_are_computed_on_request(fields: dict[str, Any], logprobs: int | None) -> None:
     assert body(**fields).to_chat([USER], "s").num_logprobs == logprobs

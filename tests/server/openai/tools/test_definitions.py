@@ -50,11 +50,7 @@ def test_the_model_sees_a_function_with_one_text() -> None:
 
 @pytest.mark.parametrize(
     ("syntax", "definition", "text", "other"),
-    [
-        ("lark", PATCH_GRAMMAR, PATCH, "edit a.py"),
-        ("regex", r"[a-z]+ \d+", "abc 12", "12"),
-        ("regex", "a|b", "b", "bc"),
-    ],
+    [("lark", PATCH_GRAMMAR, PATCH, "edit a.py"), ("regex", r"[a-z]+ \d+", "abc 12", "12"), ("regex", "a|b", "b", "bc")],
 )
 def test_the_grammar_of_a_required_call_is_enforced(syntax: str, definition: str, text: str, other: str) -> None:
     body = chat(custom(syntax=syntax, definition=definition), choice=named("patch", "custom"))

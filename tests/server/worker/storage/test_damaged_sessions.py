@@ -107,10 +107,7 @@ def narrower(rows: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("change", [narrower, torch.Tensor.bfloat16])
 def test_files_with_valid_digests_and_other_rows_are_ignored(
-    tiny_runner: TorchRunner,
-    tmp_path: Path,
-    change: Callable[[torch.Tensor], torch.Tensor],
-    caplog: pytest.LogCaptureFixture,
+    tiny_runner: TorchRunner, tmp_path: Path, change: Callable[[torch.Tensor], torch.Tensor], caplog: pytest.LogCaptureFixture
 ) -> None:
     """They cost one log line and that session."""
     store = new_store(tiny_runner, tmp_path)
@@ -199,10 +196,7 @@ def flip_byte(array: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("change", [flip_byte, torch.Tensor.bfloat16])
 def test_damaged_arrays_of_a_drafter_are_not_used(
-    tiny_runner: TorchRunner,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    change: Callable[[torch.Tensor], torch.Tensor],
+    tiny_runner: TorchRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     """The text and the rows are; numpy has no bfloat16."""
     store = new_store(tiny_runner, tmp_path)
