@@ -7,7 +7,6 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 from outrider import models
 from tests.hub import MODEL, serving_hub
-from tests.server.encoders.encoders import DIMENSIONS, MAX_TOKENS, save_all
-from tests.servers import Served, read_metrics, serving, wait_until
+from tests.server.encoders.encoders import DIMENSIONS, save_all
+from tests.servers import Served, serving, wait_until
 
 pytestmark = pytest.mark.slow  # each encoder's process imports sentence-transformers
 
@@ -89,20 +88,6 @@ def test_reranking(served: Served, folder: Path) -> None:
     assert len(best) == 1 and best[0]["document"]["text"] == TEXTS[found[0]["index"]]
 
 
-def test_many_clients_get_their_own_vectors(served: Served) -> None:
-    texts = [f"text number {index}" for index in range(40)]
-    expected = vectors(embed(served, input=texts)[0])
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda text: vectors(embed(served, input=text)[0])[0], texts))
-    assert np.allclose(found, expected, atol=1e-5)
-
-
-def test_texts_that_are_cut_are_named(served: Served) -> None:
-    body, response = embed(served, input=["a", "a " * 100])
-    assert response.headers["x-outrider-ignored"] == "input.1"
-    assert body["usage"]["prompt_tokens"] == 3 + MAX_TOKENS
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -128,14 +113,6 @@ def test_other_paths_of_an_encoder(served: Served) -> None:
         assert response.status_code == 400 and "its only endpoint is /v1/embeddings" in response.json()["error"]["message"]
     ranked = served.http.post("/v1/rerank", json={"model": "classifier", "query": "a", "documents": ["b"]})
     assert ranked.status_code == 503 and "it has 3 labels, and a reranker has one" in ranked.json()["error"]["message"]
-
-
-def test_the_model_list_says_what_an_encoder_does(served: Served) -> None:
-    embed(served, input="a")
-    cards = {card["id"]: card for card in served.http.get("/v1/models").json()["data"]}
-    assert cards["embedder"]["capabilities"] == ["embeddings"] and cards["embedder"]["dimensions"] == DIMENSIONS
-    assert cards["embedder"]["max_model_len"] == MAX_TOKENS
-    assert 'outrider_encoded_texts_total{model="embedder"}' in read_metrics(served)
 
 
 def test_an_encoder_whose_process_has_ended_starts_again(served: Served) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import jsonschema
 import pytest
 
 from outrider.models import smollm2
-from tests.integration.real.questions import QUESTIONS, chat, text
+from tests.integration.real.questions import chat, text
 from tests.requests import TOOL_SCHEMAS, TOOLS, events
 from tests.servers import Served, read_metrics, serving
 
@@ -112,23 +111,3 @@ def test_more_sessions_than_slots_are_swapped_and_go_on(llama: Served) -> None:
         history = [{"role": "user", "content": f"Name {number} fruits."}, {"role": "assistant", "content": text(first)}]
         again = chat(llama, "Thank you.", session_id=f"swapped {number}", messages=history, max_tokens=8)
         assert cached(again) >= first["usage"]["prompt_tokens"]
-
-
-def test_four_streams_at_once(llama: Served) -> None:
-    def ask(question: str) -> dict[str, Any]:
-        return chat(llama, question, max_tokens=48)
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(ask, [FRUITS, *QUESTIONS[:3]]))
-    assert text(found[0]).count("\n") >= 2 and len({text(each) for each in found}) == 4
-
-
-def test_a_session_outlives_a_restart(tmp_path: Path) -> None:
-    installed()
-    flags = (*FLAGS, "--speculation.max_nodes", "12", "--sessions.folder", str(tmp_path))
-    with serving(*flags) as server:
-        first = chat(server, FRUITS, session_id="kept")
-    history = [{"role": "user", "content": FRUITS}, {"role": "assistant", "content": text(first)}]
-    with serving(*flags) as server:
-        again = chat(server, "And three more?", session_id="kept", messages=history, max_tokens=8)
-    assert cached(again) >= first["usage"]["prompt_tokens"]

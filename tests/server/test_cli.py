@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -19,8 +17,6 @@ from typer.testing import CliRunner, Result
 
 from outrider.server import cli
 from outrider.server.cli import app
-from outrider.server.datastore_commands import print_update
-from outrider.server.datastore_watch import Update
 from tests.repositories import make_repository, write
 from tests.servers import Served, start
 
@@ -56,14 +52,6 @@ def test_errors_are_one_sentence(arguments: list[str], words: str) -> None:
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
-@pytest.mark.slow
-def test_the_program_reports_a_missing_model_in_one_sentence() -> None:
-    done = outrider("serve", "--model", "/no/such/model")
-    assert done.returncode == 2
-    assert "/no/such/model" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-
-
 @lru_cache
 def complete_application() -> typer.Typer:
     """The application with the commands of all entry points."""
@@ -92,10 +80,6 @@ except SystemExit:
     assert "serve" in done.stdout
 
 
-def test_the_version_is_printed() -> None:
-    assert run("--version").output == f"outrider {version('outrider')}\n"
-
-
 def test_the_command_without_arguments_prints_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "URL", "http://127.0.0.1:1")
     assert "Usage:" in run().output
@@ -105,20 +89,9 @@ def test_the_command_without_arguments_prints_help(monkeypatch: pytest.MonkeyPat
     assert "Usage:" in run("datastore").output
 
 
-def test_the_command_without_arguments_waits_shortly_for_a_silent_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(cli, "URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(cli, "CHECK_SECONDS", 0.01)
-        assert "does not answer" in run().stdout.splitlines()[-1]
-
-
 def test_the_command_without_arguments_names_a_running_server(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "URL", served.url)
     assert run().stdout.splitlines()[-1] == f"A server runs at {served.url}; talk to it with `outrider chat`."
-
-
-def test_shell_completion_is_offered() -> None:
-    assert {"--install-completion", "--show-completion"} <= set(run("--help").output.split())
 
 
 def test_config_prints_the_effective_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -133,12 +106,6 @@ def test_config_prints_the_effective_settings(monkeypatch: pytest.MonkeyPatch, t
     for line in ("port: 9  # flag", "path: ./m  # flag", "capacity: 2  # environment", "level: debug  # file"):
         assert f"  {line}\n" in result.output
     assert "sk-alices-key" not in result.output
-
-
-def test_serve_help_lists_the_settings() -> None:
-    output = run("serve", "--help").output
-    assert "--scheduling.max_active " in output
-    assert "Address to listen on." in output
 
 
 class Plugin:
@@ -159,29 +126,11 @@ class Plugin:
         return register
 
 
-def test_entry_points_add_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "entry_points", lambda group: [Plugin()])
-    application = typer.Typer()
-    application.command("first")(lambda: None)
-    cli.add_plugins(application)
-    assert CliRunner().invoke(application, ["extra"]).output == "extra command\n"
-
-
 def test_a_broken_entry_point_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(cli, "entry_points", lambda group: [Plugin(ImportError("No module\nnamed 'extra'"))])
     cli.add_plugins(typer.Typer())
     message = "outrider: the commands of 'extra' (extra.cli:register) cannot be loaded: No module named 'extra'\n"
     assert capsys.readouterr().err == message
-
-
-def test_a_port_in_use_is_one_sentence() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        done = outrider("serve", "--port", str(taken.getsockname()[1]))
-    assert done.returncode == 2
-    assert "Cannot listen" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -230,11 +179,6 @@ def test_a_watched_tree_is_indexed_until_ctrl_c(tmp_path: Path) -> None:
     assert (process.returncode, output, errors) == (0, "", "")
     assert "0 changed, 0 deleted: 1 files, " in lines[1]
     assert "1 changed, 0 deleted: 2 files, " in lines[2]
-
-
-def test_an_update_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    print_update(Update(changed=99_999, deleted=99_999, files=99_999, tokens=32_000_000, seconds=999.99))
-    assert len(capsys.readouterr().out.rstrip()) <= 80
 
 
 def test_a_table_is_built_from_texts(tmp_path: Path) -> None:

@@ -124,11 +124,6 @@ def test_a_file_that_becomes_a_link_after_the_scan_is_not_read(tmp_path: Path, p
     assert read_file(root, "folder/file") == (b"", "")
 
 
-def test_a_pipe_in_the_place_of_a_file_is_not_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    assert read_file(tmp_path, "pipe") == (b"", "")
-
-
 def test_files_of_secrets_are_left_out(tmp_path: Path) -> None:
     kept = {"main.py", "environment.py", "keys.md", ".envrc.md"}
     for name in (*kept, ".env", ".env.local", "id_ed25519", "server.pem", "private.key"):

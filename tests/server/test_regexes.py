@@ -117,7 +117,7 @@ def seconds(use: Use, text: str) -> float:
         with suppress(ValueError):
             use(text)
         times.append(time.perf_counter() - started)
-        if sum(times) > 1.2:
+        if sum(times) > 1.05:
             break
     return min(times[1:])
 

@@ -84,21 +84,10 @@ def test_a_bad_model_is_refused_before_anything_heavy_is_imported(tmp_path: Path
     assert done.stderr.startswith("outrider: ") and done.stderr.count("\n") == 1 and "tokenizer of" not in done.stderr
 
 
-def test_a_missing_model_is_one_sentence_and_ends_the_worker() -> None:
-    flags = ["--model.path", "/no/such/folder"]
-    command = [sys.executable, "-m", "outrider.server.cli", "serve", "--server.port", "0", *flags]
-    done: Any = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=60)
-    assert done.returncode == 2
-    assert "There is no folder '/no/such/folder'" in done.stderr
-    assert done.stderr.startswith("outrider: ") and done.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("file", "content", "reason"),
     [
         ("tokenizer.json", None, "The tokenizer of"),
-        ("config.json", {"num_attention_heads": 0}, "ZeroDivisionError"),
-        ("config.json", {"vocab_size": 5}, "and its configuration says 5 x"),
         ("config.json", {"num_hidden_layers": 10**6}, "says that it has 1000000 layers"),
     ],
 )

@@ -8,15 +8,11 @@ from typing import Any
 
 import jsonschema
 import numpy as np
-import openai
-import pydantic
 import pytest
 from llguidance import LLMatcher
 
 from outrider import models
 from outrider.drafters.none import NoDrafter
-from outrider.server.chat.grammar_builder import joined
-from outrider.server.chat.reasoning_parser import THINK, ReasoningParser
 from outrider.server.chat.tools import FORMATS, calls_grammar, tool_parser
 from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.decode import decode
@@ -98,16 +94,6 @@ def test_forced_tokens_are_drafted(served: Served) -> None:
     assert found["speculation"]["mean_tokens_per_step"] > 5
 
 
-class Person(pydantic.BaseModel):
-    name: str = pydantic.Field(max_length=20)
-    age: int = pydantic.Field(ge=0, le=150)
-
-
-def test_the_official_client_parses(served: Served) -> None:
-    answer = served.client.chat.completions.parse(model=served.model, messages=MESSAGES, response_format=Person, seed=1)
-    assert isinstance(answer.choices[0].message.parsed, Person)
-
-
 def test_other_structures(served: Served) -> None:
     assert text(complete(served, choice=["yes", 'no "never"'], temperature=1, seed=2)) in ("yes", 'no "never"')
     assert re.fullmatch(r"\d{3}-[a-z]{2}", text(complete(served, regex=r"\d{3}-[a-z]{2}", temperature=1, seed=2)))
@@ -116,23 +102,6 @@ def test_other_structures(served: Served) -> None:
     assert found["text"].startswith("{")
     if found["finish_reason"] == "stop":
         assert isinstance(json.loads(found["text"]), dict)
-
-
-def test_an_unsupported_schema_names_the_keyword(served: Served) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
-    strict: Any = schema_format(schema)
-    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
-        served.client.chat.completions.create(model=served.model, messages=MESSAGES, response_format=strict)
-    loose = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": False}}
-    assert complete(served, response_format=loose, max_tokens=3)["usage"]["completion_tokens"] == 3
-    deep: dict[str, Any] = {}
-    for _ in range(40):
-        deep = {"properties": {"a": deep}}
-    response = served.http.post(
-        "/v1/completions", json={"model": served.model, "prompt": "x", "response_format": schema_format(deep)}
-    )
-    assert response.status_code == 400
-    assert "deeper than 64" in response.json()["error"]["message"]
 
 
 FUNCTIONS = {"weather": record("city", city=WORD, days=SMALL), "clock": record(zone={"enum": ["utc", "cet"]})}
@@ -172,18 +141,6 @@ def test_enforced_calls_parse_in_every_format(enforced: Enforced, format: str) -
         for number, name in [(part.call, part.text) for part in parts if part.kind == "call"]:
             arguments = "".join(part.text for part in parts if part.kind == "arguments" and part.call == number)
             jsonschema.validate(json.loads(arguments), FUNCTIONS[name])
-
-
-def test_a_schema_applies_after_the_reasoning(enforced: Enforced) -> None:
-    schema = record(name=WORD, age=SMALL)
-    structure = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_flexible": False})
-    short = 'start: r @answer\nr[suffix="</think>"]: /(?s:.{0,40})/'  # a small model would not end its reasoning
-    for seed in range(3):
-        parser = ReasoningParser(None, True, reasoning=True)
-        parts = [*parser.feed(enforced.answer(joined(short, {"structure": structure}), seed)), *parser.finish()]
-        content = "".join(part.text for part in parts if part.kind == "content")
-        jsonschema.validate(json.loads(content), schema)
-    assert THINK.prefix({}, calls=False).endswith('[suffix="</think>"]: /(?s:.*)/')
 
 
 @pytest.mark.parametrize(
@@ -240,13 +197,6 @@ def test_a_chain_of_rules_does_not_end_the_server(served: Served, path: str, fie
     assert served.process.poll() is None
     assert "outrider_worker_restarts_total 0.0" in served.http.get("/metrics").text
     assert text(complete(served, choice=["yes"], max_tokens=8)) == "yes"
-
-
-def test_a_schema_that_is_not_strict_is_relaxed(served: Served) -> None:
-    path, fields = completion(json_schema=DEEP)
-    response = served.http.post(path, json={"model": served.model, **fields})
-    assert response.status_code == 200
-    assert re.fullmatch(r"json_schema[.items]*\.schema", response.headers["x-outrider-ignored"])
 
 
 @pytest.mark.parametrize(

@@ -41,24 +41,6 @@ def test_required_calls_parse_streamed_or_not(served: Served, seed: int) -> None
     assert one == [(c.function.name, c.function.arguments) for c in streamed.message.tool_calls or []]
 
 
-def test_a_named_tool_is_called_once(served: Served) -> None:
-    choice: Any = {"type": "function", "function": {"name": "clock"}}
-    answer = served.client.chat.completions.create(
-        model=served.model, messages=MESSAGES, tools=TOOLS, tool_choice=choice, seed=1
-    ).choices[0]
-    check(answer.message.tool_calls)
-    assert [call.function.name for call in answer.message.tool_calls or []] == ["clock"]  # type: ignore[union-attr]
-    assert answer.finish_reason == "stop"
-
-
-def test_one_call_without_parallel_calls(served: Served) -> None:
-    for seed in range(4):
-        answer = served.client.chat.completions.create(
-            model=served.model, messages=MESSAGES, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed
-        )
-        assert len(answer.choices[0].message.tool_calls or []) == 1
-
-
 def test_results_continue_the_conversation(served: Served) -> None:
     conversation = list(MESSAGES)
     create = served.client.chat.completions.create

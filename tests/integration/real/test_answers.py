@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from tests.integration.real.questions import CAPITAL, chat, text
-from tests.requests import TOOL_SCHEMAS, TOOLS, events
+from tests.requests import TOOL_SCHEMAS, TOOLS
 from tests.servers import Served
 
 PLACE = {
@@ -25,13 +25,6 @@ def test_the_capital_of_france(real: Served) -> None:
     assert real.model == answer["model"] == "SmolLM2-135M-Instruct"
     assert "Paris" in text(answer) and "<|" not in text(answer)
     assert answer["choices"][0]["finish_reason"] == "stop" and answer["usage"]["completion_tokens"] < 40
-
-
-def test_a_stream_has_the_same_text(real: Served) -> None:
-    body = {"model": real.model, "messages": [{"role": "user", "content": CAPITAL}], "temperature": 0, "stream": True}
-    *chunks, done = events(real, "/v1/chat/completions", body)
-    assert done == "[DONE]" and len(chunks) > 2
-    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == text(chat(real, CAPITAL))
 
 
 def test_the_messages_api(real: Served) -> None:

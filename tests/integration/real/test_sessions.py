@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outrider.models import smollm2
-from tests.integration.real.questions import CAPITAL, QUESTIONS, SAMPLING, chat, text
+from tests.integration.real.questions import CAPITAL, QUESTIONS, chat, text
 from tests.servers import Served, serving
 
 pytestmark = pytest.mark.slow
@@ -72,16 +71,3 @@ def test_a_prompt_of_six_thousand_tokens(real: Served) -> None:
     )
     assert 5_500 < answer["usage"]["prompt_tokens"] < 7_000
     assert "Paris" in text(answer)
-
-
-def test_four_streams_at_once(real: Served) -> None:
-    asked = [(question, sampling) for question in QUESTIONS[:2] for sampling in SAMPLING]
-
-    def answer(case: tuple[str, str]) -> str:
-        question, sampling = case
-        return text(chat(real, question, **SAMPLING[sampling], max_tokens=32))
-
-    alone = list(map(answer, asked))
-    with ThreadPoolExecutor(len(asked)) as pool:
-        assert list(pool.map(answer, asked)) == alone
-    assert len(set(alone)) == len(asked)

@@ -54,11 +54,6 @@ def test_a_stream_pings_while_it_waits() -> None:
     assert response.headers["request-id"] == response.headers["x-request-id"]
 
 
-def test_the_stop_sequence_is_named() -> None:
-    message = post(FakeEngine("a", stop_string="END"), PATH, {**BODY, "stop_sequences": ["END", "X"]}).json()
-    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")
-
-
 def test_tokens_are_counted_as_they_are_read() -> None:
     engine = FakeEngine("a")
     fields: dict[str, Any] = {"messages": ASKED, "system": "Be short.", "tools": [{"name": "f", "input_schema": {}}]}
@@ -97,12 +92,6 @@ def test_system_messages_in_mid_conversation() -> None:
         engine = FakeEngine("a")
         assert fetch(app_with(engine, template), "POST", PATH, {**BODY, "messages": turns}).status_code == 200
         assert f"user:Hi;assistant:A;{expected}" in prompt_of(engine)
-
-
-def test_an_answer_that_was_begun_is_continued() -> None:
-    engine = FakeEngine("a")
-    assert post(engine, PATH, {**BODY, "messages": [*ASKED, {"role": "assistant", "content": "Sure"}]}).status_code == 200
-    assert prompt_of(engine).endswith("Sure")
 
 
 def test_tools_of_the_server_are_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -175,19 +164,3 @@ def test_a_busy_server_says_when_to_retry() -> None:
 def test_a_lost_worker_ends_a_stream_with_an_error() -> None:
     last = events(post(FakeEngine("a", error=WorkerLost("Lost; retry.")), PATH, {**BODY, "stream": True}))[-1]
     assert (last["type"], last["error"]) == ("error", {"type": "overloaded_error", "message": "Lost; retry."})
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_parallel_tool_use_may_be_off_for_calls_that_are_not_required(stream: bool) -> None:
-    calls = [f'<tool_call>{{"name": "f", "arguments": {{"a": {number}}}}}</tool_call>' for number in range(3)]
-    tools = {"tools": [{"name": "f", "input_schema": {}}], "stream": stream}
-    for disabled, count in ((True, 1), (False, 3)):
-        choice = {"type": "auto", "disable_parallel_tool_use": disabled}
-        response = post(FakeEngine(*calls), PATH, {**BODY, **tools, "tool_choice": choice})
-        if stream:
-            sent = events(response)
-            blocks = [each["content_block"] for each in sent if each["type"] == "content_block_start"]
-            reason = sent[-2]["delta"]["stop_reason"]
-        else:
-            blocks, reason = response.json()["content"], response.json()["stop_reason"]
-        assert ([block["type"] for block in blocks], reason) == (["tool_use"] * count, "tool_use")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from outrider.server.chat.grammar_job import LENIENT, GrammarJob, Structure
-from outrider.server.chat.grammar_process import CACHED_GRAMMARS, FATAL, Built, GrammarProcess, GrammarValidator
+from outrider.server.chat.grammar_process import FATAL, Built, GrammarProcess, GrammarValidator
 from outrider.server.engine import program
 from outrider.server.system import is_stopped
 from tests.grammars import json_grammar, reference_chain, rule_chain, terminal_chain
@@ -90,11 +90,6 @@ def test_a_process_that_is_killed_or_stopped_says_nothing_about_the_grammar(
     assert validate(validator, 'start: "b"') == ""
 
 
-def test_no_process_is_started_before_the_first_grammar() -> None:
-    GrammarValidator().close()
-    assert GrammarValidator()._process is None
-
-
 def test_the_process_is_kept_and_valid_grammars_are_validated_once(
     validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,20 +99,6 @@ def test_the_process_is_kept_and_valid_grammars_are_validated_once(
     assert validate(validator, 'start: "b"') == "" and validator._process is process
     monkeypatch.setattr(process, "build", None)
     assert validate(validator, VALID) == ""
-
-
-def test_the_cache_is_bounded(validator: GrammarValidator) -> None:
-    for number in range(CACHED_GRAMMARS + 5):
-        assert validate(validator, f'start: "{number}"') == ""
-    assert len(validator._valid) == CACHED_GRAMMARS
-
-
-def test_a_process_that_was_killed_while_idle_is_replaced(validator: GrammarValidator) -> None:
-    assert validate(validator, VALID) == ""
-    assert validator._process is not None
-    validator._process._process.kill()
-    validator._process._process.wait()
-    assert validate(validator, 'start: "b"') == ""
 
 
 def test_many_grammars_of_one_client_delay_another_by_one_at_most(validator: GrammarValidator) -> None:

@@ -36,19 +36,6 @@ def test_parts_do_not_depend_on_how_the_text_is_split(text: str, at: int, opened
     assert merge_parts(halves.feed(text[:at]) + halves.feed(text[at:]) + halves.finish()) == expected
 
 
-def test_content_may_be_wrapped_without_reasoning() -> None:
-    for text, content in (("<response>Yes.</response>", "Yes."), ("Yes. <response>", "Yes. <response>"), ("<resp", "<resp")):
-        for pieces in pieces_of(text):
-            parser = ReasoningParser(None, True, False, BY_NAME["granite"])
-            parts = merge_parts([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
-            assert parts == [Part("content", content)]
-
-
-def test_without_reasoning_everything_is_content() -> None:
-    parser = ReasoningParser()
-    assert parser.feed("<think>x") + parser.finish() == [Part("content", "<think>x")]
-
-
 TEMPLATES = {
     "harmony": "<|channel|>analysis<|message|>",
     "gemma": "<|turn>model {{- '<|channel>thought\\n<channel|>' -}}",

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from outrider import models
-from outrider.server.chat.vocabulary import Vocabulary, byte_level_alphabet
+from outrider.server.chat.vocabulary import Vocabulary
 from tests.conftest import SHARED
 
 EMBEDDED = AutoTokenizer.from_pretrained(models.TARGET)
@@ -17,17 +17,6 @@ def test_the_bytes_of_all_tokens_join_to_the_text(text: str) -> None:
     vocabulary = Vocabulary(EMBEDDED)
     ids = EMBEDDED.encode(text, add_special_tokens=False, split_special_tokens=True)
     assert b"".join(vocabulary.bytes_of(id) for id in ids) == text.encode()
-
-
-def test_every_byte_has_a_character() -> None:
-    table = byte_level_alphabet()
-    assert sorted(table.values()) == list(range(256))
-    assert table["Ġ"] == ord(" ")
-
-
-def test_special_tokens_are_their_own_text() -> None:
-    vocabulary = Vocabulary(EMBEDDED)
-    assert vocabulary.text_of(EMBEDDED.eos_token_id) == EMBEDDED.eos_token
 
 
 @pytest.mark.skipif(not (SHARED / "stories260k").exists(), reason="needs another tokenizer")

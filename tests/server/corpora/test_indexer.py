@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -70,15 +69,3 @@ def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "principal").mkdir()
     (tmp_path / "principal").chmod(0o777)
     assert "not this user's own" in change(tmp_path / "principal", {"a": [1]}).error
-
-
-def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "corpus").write_text("a file")
-    assert "Error" in change(tmp_path, {"a": [1]}).error
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")
-def test_a_listing_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
-    (tmp_path / "corpus").mkdir()
-    os.mkfifo(tmp_path / "corpus" / LISTING)
-    assert read_listing(tmp_path / "corpus") is None

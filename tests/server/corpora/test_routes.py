@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from outrider import models
 from outrider.drafters.tables import datastore
 from outrider.server.corpora import registry
-from outrider.server.corpora.messages import Outcome, decode_outcome
 from outrider.server.corpora.registry import Corpora
 from outrider.server.corpora.shelves import Usage, short_digest
 from outrider.server.http.errors import APIError
@@ -172,15 +170,6 @@ def test_the_routes_of_sglang() -> None:
     run(app_with(FakeEngine("a")), flow)
 
 
-def test_a_server_without_corpora_says_so() -> None:
-    async def flow(send: Send) -> None:
-        await fails(send("POST", PATH, {"name": "a", "texts": ["one"]}), 404, "There is no endpoint")
-        body = {"model": models.NAME, "prompt": "x", "speculation": {"corpus": "a"}}
-        await fails(send("POST", "/v1/completions", body), 400, "This server keeps no corpora")
-
-    run(app_with(FakeEngine("a"), corpora__total_bytes=0), flow)
-
-
 def test_concurrent_changes_of_one_corpus_all_happen() -> None:
     async def flow(send: Send) -> None:
         bodies = [{"name": "a", "files": files(**{f"f{number}": f"text {number}"})} for number in range(6)]
@@ -210,22 +199,6 @@ def test_the_documents_of_a_corpus_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         assert (await ok(send("GET", f"{PATH}/a")))["paths"] == ["z", "w", "x"]
 
     run(app_with(FakeEngine("a")), flow)
-
-
-def test_listings_are_decoded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[threading.Thread] = []
-
-    def decode(answer: bytes) -> Outcome:
-        threads.append(threading.current_thread())
-        return decode_outcome(answer)
-
-    monkeypatch.setattr(registry, "decode_outcome", decode)
-
-    async def flow(send: Send) -> None:
-        await ok(send("POST", PATH, {"name": "a", "texts": ["one"]}))
-
-    run(app_with(FakeEngine("a")), flow)
-    assert len(threads) == 1 and threads[0] is not threading.main_thread()
 
 
 def test_names_that_differ_in_case_have_folders_that_differ_elsewhere(tmp_path: Path) -> None:

@@ -189,9 +189,3 @@ def test_shutting_down_fails_what_runs_and_what_waits() -> None:
                 await each
 
     run(test)
-
-
-def test_without_sentence_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.server.encoders.service.find_spec", lambda _: None)
-    with pytest.raises(WorkerLost, match=r"pip install 'outrider\[encoders\]'"):
-        run(lambda service, program: asyncio.sleep(0))

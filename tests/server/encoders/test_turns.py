@@ -61,15 +61,3 @@ def test_a_principal_with_many_texts_does_not_delay_another() -> None:
         assert one in turns.take()
 
     asyncio.run(check())
-
-
-def test_parts_with_other_options_wait() -> None:
-    async def check() -> None:
-        turns = Turns()
-        parts = [Part(["text"], options) for options in (1, 2, 1)]
-        for principal, part in zip("abc", parts, strict=True):
-            turns.add(principal, part)
-        assert turns.take() == [parts[0], parts[2]]
-        assert turns.take() == [parts[1]]
-
-    asyncio.run(check())

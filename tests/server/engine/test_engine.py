@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import itertools
 from contextlib import aclosing
 from typing import cast
 
 import pytest
 
-from outrider.server.engine import engine, supervisor
+from outrider.server.engine import engine
 from outrider.server.engine.engine import (
     MAX_UNREAD_EVENTS,
     DeadlineExceeded,
@@ -20,7 +18,7 @@ from outrider.server.engine.engine import (
     ShuttingDown,
     WorkerLost,
 )
-from outrider.server.engine.messages import Cancel, Failed, Forget, Pause, Refused, Request, Resume, Status, TokenEvent
+from outrider.server.engine.messages import Cancel, Failed, Pause, Request, Resume, Status, TokenEvent
 from tests.server.engine.fakes import READY
 from tests.server.engine.rig import Rig, event, request, run
 
@@ -88,53 +86,6 @@ def test_a_lost_worker_fails_running_requests_and_serves_waiting_ones() -> None:
         assert await waiting == ["x"]
 
     run(body, **{"scheduling.max_active": 1})
-
-
-def test_a_worker_that_cannot_run_fails_all_requests() -> None:
-    async def body(rig: Rig) -> None:
-        await rig.start(ready=False)
-        assert rig.engine.state == "loading"
-        waiting = asyncio.ensure_future(rig.answer("a"))
-        await asyncio.sleep(0.01)
-        rig.worker.send(Refused("No model."))
-        rig.worker.die(0)
-        with pytest.raises(WorkerLost, match="No model"):
-            await waiting
-        with pytest.raises(WorkerLost, match="No model"):
-            await rig.engine.wait_started()
-        assert rig.failures == ["No model."]
-        assert rig.engine.state == "failed"
-
-    run(body)
-
-
-def test_a_worker_that_cannot_be_spawned_fails_waiting_requests_until_one_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MIN_DELAY_SECONDS", "MAX_DELAY_SECONDS"):
-        monkeypatch.setattr(supervisor, name, 0.001)
-
-    async def body(rig: Rig) -> None:
-        await rig.start()
-        rig.launcher.errors = itertools.repeat(OSError(errno.ENOMEM, "Cannot allocate memory"))
-        rig.worker.die(-9)
-        async with asyncio.timeout(30):
-            while rig.engine.ready:
-                await asyncio.sleep(0)
-            with pytest.raises(WorkerLost, match="Cannot allocate memory"):
-                await rig.answer("a")
-            with pytest.raises(WorkerLost, match="Cannot allocate memory"):
-                await rig.engine.wait_started()
-            assert (rig.engine.state, rig.failures) == ("failed", [])
-            assert b"outrider_worker_ready 0.0" in rig.engine._metrics.render()
-            rig.launcher.errors = iter(())
-            while len(rig.launcher.started) < 2:
-                await asyncio.sleep(0.001)
-            rig.worker.send(READY)
-            while not rig.engine.ready:
-                await asyncio.sleep(0.001)
-        assert (rig.engine.state, rig.engine.failure) == ("ready", None)
-        assert b"outrider_worker_ready 1.0" in rig.engine._metrics.render()
-
-    run(body)
 
 
 def test_silence_yields_keep_alives_and_ends_at_the_deadline() -> None:
@@ -272,24 +223,3 @@ def test_the_worker_may_allow_more_requests_than_at_its_start(setting: int | Non
         await asyncio.gather(*answers.values())
 
     run(body, **{"scheduling.max_active": setting})
-
-
-def test_the_time_limit_begins_with_the_http_request() -> None:
-    async def body(rig: Rig) -> None:
-        await rig.start()
-        early = asyncio.get_running_loop().time() - 100
-        with pytest.raises(DeadlineExceeded):
-            async for _ in rig.engine.generate(request("a"), arrived=early):
-                pass
-
-    run(body, **{"scheduling.request_seconds": 50})
-
-
-def test_a_session_is_forgotten() -> None:
-    async def body(rig: Rig) -> None:
-        await rig.start()
-        rig.engine.forget(request("a"))
-        rig.engine.forget(request("a", session="s", principal="p"))
-        assert await rig.received() == [Forget("p", "s")]
-
-    run(body)

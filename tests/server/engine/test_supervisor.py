@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from outrider.server.engine import supervisor
-from outrider.server.engine.messages import FromWorker, Refused, Shutdown, Status
-from outrider.server.engine.supervisor import MAX_DELAY_SECONDS, MAX_FAILED_STARTS, Supervisor
+from outrider.server.engine.messages import FromWorker, Refused
+from outrider.server.engine.supervisor import MAX_FAILED_STARTS, Supervisor
 from outrider.server.settings import Settings, load_settings
 from tests.server.engine.fakes import READY, Launcher
 
@@ -61,36 +61,6 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_messages_are_forwarded() -> None:
-    async def body(watched: Watched) -> None:
-        await watched.supervisor.start()
-        [worker] = watched.launcher.started
-        worker.send(READY)
-        worker.send(Status(1, 0.5))
-        await until(lambda: len(watched.messages) == 2)
-        assert watched.messages == [READY, Status(1, 0.5)]
-        stopping = asyncio.ensure_future(watched.supervisor.stop())
-        await stopping
-        assert not worker.alive
-        assert not watched.failures
-
-    run(body)
-
-
-def test_a_started_worker_is_taken_over() -> None:
-    async def body(watched: Watched) -> None:
-        process = watched.launcher(load_settings())
-        await watched.supervisor.start(process)
-        [worker] = watched.launcher.started
-        worker.send(READY)
-        await until(lambda: watched.messages)
-        watched.supervisor.send(Shutdown())
-        assert await asyncio.to_thread(worker.receive) == [Shutdown()]
-        await watched.supervisor.stop()
-
-    run(body)
-
-
 def test_a_worker_that_refuses_is_not_restarted() -> None:
     async def body(watched: Watched) -> None:
         await watched.supervisor.start()
@@ -128,16 +98,6 @@ def test_a_crashed_worker_is_restarted_at_once_and_its_successor_after_a_delay(m
         assert watched.supervisor._next_delay() == pytest.approx(0.1)
         assert not watched.failures
         await watched.supervisor.stop()
-
-    run(body)
-
-
-def test_the_delay_is_bounded_and_a_stable_worker_resets_it() -> None:
-    async def body(watched: Watched) -> None:
-        delays = [watched.supervisor._next_delay() for _ in range(8)]
-        assert delays == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, MAX_DELAY_SECONDS, MAX_DELAY_SECONDS]
-        watched.supervisor._ready_at = -1e9
-        assert [watched.supervisor._next_delay() for _ in range(2)] == [0.0, 0.0]
 
     run(body)
 
@@ -245,18 +205,6 @@ def test_a_worker_that_hangs_while_it_loads_is_replaced_and_reported() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_first_worker_that_hangs_while_it_loads_ends_the_server() -> None:
-    async def body(watched: Watched) -> None:
-        await watched.supervisor.start()
-        watched.supervisor.watch(lambda: False)
-        await until(lambda: watched.failures)
-        assert "raise scheduling.load_seconds" in watched.failures[0]
-        await watched.supervisor.stop()
-
-    run(body, load_settings(None, {"scheduling.load_seconds": 0.05}))
-
-
-@pytest.mark.usefixtures("impatient")
 def test_a_worker_that_no_signal_ends_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a process that is stuck in a device driver."""
     monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.05)
@@ -272,17 +220,3 @@ def test_a_worker_that_no_signal_ends_is_replaced(monkeypatch: pytest.MonkeyPatc
         await watched.supervisor.stop()
 
     run(body, load_settings(None, {"scheduling.stall_seconds": 0.05}))
-
-
-def test_an_error_in_the_supervision_is_logged_and_reported(caplog: pytest.LogCaptureFixture) -> None:
-    def fail() -> bool:
-        raise ValueError("a mistake")
-
-    async def body(watched: Watched) -> None:
-        await watched.start()
-        watched.supervisor.watch(fail)
-        await until(lambda: watched.unavailable)
-        await watched.supervisor.stop()
-
-    run(body)
-    assert "ValueError: a mistake" in caplog.text

@@ -182,18 +182,6 @@ def test_a_silent_stream_is_not_cut() -> None:
     run(test())
 
 
-def test_requests_on_one_connection_get_their_time_anew() -> None:
-    async def test() -> None:
-        _, transport = (served := Served()).connect()
-        protocol = next(iter(served.state.connections))
-        for _ in range(20):
-            cast(LimitedProtocol, protocol).data_received(GET)
-            await asyncio.sleep(4.0)  # less than uvicorn's keep-alive time
-        assert transport.ended is None and transport.written.count(b"HTTP/1.1 200") == 20
-
-    run(test())
-
-
 async def paused_stream(server: Served) -> tuple[LimitedProtocol, FakeTransport]:
     """A connection whose client has stopped to read a stream."""
     protocol, transport = server.connect()
@@ -214,17 +202,6 @@ def test_a_reader_that_stands_still_is_aborted_and_a_slow_one_is_not() -> None:
             assert transport.ended is None
         await asyncio.sleep(2 * WRITE_SECONDS)
         assert transport.ended == "aborted" and closed(server.metrics) == {"stalled": 1}
-        protocol.connection_lost(None)
-
-    run(test())
-
-
-def test_a_paused_reader_that_continues_is_not_aborted() -> None:
-    async def test() -> None:
-        protocol, transport = await paused_stream(Served())
-        protocol.resume_writing()
-        await asyncio.sleep(10 * WRITE_SECONDS)
-        assert transport.ended is None
         protocol.connection_lost(None)
 
     run(test())
@@ -445,19 +422,5 @@ def test_a_request_that_offers_an_upgrade_keeps_its_body(upgrade: bytes, size: i
             assert b"upgrade" not in dict(protocol.headers)
             await asyncio.sleep(1.0)
         assert transport.written.count(b"HTTP/1.1 200") == len(bodies) and transport.ended is None
-
-    run(test())
-
-
-@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-def test_an_upgrade_is_ignored_also_if_the_connection_ends_with_the_answer(version: bytes) -> None:
-    async def test() -> None:
-        protocol, transport = Served().connect()
-        fields = b"\r\nConnection: close, Upgrade\r\nUpgrade: h2c\r\n\r\n"
-        head = UPLOAD.replace(b"1000", b"3").replace(b"HTTP/1.1", b"HTTP/" + version)
-        protocol.data_received(head[:-4] + fields + b"abc")
-        assert bytes(protocol.cycle.body) == b"abc" and not protocol.cycle.more_body
-        await asyncio.sleep(1.0)
-        assert transport.written.count(b"HTTP/1.1 200") == 1 and transport.ended is not None
 
     run(test())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import resource
 import signal
 import socket
 import threading
@@ -16,7 +15,6 @@ from typing import Any, cast
 import httpx
 import pytest
 import uvicorn
-from fastapi import FastAPI
 
 from outrider import models
 from outrider.server.engine.messages import Request, TokenEvent
@@ -24,31 +22,11 @@ from outrider.server.http.exposition import create_metrics_app
 from outrider.server.http.server import DrainingServer, MetricsServer, new_config
 from outrider.server.serve import listen
 from outrider.server.settings import load_settings
-from outrider.server.system import allow_open_files
-from outrider.server.telemetry.metrics import Metrics
 from tests.server.fakes import FakeEngine, app_with
 from tests.server.http.test_protocol import GET, UPLOAD
 from tests.servers import wait_until
 
 SOCKET_SECONDS = 60.0  # a test fails if the server does not act within this time
-
-
-def test_the_first_signal_drains_until_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-
-    async def shutdown(self: uvicorn.Server, sockets: object = None) -> None:
-        await asyncio.sleep(0.05)
-
-    monkeypatch.setattr(uvicorn.Server, "shutdown", shutdown)
-    engine = SimpleNamespace(drain=lambda: calls.append("drain"), abort=lambda: calls.append("abort"))
-
-    async def stop(drain_seconds: float) -> None:
-        await DrainingServer(uvicorn.Config(lambda: None), cast(Any, engine), drain_seconds).shutdown()
-
-    asyncio.run(stop(10.0))
-    assert calls == ["drain"]
-    asyncio.run(stop(0.0))
-    assert calls == ["drain", "drain", "abort"]
 
 
 def test_a_second_signal_fails_requests_and_a_third_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,13 +52,6 @@ def test_a_second_signal_fails_requests_and_a_third_waits_for_nothing(monkeypatc
     asyncio.run(signalled())
 
 
-def test_a_second_signal_before_the_start_ends_the_server() -> None:
-    server = DrainingServer(uvicorn.Config(lambda: None), cast(Any, SimpleNamespace()), 1.0)
-    server.handle_exit(signal.SIGTERM, None)
-    server.handle_exit(signal.SIGTERM, None)
-    assert server.force_exit
-
-
 def test_the_metrics_server_starts_and_ends_with_the_server() -> None:
     settings = load_settings(None, {"metrics.port": 0})
     app = app_with(FakeEngine("a"), metrics__port=0)
@@ -103,25 +74,6 @@ def test_the_metrics_server_starts_and_ends_with_the_server() -> None:
 
     with listen("127.0.0.1", 0) as api, listen("127.0.0.1", 0) as metrics:
         asyncio.run(run(api, metrics))
-
-
-@pytest.mark.parametrize(
-    ("limits", "count", "expected"),
-    [
-        ((256, 4096), 1280, (1280, 4096)),
-        ((256, 512), 1280, (512, 512)),
-        ((256, -1), 1280, (1280, -1)),
-        ((9999, -1), 1280, None),
-    ],
-)
-def test_the_limit_of_open_files_admits_all_connections(
-    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], count: int, expected: tuple[int, ...]
-) -> None:
-    raised: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(resource, "setrlimit", lambda _, new: raised.append(new))
-    allow_open_files(count)
-    assert raised == ([expected] if expected else [])
 
 
 class EndlessEngine(FakeEngine):
@@ -245,9 +197,3 @@ def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_of_the_connection(field
         assert body.startswith(b"data: {") and body.endswith(b"data: [DONE]\n\n")
     else:
         assert b"content-length: %d" % len(body) in lines and json.loads(body)["choices"]
-
-
-def test_idle_connections_are_kept_longer_than_by_httpx() -> None:
-    settings = load_settings()
-    kept = new_config(FastAPI(), settings, Metrics(), 1.0).timeout_keep_alive
-    assert kept >= settings.server.read_seconds > 5

@@ -9,7 +9,7 @@ import pytest
 from outrider.drafters.sequence import Finish
 from outrider.server.engine.messages import Request
 from outrider.server.http.errors import APIError
-from outrider.server.llama.formatter import InfillFormatter, rate
+from outrider.server.llama.formatter import InfillFormatter
 from outrider.server.llama.schema import InfillBody
 from outrider.server.openai.generation import ChoiceOutput
 from outrider.server.openai.usage import Usage
@@ -94,15 +94,3 @@ def test_a_stream_ends_with_its_stop() -> None:
 def test_selected_fields_keep_their_paths() -> None:
     fields = ["content", "timings/prompt_n", "timings/unknown", "nothing", ""]
     assert formatter(response_fields=fields).body([output(7)], USAGE) == {"content": "x\n", "timings/prompt_n": 2}
-
-
-def test_the_speed_of_a_phase() -> None:
-    assert rate("p", 4, 8.0) == {"p_n": 4, "p_ms": 8.0, "p_per_token_ms": 2.0, "p_per_second": 500.0}
-    assert rate("p", 0, 0.0) == {"p_n": 0, "p_ms": 0.0, "p_per_token_ms": 0.0, "p_per_second": 0.0}
-
-
-def test_several_choices_are_a_list() -> None:
-    other = output(9, 9)
-    other.index = 1
-    bodies = formatter(n_cmpl=2).body([output(7), other], USAGE)
-    assert [(each["index"], each["tokens_predicted"]) for each in bodies] == [(0, 1), (1, 2)]

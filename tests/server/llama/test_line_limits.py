@@ -45,11 +45,3 @@ def test_after_its_time_an_answer_ends_with_the_line() -> None:
     clock.now += 0.2
     assert limits.feed("e") is None
     assert limits.feed("f\ng\n") == (2, "length")
-
-
-def test_without_limits_an_answer_goes_on() -> None:
-    clock = Clock()
-    limits = LineLimits(0, 0, clock)
-    assert limits.feed("a\n") is None
-    clock.now += 1e6
-    assert limits.feed("b\n\nc\n") is None

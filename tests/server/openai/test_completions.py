@@ -6,35 +6,12 @@ from typing import Any
 
 import pytest
 
-from outrider.server.engine.messages import Request, TokenLogprobs
-from outrider.server.openai.completions import CompletionFormatter, best_outputs
+from outrider.server.engine.messages import TokenLogprobs
+from outrider.server.openai.completions import best_outputs
 from outrider.server.openai.generation import ChoiceOutput
-from outrider.server.openai.logprobs import MIN_LOGPROB
-from outrider.server.openai.schema import CompletionBody
-from outrider.verify.sampling_params import SamplingParams
-from tests.server.fakes import TOKENIZER, VOCABULARY, FakeEngine, events, post
-from tests.server.openai.chat.test_endpoint import scored_output
+from tests.server.fakes import TOKENIZER, FakeEngine, events, post
 
 PATH = "/v1/completions"
-
-
-def formatter(**fields: Any) -> CompletionFormatter:
-    body = CompletionBody.model_validate({"model": "m", "prompt": "x", **fields})
-    return CompletionFormatter(body, VOCABULARY, [Request("r-0", [1], SamplingParams(), 5)] * 4)
-
-
-def test_completion_logprobs() -> None:
-    found = formatter(logprobs=2).choice(scored_output())["logprobs"]
-    assert found["tokens"] == [VOCABULARY.text_of(40)]
-    assert found["token_logprobs"] == [-0.5]
-    assert found["text_offset"] == [0]
-    assert found["top_logprobs"] == [{VOCABULARY.text_of(40): -0.5, VOCABULARY.text_of(41): MIN_LOGPROB}]
-
-
-def test_optional_fields_are_omitted_by_default() -> None:
-    choice = formatter().choice(scored_output())
-    assert choice["logprobs"] is None
-    assert "token_ids" not in choice
 
 
 def test_the_best_outputs_of_each_prompt_are_renumbered() -> None:

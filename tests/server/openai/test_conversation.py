@@ -73,15 +73,6 @@ def test_reasoning_has_several_names(field: str) -> None:
     assert message(role="assistant", content="a", **{field: "why"}).rendered()["reasoning_content"] == "why"
 
 
-def test_a_refusal_is_content() -> None:
-    assert message(role="assistant", content=None, refusal="No.").rendered()["content"] == "No."
-
-
 def test_what_a_message_has_and_no_template_reads_is_named() -> None:
     assert message(role="assistant", audio={"id": "a"}, thinking={"text": "x"}, reasoning="y").ignored == ["thinking", "audio"]
     assert message(role="tool", name="f", content="x", thinking=None, audio=None).ignored == []
-
-
-def test_types_are_strict() -> None:
-    with pytest.raises(ValidationError):
-        message(content=5)

@@ -11,12 +11,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticCustomError
 
 from outrider.server.anthropic.schema import CountTokensBody, MessagesBody
 from outrider.server.http import json_body
 from outrider.server.llama.schema import InfillBody
-from outrider.server.openai.fields import reject_unsupported
 from outrider.server.openai.models import DetokenizeBody, TokenizeBody
 from outrider.server.openai.responses.schema import ResponsesBody
 from outrider.server.openai.schema import ChatBody, CompletionBody
@@ -85,15 +83,6 @@ def within(model: type[BaseModel], key: str, fill: Fill, content: Any) -> dict[s
 CONTAINERS = [each for path, body in BODIES.items() for each in containers(body, path)]
 
 
-def test_all_lists_and_dicts_are_found() -> None:
-    names = {name for name, _, _ in CONTAINERS}
-    assert {"/v1/responses.input[].content", "/v1/chat/completions.messages[].tool_calls", "/detokenize.tokens"} <= names
-    assert {"/v1/messages.messages[].content", "/v1/messages.tools[].input_schema"} <= names
-    assert {"/v1/responses.tools", "/v1/responses.tool_choice.tools", "/v1/responses.client_metadata"} <= names
-    assert {"/v1/completions.structured_outputs.choice", "/v1/chat/completions.tool_choice.allowed_tools.tools"} <= names
-    assert {"/v1/completions.prompt[]", "/v1/completions.logit_bias", "/v1/responses.text.format.schema"} <= names
-
-
 @pytest.mark.parametrize(("name", "kind", "fill"), CONTAINERS, ids=[name for name, _, _ in CONTAINERS])
 def test_a_list_of_junk_is_rejected_at_its_first_error(name: str, kind: type, fill: Fill) -> None:
     body = BODIES[name.split(".")[0].split("[")[0]]
@@ -137,12 +126,3 @@ def test_a_body_of_junk_is_a_client_error(path: str) -> None:
             response = fetch(app, "POST", path, sample(BODIES[path]) | {field.alias or name: content})
             assert response.status_code in (200, 400, 404), (name, response.text)
             assert response.status_code == 200 or len(response.content) < 1000, name
-
-
-def test_unsupported_fields_are_rejected_unless_they_have_no_effect() -> None:
-    unsupported: dict[str, tuple[Any, ...]] = {"audio": (None, False)}
-    accepted_bodies: list[Any] = [{}, {"audio": None}, {"audio": False}, [], "x"]
-    for accepted in accepted_bodies:
-        assert reject_unsupported(accepted, unsupported) == accepted
-    with pytest.raises(PydanticCustomError, match="'audio' is not supported"):
-        reject_unsupported({"audio": {}}, unsupported)

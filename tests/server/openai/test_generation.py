@@ -96,12 +96,6 @@ def test_a_large_body_is_written_off_the_event_loop() -> None:
     assert threads[0] is threading.main_thread() and threads[1].name.startswith("outrider-bodies")
 
 
-def test_a_stream_has_start_delta_and_end_events() -> None:
-    chunks = streamed(FakeEngine("a", "b"), task())
-    assert chunks[0] == b'data: {"start":true}\n\n'
-    assert [json.loads(chunk[6:]) for chunk in chunks[1:]] == [{"text": "a"}, {"text": "b"}, {"text": ""}, {"tokens": 3}]
-
-
 class StopAtB:
     """A `Stop` before the first "b"."""
 
@@ -262,10 +256,3 @@ def test_an_output_splits_into_its_events() -> None:
     assert (second.text, second.tokens, second.finish) == ("c", [3, 4], "stop")
     assert first.logprobs and second.logprobs
     assert (first.logprobs.chosen, second.logprobs.chosen) == ([-1.0, -2.0], [-3.0])
-
-
-def test_the_mean_logprob_excludes_the_echo() -> None:
-    made = ChoiceOutput(0, tokens=[1, 2], logprobs=TokenLogprobs([-1.0, -3.0], [[], []], [[], []]))
-    assert made.mean_logprob == -2.0
-    made.echoed_tokens = 1
-    assert made.mean_logprob == -3.0

@@ -98,18 +98,6 @@ def test_completion_logprobs() -> None:
     assert found["top_logprobs"][1] == {VOCABULARY.text_of(42): -0.1, VOCABULARY.text_of(41): MIN_LOGPROB}
 
 
-def test_an_echoed_first_token_has_no_logprob() -> None:
-    found = CompletionLogprobs(VOCABULARY).take(output(echoed_tokens=2))
-    assert found is not None
-    assert found["token_logprobs"] == [None, MIN_LOGPROB]
-    assert found["top_logprobs"][0] is None
-
-
-def test_without_logprobs_there_are_no_entries() -> None:
-    assert content_logprobs(VOCABULARY, ChoiceOutput(0, tokens=[40])) == []
-    assert CompletionLogprobs(VOCABULARY).take(ChoiceOutput(0, tokens=[40])) is None
-
-
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
 def test_a_tokens_offset_is_that_of_the_character_in_which_it_begins(text: str, size: int) -> None:
@@ -184,11 +172,3 @@ def test_parts_of_characters_are_written_as_their_bytes() -> None:
         {"bytes: \\xf0\\x9f": -1.0, "bytes:\\xf0\\x9f": -1.5, "bytes:\\xa7": -2.0, "token_id:4": -2.5, "": -4.0}
         | {"token_id:7": -5.0, "A": -3.0}
     ]
-
-
-def test_the_tokens_of_characters_of_several_tokens_join_to_their_bytes() -> None:
-    tokens = TOKENIZER.encode("🧑‍🚀", add_special_tokens=False)
-    assert len(tokens) > 3
-    _, found = joined(CompletionLogprobs(VOCABULARY), outputs(VOCABULARY, tokens, 1))
-    assert all(name.startswith("bytes:") or name.isprintable() for name in found["tokens"])
-    assert "\ufffd" not in "".join(found["tokens"])

@@ -64,14 +64,6 @@ def test_every_endpoint_uses_the_models_defaults_unless_the_request_says_otherwi
         assert sampled(app, engine, path, repeat_penalty=1.0, repetition_penalty=1.5)[-1] == 1.5
 
 
-def test_a_default_that_the_file_lacks_is_the_apis(tmp_path: Path) -> None:
-    engine = FakeEngine("a")
-    app = app_for(engine, model_with(tmp_path, '{"top_k": 5, "do_sample": false}'))
-    for path in ENDPOINTS:
-        api = INFILL_DEFAULTS if path == "/infill" else API_DEFAULTS
-        assert sampled(app, engine, path) == (*api[:2], 5, *api[3:]), path
-
-
 def test_none_ignores_the_file(tmp_path: Path) -> None:
     engine = FakeEngine("a")
     app = app_for(engine, model_with(tmp_path, json.dumps(DEFAULTS)), model__generation_config="none")
@@ -88,18 +80,6 @@ def test_the_model_card_and_the_log_show_the_defaults(tmp_path: Path, caplog: py
     assert [record.__dict__["fields"] for record in caplog.records if FILE in record.message] == [
         {"temperature": 0.6, "top_k": 20}
     ]
-
-
-def test_a_response_names_the_parameters_that_were_used(tmp_path: Path) -> None:
-    app = app_for(FakeEngine("a"), model_with(tmp_path, json.dumps(DEFAULTS)))
-    answers = [fetch(app, "POST", "/v1/responses", {"input": "x", **fields}).json() for fields in ({}, {"temperature": 1})]
-    assert [(answer["temperature"], answer["top_p"]) for answer in answers] == [(0.6, 0.9), (1.0, 0.9)]
-
-
-def test_samplers_of_an_editor_switch_defaults_off(tmp_path: Path) -> None:
-    engine = FakeEngine("a")
-    app = app_for(engine, model_with(tmp_path, json.dumps(DEFAULTS)))
-    assert sampled(app, engine, "/infill", samplers=["top_k"]) == (1.0, 1.0, 20, 0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -190,12 +170,6 @@ def test_invalid_values_of_a_gguf_file_are_one_warning(tmp_path: Path, caplog: p
     (tmp_path / "x.gguf").write_bytes(b"GGUF\3")
     assert load_sampling_defaults(str(tmp_path / "x.gguf")) == LLAMA_SERVER_DEFAULTS
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
-
-
-def test_an_unreadable_file_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / FILE).write_bytes(b"\xff\xfe\x00")
-    assert load_sampling_defaults(str(tmp_path)) == NO_DEFAULTS
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_a_model_without_the_file_has_no_defaults(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

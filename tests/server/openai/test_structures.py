@@ -16,7 +16,6 @@ from outrider.server.settings import Limits
 from tests.server.fakes import VOCABULARY, FakeEngine, post
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-GBNF = 'root ::= item+ # a list\nitem ::= "- " [^\\n]+ "\\n" | other-item\nother-item ::= "x"{1,3}\n'
 LARK = 'start: "a"+\n'
 
 
@@ -71,11 +70,6 @@ def test_two_structures_are_one_too_many() -> None:
 def test_errors_name_the_field(fields: dict[str, Any], param: str) -> None:
     response = post(FakeEngine("a"), "/v1/completions", {"prompt": "x", **fields})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-
-
-def test_gbnf_is_a_grammar_of_the_field() -> None:
-    (structure,) = structures(grammar=GBNF).values()
-    assert asyncio.run(GrammarChecker(Limits()).grammar({"grammar": structure})).grammar
 
 
 def test_tokens_of_gbnf_are_the_models() -> None:

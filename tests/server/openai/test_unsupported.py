@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.server.openai.responses import schema as responses
-from outrider.server.openai.responses.schema import ResponsesBody
 from outrider.server.openai.schema import ChatBody, CompletionBody
-from outrider.server.openai.unsupported import UNSUPPORTED, WITHOUT_EFFECT
 from tests.server.fakes import FakeEngine, app_with, fetch
 
 CHATS, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -40,18 +38,6 @@ def test_the_error_names_what_to_use_instead() -> None:
     ):
         error = fetch(APP, "POST", path, {**REQUIRED[path], **fields}).json()["error"]
         assert error["message"].endswith(words)
-
-
-@pytest.mark.parametrize("name", WITHOUT_EFFECT)
-def test_hints_are_accepted_with_any_value(name: str) -> None:
-    for path in (CHATS, COMPLETIONS):
-        assert fetch(APP, "POST", path, {**REQUIRED[path], name: "value"}).status_code == 200
-
-
-def test_no_field_is_supported_and_unsupported() -> None:
-    for body, path in ((ChatBody, CHATS), (CompletionBody, COMPLETIONS), (ResponsesBody, RESPONSES)):
-        assert not set(body.model_fields) & {*TABLES[path], *WITHOUT_EFFECT} - {"safety_identifier", "prompt_cache_retention"}
-    assert not set(UNSUPPORTED) & set(WITHOUT_EFFECT)
 
 
 def test_llama_servers_names_have_their_meaning() -> None:

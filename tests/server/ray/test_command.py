@@ -43,23 +43,6 @@ def test_a_new_cluster_without_room_is_refused_and_a_running_one_warned(capsys: 
     assert not capsys.readouterr().err
 
 
-def test_the_reason_of_a_failed_start_is_its_last_sentence() -> None:
-    trace = (
-        "Retrying. Error:\nTraceback (most recent call last):\n  File ...\nverify.errors.ModelError: There is no folder: x.\n"
-    )
-    assert command.reason(["", trace, "healthy"]) == "There is no folder: x."
-    assert command.reason(["", "healthy"]) == ""
-
-
-@pytest.mark.ray
-def test_a_cluster_that_does_not_answer_is_one_sentence() -> None:
-    pytest.importorskip("ray")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        free = listener.getsockname()[1]
-    with pytest.raises(ConnectionError, match=f"There is no Ray cluster at 127.0.0.1:{free}"):
-        command.connect(f"127.0.0.1:{free}", Scale())
-
-
 @pytest.mark.ray
 @pytest.mark.xdist_group("ray")  # one cluster at a time
 @pytest.mark.timeout(300)
@@ -86,13 +69,3 @@ def test_one_machine_serves_more_replicas_than_it_has_cores_until_a_signal(tmp_p
             output = process.stdout.read()
     assert process.returncode == 0
     assert b"outrider: stopping" in output and b"SIGTERM received" not in output
-
-
-@pytest.mark.slow
-def test_serving_on_one_machine_imports_nothing_of_ray() -> None:
-    program = (
-        "import sys, outrider.server.cli, outrider.server.front_end\n"
-        "print([name for name in sys.modules if name.startswith(('ray', 'outrider.server.ray.'))])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['outrider.server.ray.command']"

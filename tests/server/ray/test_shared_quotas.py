@@ -46,22 +46,6 @@ def test_a_key_with_a_quota_is_counted_by_the_coordinator() -> None:
     assert (quotas.held["busy"], counts.free, counts.charged) == (0, 0, 3)
 
 
-def test_a_key_without_a_quota_is_not_counted() -> None:
-    counts = FakeCounts(0)
-    quotas = SharedQuotas(load_settings().auth, Metrics(), counts, lambda: 1.0)
-    asyncio.run(quotas.admit("anyone"))
-    quotas.charge("anyone", 3)
-    asyncio.run(quotas.release("anyone"))
-    assert (counts.free, counts.charged) == (0, 0)
-
-
-def test_a_quota_of_all_keys_counts_for_each() -> None:
-    counts = FakeCounts(0)
-    quotas = SharedQuotas(load_settings(None, {"auth.requests_per_minute": 5}).auth, Metrics(), counts, lambda: 1.0)
-    with pytest.raises(APIError):
-        asyncio.run(quotas.admit("anyone"))
-
-
 class SlowCounts(FakeCounts):
     """Takes some turns of the event loop before and after it counts."""
 

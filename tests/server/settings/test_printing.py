@@ -4,7 +4,6 @@ import io
 from pathlib import Path
 
 import pytest
-import yaml
 from rich.console import Console
 
 from outrider.server.settings.printing import effective_yaml, print_reference
@@ -46,11 +45,3 @@ def test_each_value_has_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "key: '**********'  # file",
     } <= lines
     assert "secret" not in text
-
-
-def test_the_effective_settings_are_a_settings_file(tmp_path: Path) -> None:
-    effective = load_effective(None, {"speculation.retrieval.datastores": ["a b", "c"], "model.name": "x: y"})
-    file = tmp_path / "c.yaml"
-    file.write_text(effective_yaml(effective))
-    assert yaml.safe_load(file.read_text()) == effective.settings.model_dump(mode="json")
-    assert load_effective(file).settings == effective.settings

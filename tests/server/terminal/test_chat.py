@@ -96,30 +96,10 @@ def test_again_and_clear() -> None:
     [
         ("/help", HELP),
         ("/stats", "There is no answer yet."),
-        ("/again", "There is no question yet."),
         ("/nothing", "There is no command /nothing; /help lists them, and a leading space sends the line as a question."),
         ("/seed x", "The seed is a number or none, not 'x'."),
-        ("/seed", "Each answer draws a new seed."),
-        ("/drafter", "The drafter is the default of the server."),
     ],
 )
 def test_commands_explain_themselves(line: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     run(Script(), line)
     assert capsys.readouterr().out == f"{shown}\n"
-
-
-def test_an_unknown_drafter_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    run(Script(), "/drafter magic")
-    assert capsys.readouterr().out.startswith("There is no drafter 'magic'; choose one of none, trigram, ")
-
-
-def test_a_line_with_a_leading_space_is_a_question() -> None:
-    script = Script("a")
-    run(script, " /etc is a folder")
-    assert script.bodies[0]["messages"] == [user("/etc is a folder")]
-
-
-def test_the_chat_ends_with_its_server() -> None:
-    chat = Chat(cast(Client, Script()), "tiny", check=lambda: (_ for _ in ()).throw(ChatError("It ended.")))
-    with pytest.raises(ChatError, match="It ended"):
-        chat.run(lambda: "x")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.drafters.interface import Source
-from outrider.server.terminal.colours import CODES, SourceReader, legend, paint
+from outrider.server.terminal.colours import CODES, SourceReader, legend
 
 
 def trace(*accepted: tuple[str, str], bonus: str | None = None, rejected: str = "no") -> dict[str, Any]:
@@ -22,18 +22,6 @@ def test_every_source_has_its_colour() -> None:
     assert set(CODES) == {source.label for source in Source}
     assert len(set(CODES.values())) == len(CODES)
     assert "\x1b[32mtrigram\x1b[0m" in legend()
-
-
-def test_unknown_sources_and_bonus_tokens_are_plain() -> None:
-    assert paint("x", None) == paint("x", "another") == "x"
-    assert paint("", "trigram") == ""
-
-
-def test_text_is_split_by_source() -> None:
-    reader = SourceReader()
-    reader.record(trace(("for", "lookup"), (" i", "trigram"), bonus=" in"))
-    assert list(reader.split("for i in")) == [("for", "lookup"), (" i", "trigram"), (" in", None)]
-    assert list(reader.split("?")) == [("?", None)]
 
 
 def test_text_may_arrive_late_and_in_pieces() -> None:

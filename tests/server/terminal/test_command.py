@@ -36,11 +36,6 @@ def test_errors_are_one_sentence(arguments: list[str], words: str) -> None:
     assert done.stderr.startswith("outrider: ") and done.stderr.count("\n") == 1
 
 
-def test_a_signal_ends_the_chat_after_its_clean_up() -> None:
-    with pytest.raises(SystemExit, match="143"):
-        command.end(signal.SIGTERM, None)
-
-
 def test_control_characters_of_a_models_name_do_not_reach_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.drafters.interface import Source
 from outrider.server.engine.messages import Request, TokenEvent
 from outrider.server.settings import load_settings
-from outrider.server.worker.job import Job, count_sources, make_detokenizer
+from outrider.server.worker.job import Job, make_detokenizer
 from outrider.server.worker.runtime import Runtime
 from outrider.server.worker.sessions import SessionStore
 from outrider.verify.decode import step
@@ -92,20 +91,6 @@ def test_a_stop_string_may_end_with_the_stop_token(runtime: Runtime) -> None:
     assert sum(len(event.logprobs.chosen) for event in found if event.logprobs) == end
 
 
-def test_a_stop_string_may_be_hidden(runtime: Runtime) -> None:
-    full = events(runtime)
-    tokens, text = tokens_of(full), text_of(full)
-    end = next(at for at in range(3, len(text)) if text[at] not in text[:at])
-    runtime.tokens.special_ids = frozenset([tokens[end]])
-    for stop in (text[end], text[end - 1 : end + 1], text[end : end + 2]):
-        at = text.index(stop)
-        found = events(runtime, stop=(stop,))
-        assert (found[-1].finish, found[-1].stop_string) == ("stop", stop)
-        assert tokens_of(found) == tokens[: at + len(stop)] and text_of(found) == text[:at].replace(text[end], "")
-        kept = events(runtime, stop=(stop,), keep_stop=True)
-        assert text_of(kept) == text[:at].replace(text[end], "") + stop
-
-
 def test_logprobs_of_tokens_and_prompt(runtime: Runtime) -> None:
     found = events(runtime, params=replace(GREEDY, logprobs=2), wants_prompt_logprobs=True, max_tokens=6)
     for event in found:
@@ -147,11 +132,6 @@ def test_answers_without_the_library_are_drafted_from_their_text(runtime: Runtim
         found = events(runtime, **fields)
         assert tokens_of(found) == expected
         assert {source for event in found if event.step is not None for source in event.step.drafted} == sources
-
-
-def test_sources_are_counted_by_label() -> None:
-    sources = np.array([Source.NONE, Source.GRAMMAR, Source.GRAMMAR], np.uint8)
-    assert count_sources(sources) == {Source.NONE.label: 1, Source.GRAMMAR.label: 2}
 
 
 def test_reasoning_is_closed_at_its_limit(runtime: Runtime) -> None:

@@ -13,11 +13,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.drafters.interface import Ints
 from outrider.drafters.none import NoDrafter
-from outrider.server.engine.messages import Accepted, Cancel, Failed, Forget, Pause, Resume, Shutdown, Status, TokenEvent
+from outrider.server.engine.messages import Accepted, Cancel, Failed, Forget, Pause, Resume, Status, TokenEvent
 from outrider.server.worker.loop import Worker
-from outrider.server.worker.session import Session
 from outrider.server.worker.storage import session_files
 from outrider.verify import controller
 from outrider.verify.constraints.grammar import GrammarError
@@ -104,12 +102,6 @@ def test_a_short_prompt_that_begins_like_a_long_one_waits_for_that_beginning_onl
     assert len(rig.tokens("like it")) == 1 and not rig.tokens("other")
 
 
-def test_the_end_of_a_request_costs_nobody_a_turn(rig: Rig) -> None:
-    rig.send(request("a", max_tokens=2), request("b", max_tokens=6), request("c", max_tokens=6))
-    rig.step()
-    assert "".join(rig.order) == "ababbbcbcbccccc"[:14]  # the first round of c reads its prompt
-
-
 def test_a_failed_step_ends_only_its_request(rig: Rig) -> None:
     rig.send(request("a", session="s"), request("b"))
     rig.step(1)
@@ -137,17 +129,6 @@ def test_a_session_that_cannot_be_acquired_fails_only_its_request(rig: Rig) -> N
     rig.step()
     assert [message.id for message in rig.sent if isinstance(message, Failed)] == ["b"]
     assert (len(rig.tokens("a")), len(rig.tokens("c"))) == (4, 4)
-
-
-def test_a_drafter_that_fails_at_the_end_fails_nobody(rig: Rig) -> None:
-    rig.send(request("a", session="s"), request("b"))
-    rig.step(1)
-    rig.worker._active[-1].stream._drafter.end = raising(RuntimeError("draft model"))  # type: ignore[method-assign]
-    rig.step()
-    assert (len(rig.tokens("a")), len(rig.tokens("b"))) == (4, 4)
-    rig.send(request("c", session="s"))
-    rig.step()
-    assert rig.tokens("c") == rig.tokens("a")
 
 
 def test_a_lost_device_ends_the_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,25 +231,6 @@ def test_a_request_that_waits_to_continue_is_paused_again(rig: Rig, ends_by: str
     rig.worker._sessions.trim()
 
 
-def test_a_request_that_cannot_continue_fails_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig.send(request("a", session="s", max_tokens=9))
-    rig.step(3)
-    rig.send(Pause("a"), request("b"), request("c"))
-    rig.step()
-
-    def broken(session: Session) -> bool:
-        raise ValueError("its rows cannot be read")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rig.worker._sessions, "resume", broken)
-        rig.send(Resume("a"))
-        rig.step(1)
-    assert [message.id for message in rig.sent if isinstance(message, Failed)] == ["a"]
-    rig.send(request("d", session="s"), request("e", prompt=[5, 6]))
-    rig.step()
-    assert (len(rig.tokens("d")), len(rig.tokens("e"))) == (4, 4)
-
-
 def test_as_many_requests_as_pay_by_what_steps_take(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     """A noisy first measurement allows two; their steps correct the curve, which is saved for the next start."""
     rig = Rig(tiny_runner, {"scheduling.max_active": None})
@@ -311,15 +273,6 @@ def test_rounds_of_half_the_requests_alternate(tiny_runner: TorchRunner, monkeyp
     rig.close()
 
 
-def test_a_session_is_forgotten(rig: Rig) -> None:
-    rig.send(request("a", session="s", principal="p"))
-    rig.step()
-    rig.send(Forget("other", "s"))
-    assert len(rig.worker._sessions) == 1
-    rig.send(Forget("p", "s"))
-    assert len(rig.worker._sessions) == 0
-
-
 def test_an_invalid_request_fails_alone(rig: Rig) -> None:
     rig.send(request("a", prompt=[]), request("b"))
     rig.step()
@@ -343,32 +296,6 @@ def test_a_request_is_accepted_before_it_begins_unless_its_client_can_mend_it(ri
     assert [message.id for message in failed] == ["d", "e"] and all(message.client_error for message in failed)
     rig.step()
     assert len(rig.tokens("c")) == 4
-
-
-def test_a_shutdown_ends_the_loop(rig: Rig) -> None:
-    assert rig.send(request("a"))
-    assert not rig.send(Shutdown())
-
-
-def test_a_waiting_request_is_tried_again_after_a_change_only(
-    tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each try hashes the whole prompt, in the time of everybody's round."""
-    rig = Rig(tiny_runner, NAMES_ONLY)
-    tries: list[str | None] = []
-    acquire = rig.worker._sessions.acquire
-
-    def counted(principal: str, name: str | None, prompt: Ints, temporary: bool) -> Session | None:
-        tries.append(name)
-        return acquire(principal, name, prompt, temporary)
-
-    monkeypatch.setattr(rig.worker._sessions, "acquire", counted)
-    rig.send(request("first", max_tokens=20, session="s"), request("second", session="s"))
-    rig.step(15)
-    assert tries == ["s", "s"]
-    rig.step()
-    assert tries == ["s", "s", "s"] and len(rig.tokens("second")) == 4
-    rig.close()
 
 
 def test_a_request_that_arrives_stops_the_saving_of_a_session(
@@ -398,17 +325,4 @@ def test_a_request_that_arrives_stops_the_saving_of_a_session(
     assert len(list(tmp_path.glob("*/*/*.page"))) == 1 and not list(tmp_path.glob("*/*/*.session"))
     rig.worker._sessions.save_all(60)
     assert len(list(tmp_path.glob("*/*/*.session"))) == 1
-    rig.close()
-
-
-def test_a_folder_of_another_user_costs_a_log_line(
-    tiny_runner: TorchRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    tmp_path.chmod(0o777)
-    rig = Rig(tiny_runner, {"sessions.folder": str(tmp_path)})
-    rig.send(request("a", session="s"))
-    rig.step()
-    rig.worker._sessions.save_all(60)
-    assert len(rig.tokens("a")) == 4 and not list(tmp_path.iterdir())
-    assert [record.message for record in caplog.records if "belongs to another user" in record.message]
     rig.close()

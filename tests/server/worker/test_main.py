@@ -5,28 +5,11 @@ from __future__ import annotations
 import gc
 import socket
 
-import pytest
-
 from outrider.server.engine import messages
-from outrider.server.engine.messages import Refused, Start
-from outrider.server.engine.transport import WorkerSide, framed
+from outrider.server.engine.messages import Refused
+from outrider.server.engine.transport import WorkerSide
 from outrider.server.settings import load_settings
-from outrider.server.worker.main import receive_start, run
-
-
-def test_the_first_message_may_be_split() -> None:
-    ours, theirs = socket.socketpair()
-    start = Start({"model": {}}, 5.0)
-    data = framed(messages.encode(start))
-    with ours, theirs:
-        ours.sendall(data[:3])
-        wire = WorkerSide(theirs)
-        assert list(wire.receive(1)) == []
-        ours.sendall(data[3:])
-        assert receive_start(wire) == start
-        ours.close()
-        with pytest.raises(EOFError):
-            receive_start(wire)
+from outrider.server.worker.main import run
 
 
 def test_a_model_that_does_not_load_is_refused() -> None:

@@ -19,14 +19,6 @@ from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.verifier import Verifier
 
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 PROMPT = np.arange(5, dtype=np.int32)
 
 
@@ -59,15 +51,6 @@ def test_the_text_of_a_kept_session_is_learned_after_each_request(tiny_runner: T
     assert (principal, session_key, text[:5], len(text)) == ("p", key("a"), PROMPT.tolist(), 7)
 
 
-def test_a_busy_session_cannot_be_acquired(tiny_runner: TorchRunner) -> None:
-    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
-    held = store.acquire("p", "a", PROMPT)
-    assert held is not None
-    assert store.acquire("p", "a", PROMPT) is None
-    store.release(held)
-    assert store.acquire("p", "a", PROMPT) is held
-
-
 def test_the_least_recently_used_session_is_evicted_first(tiny_runner: TorchRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
     made: dict[str, Session] = {}
@@ -79,20 +62,6 @@ def test_the_least_recently_used_session_is_evicted_first(tiny_runner: TorchRunn
     assert len(store) == 2
     assert store.acquire("p", "a", PROMPT) is made["a"]
     assert store.acquire("p", "b", PROMPT) is not made["b"]
-
-
-def test_idle_sessions_expire(tiny_runner: TorchRunner) -> None:
-    clock = Clock()
-    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, clock=clock)
-    session = store.acquire("p", "a", PROMPT)
-    assert session is not None
-    store.release(session)
-    clock.now = 59
-    store.expire()
-    assert len(store) == 1
-    clock.now = 61
-    store.expire()
-    assert len(store) == 0
 
 
 def test_sessions_do_not_share_drafters_or_caches(tiny_runner: TorchRunner) -> None:
@@ -177,33 +146,6 @@ def test_the_rows_of_a_freed_slot_return_to_the_system(tiny_runner: TorchRunner)
     assert all((plane == 1).all() for layer in slot.layers for plane in layer)  # a kept session
     store.forget(key("a"))
     assert all((plane == 0).mean() > 0.4 for layer in slot.layers for plane in layer)  # whole pages of the system
-
-
-def test_a_session_in_a_slot_has_no_second_copy(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paging, "PAGE_TOKENS", 4)
-    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, slots=1)
-    for name in ("a", "b", "a"):
-        session = store.acquire("p", name, PROMPT)
-        assert session is not None
-        decode(session.verifier, NoDrafter(), PROMPT, DecodeOptions(SamplingParams(temperature=0), 8, max_nodes=0))
-        store.release(session)
-    in_slot, swapped = store._sessions[key("a")].verifier.rows, store._sessions[key("b")].verifier.rows
-    assert [page.rows is None for page in (*in_slot.pages, *swapped.pages)] == [True] * len(in_slot.pages) + [False] * len(
-        swapped.pages
-    )
-
-
-def test_a_forgotten_session_frees_its_slot(tiny_runner: TorchRunner) -> None:
-    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, slots=1)
-    session = store.acquire("p", "a", PROMPT)
-    assert session is not None
-    store.forget(key("a"))  # busy
-    store.release(session)
-    assert len(store) == 1
-    store.forget(key("a"))
-    store.forget(key("unknown"))
-    assert len(store) == 0
-    assert store.acquire("p", None, PROMPT) is not None
 
 
 def test_the_slot_of_a_paused_request_serves_others(tiny_runner: TorchRunner) -> None:

@@ -39,15 +39,6 @@ def test_the_first_session_loses_its_slot_and_gets_another_one(tiny_runner: Torc
     assert slots.free == 0
 
 
-def test_without_a_session_to_swap_out_there_is_no_slot(tiny_runner: TorchRunner) -> None:
-    slots = Slots(tiny_runner, 1, list)
-    session = session_with(tiny_runner, slots.take())
-    assert slots.take() is None
-    session.verifier.swap_out()
-    assert not slots.swap_in(session)
-    assert session.verifier.is_swapped_out
-
-
 def test_a_slot_is_free_again_if_rows_cannot_be_copied_to_it(tiny_runner: TorchRunner) -> None:
     slots = Slots(tiny_runner, 1, list)
     session = session_with(tiny_runner, tiny_runner.new_cache())

@@ -11,7 +11,6 @@ from llguidance import LLMatcher, LLTokenizer
 from outrider.server.chat.grammar_builder import Grammar, build
 from outrider.server.chat.grammar_job import LENIENT, GrammarJob, Structure
 from outrider.server.chat.grammar_validator import reason
-from outrider.server.chat.tools import FORMATS
 from outrider.server.chat.tools.parser import tool_parser
 from tests.server.chat.schemas.members import CITY, MEMBERS, SLUG, WORD, Member, one
 from tests.server.chat.tools.test_parser import content_and_calls
@@ -51,12 +50,6 @@ def test_a_call_follows_the_schema(format: str, member: Member) -> None:
     assert [text for text in member.valid if not accepts(grammar, form % text)] == []
     assert [text for text in member.invalid if accepts(grammar, form % text)] == []
     assert tuple(ignored) == tuple(f"f.{name}" for name in member.ignored)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_no_format_refuses_a_schema(format: str) -> None:
-    for name, member in MEMBERS.items():
-        assert built(functions={"f": member.schema}, format=format).text, name
 
 
 TAGS = "<tool_call>\n<function=f>\n%s</function>\n</tool_call>"

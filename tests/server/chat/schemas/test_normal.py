@@ -5,21 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from outrider.server.chat.schemas.normal import MAX_LEVELS, children, normalised, of_objects, standalone
+from outrider.server.chat.schemas.normal import MAX_LEVELS, children, normalised, standalone
 from outrider.server.chat.schemas.references import MAX_SCHEMAS
 from tests.grammars import reference_chain
-
-
-def test_annotations_and_unknown_keywords_are_left_out() -> None:
-    annotated = {
-        "title": "t",
-        "description": "d",
-        "default": 1,
-        "examples": [2],
-        "x-guidance": {"lenient": True},
-        "type": "integer",
-    }
-    assert normalised(annotated).standalone == {"type": "integer"}
 
 
 def test_every_schema_that_something_refers_to_is_one_definition() -> None:
@@ -52,12 +40,6 @@ def test_levels_and_the_number_of_schemas_are_bounded() -> None:
     assert [note.keyword for note in normal.notes] == ["schema"]
     many = normalised({"anyOf": [{"type": "null"} for _ in range(MAX_SCHEMAS + 5)]})
     assert many.schema["anyOf"][-1] is True and many.notes
-
-
-def test_parameters_are_an_object() -> None:
-    for schema, notes in ((True, 0), ({}, 0), (False, 1), ({"type": "string"}, 1), ({"type": ["object", "null"]}, 0), (5, 1)):
-        normal = of_objects(schema)
-        assert normal.schema == {"type": "object"} and len(normal.notes) == notes
 
 
 def test_recursion_ends() -> None:

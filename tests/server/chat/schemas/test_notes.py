@@ -12,9 +12,3 @@ def test_names_have_no_text_of_clients_that_is_not_a_plain_word() -> None:
     for path in (("x" * 60,) * 7, ("y",) * 100, ("é", ",", "")):
         name = f"tools.{Note(path, 'pattern').name}"
         assert NAME.fullmatch(name) and len(name) < MAX_NAME_CHARACTERS + 20
-
-
-def test_sentences() -> None:
-    assert Note(("a", "b"), "not").sentence == "'not' at a.b cannot be enforced; change or remove it."
-    assert Note((), "enum", "it is malformed.").sentence == "'enum' cannot be enforced: it is malformed; change or remove it."
-    assert len(Note(("z" * 500,) * 90, "not").sentence) < 700

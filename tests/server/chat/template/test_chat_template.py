@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from outrider.server.chat.template import TEMPLATE_ERRORS, ChatTemplate, ChatTemplates
-from tests.server.chat.template.restricted import FULL, RESTRICTED, TOOLS
+from outrider.server.chat.template import ChatTemplate, ChatTemplates
+from tests.server.chat.template.restricted import FULL, TOOLS
 from tests.server.fakes import TOKENIZER
 
 USER = {"role": "user", "content": "Hi"}
@@ -38,17 +38,6 @@ def test_which_template_counts(named: Any, plain: str, with_tools: str) -> None:
     assert set(found.text.split("\n")) == {plain, with_tools}
 
 
-@pytest.mark.parametrize("named", [None, "", {}, {"default": ""}])
-def test_no_template(named: Any) -> None:
-    found = templates(named)
-    assert not found and found.text == ""
-
-
-def test_tools_use_their_own_template() -> None:
-    found = templates({"default": RESTRICTED["nothing but turns"][0], "tool_use": FULL})
-    assert not found.choose(False).abilities.tools and found.choose(True).abilities.tools
-
-
 def test_a_template_that_needs_a_list_of_tools_gets_one() -> None:
     template = ChatTemplate(TOKENIZER, "{% for tool in tools %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}")
     assert template.write([USER]) == "Hi" and template.write([USER], [TOOL]) == "lookHi"
@@ -65,16 +54,3 @@ def test_templates_from_before_there_were_tools_get_functions_as_text() -> None:
     old = "{{ '' + functions }}{{ '' + datetime }}{% for m in messages %}{{ m.content }}{% endfor %}"
     text = ChatTemplate(TOKENIZER, old).write([USER], [TOOL])
     assert '"name": "look"' in text and text.endswith("Hi")
-
-
-def test_the_first_error_is_told() -> None:
-    template = ChatTemplate(TOKENIZER, "{{ raise_exception('no') if tools }}{{ raise_exception('never') }}")
-    with pytest.raises(TEMPLATE_ERRORS, match="never"):
-        template.write([USER])
-
-
-def test_the_options_of_the_end_reach_the_template() -> None:
-    template = ChatTemplate(TOKENIZER, FULL)
-    assert template.write([USER], add_generation_prompt=True).endswith("<assistant>")
-    begun = [USER, {"role": "assistant", "content": "So"}]
-    assert template.write(begun, continue_final_message=True).endswith("So")

@@ -199,14 +199,6 @@ def test_forms(lacks: set[str], turns: list[tuple[str, str]], expected: list[tup
     assert [(message["role"], message["content"]) for message in found] == expected
 
 
-def test_calls_become_text_that_the_parser_reads() -> None:
-    abilities = TemplateAbilities(calls=False)
-    [message] = fit(
-        rendered([{"role": "assistant", "content": "So:", "tool_calls": [call("")]}]), [], abilities, FORMATS["hermes"]
-    )
-    assert message["content"] == 'So:\n<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-
-
 def test_calls_that_must_stand_alone_are_messages_of_their_own() -> None:
     turn = {"role": "assistant", "content": "So:", "tool_calls": [call("{}"), call("{}", "b")]}
     abilities = TemplateAbilities(several_calls=False, text_with_calls=False)

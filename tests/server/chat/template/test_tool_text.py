@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outrider.server.chat.template.tool_text import calls_text, complete, result_text, tools_text, with_structures
+from outrider.server.chat.template.tool_text import calls_text, with_structures
 from outrider.server.chat.tools import FORMATS, tool_parser
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "deep": {"type": "object"}}}
@@ -30,33 +30,6 @@ def test_the_parser_reads_the_calls(name: str) -> None:
         if part.kind == "call"
     ]
     assert found == CALLS
-
-
-def test_tools_are_described_with_a_call() -> None:
-    tool = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
-    text = tools_text([tool], FORMATS["hermes"], results_are_text=True)
-    assert json.dumps(tool["function"]) in text and "<tool_call>" in text and "<tool_response>" in text
-    assert "<tool_response>" not in tools_text([tool], FORMATS["hermes"], results_are_text=False)
-
-
-def test_a_result_keeps_its_pictures() -> None:
-    picture = {"type": "image"}
-    assert picture in result_text([picture]) and result_text("x") == "<tool_response>\nx\n</tool_response>"
-
-
-def test_fields_that_tools_leave_out() -> None:
-    function = complete(
-        {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"enum": [1]}, "b": True}}}}
-    )
-    assert function["function"] == {
-        "name": "f",
-        "description": "",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "string", "description": "", "enum": [1]}, "b": True},
-            "required": [],
-        },
-    }
 
 
 def test_a_structure_follows_the_first_system_messages() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from typing import Any
 
@@ -18,7 +17,6 @@ from outrider import models
 from outrider.server.chat.grammar_builder import joined
 from outrider.server.chat.reasoning_parser import THINK
 from outrider.server.chat.tools import FORMATS, calls_grammar, tool_parser
-from outrider.server.chat.tools.lark import Lark, length_pattern
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.verify.tokenizer import load_tokenizer
 from tests.server.chat.tools.samples import DSML, FUNCTIONS, SAMPLES, Sample
@@ -127,30 +125,6 @@ def test_optional_arguments_may_be_left_out(format: str) -> None:
         [(_, arguments)] = content_and_calls(parse(format, [walk(grammar, seed)]))[1]
         seen.add("".join(arguments))
     assert seen <= {"", "a", "b", "c", "ab", "ac", "bc", "abc"} and len(seen) >= 6
-
-
-@each_format
-def test_markers_that_are_special_tokens_are_matched_by_id(format: str) -> None:
-    marker = FORMATS[format].opening
-    if marker and not FORMATS[format].bare:
-        grammar = calls_grammar(format, FUNCTIONS, 1, {marker: 7})
-        assert "<[7]>" in grammar and json.dumps(marker, ensure_ascii=False) not in grammar
-        assert "<[7]>" not in calls_grammar(format, FUNCTIONS, 1, {})
-
-
-def test_texts_end_at_a_marker_or_a_special_token() -> None:
-    lark = Lark({"<end>": 5})
-    assert lark.until("<end>", "a*") == "/a*/ <[5]>"
-    assert lark.until("</<end>x", "a*") == '/a*<\\// <[5]> "x"'
-    assert lark.until("</x>", "a*") == "r0" and lark.rules == ['r0[suffix="</x>"]: /a*/']
-    assert lark.text('a<end>"b"') == '"a" <[5]> "\\"b\\""'
-
-
-def test_lengths_of_texts() -> None:
-    assert length_pattern(0, None) == "(?s:.*)"
-    assert length_pattern(1, 5) == "(?s:.{1,5})"
-    assert length_pattern(2, None, open_end=False) == "(?s:.{1,})[^\\n]"
-    assert length_pattern(5, 2) == "(?s:.{5,})"
 
 
 @pytest.mark.parametrize("special", [True, False])

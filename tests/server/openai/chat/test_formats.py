@@ -101,13 +101,6 @@ def test_a_template_that_takes_only_ids_of_its_own_form_gets_them() -> None:
     assert message_of(FakeEngine("Yes."), template, {"messages": [*MESSAGES, *history]})["content"] == "Yes."
 
 
-def test_the_setting_overrides_the_template() -> None:
-    call = "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
-    template = "{{ messages[0].content }}{# [TOOL_CALLS] #}"
-    message = message_of(FakeEngine(*call), template, {"tools": [POINT_TOOL]}, model__tool_format="glm45")
-    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": 1}'}
-
-
 HARMONY = "{{ messages[0].content }}<|start|>assistant{# <|channel|><|message|> #}"
 ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 
@@ -179,16 +172,6 @@ def test_a_structure_beside_tools_is_described(fields: dict[str, Any], shown: st
     engine = FakeEngine("a")
     answered(engine, WITHOUT_TOOLS, **fields)
     assert shown not in prompt_of(engine)
-
-
-def test_requests_with_tools_use_the_template_of_that_name() -> None:
-    with_tools = "{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}" + WITHOUT_TOOLS + "{# <tool_call> #}"
-    engine = FakeEngine(*POINT_CALL)
-    named = {"default": WITHOUT_TOOLS, "tool_use": with_tools}
-    message = answered(engine, named, tools=[POINT_TOOL]).json()["choices"][0]["message"]
-    assert prompt_of(engine).startswith("[f]<user>") and message["tool_calls"]
-    answered(engine, named)
-    assert prompt_of(engine).startswith("<user>")
 
 
 @pytest.mark.parametrize("template", ["", {}])

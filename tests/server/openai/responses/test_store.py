@@ -77,13 +77,6 @@ def test_a_large_response_is_encoded_off_the_event_loop(monkeypatch: pytest.Monk
     assert threads == [True, False]
 
 
-def test_the_oldest_responses_are_evicted() -> None:
-    store = ResponseStore(2, 60, BUDGET_BYTES)
-    for response_id in "abc":
-        store.put(stored(response_id))
-    assert [is_stored(store, response_id) for response_id in "abc"] == [False, True, True]
-
-
 def test_large_responses_evict_only_their_principals() -> None:
     store = ResponseStore(100, 60, BUDGET_BYTES)
     store.put(stored("bobs", "bob"))

@@ -15,18 +15,6 @@ def text(*parts: int) -> Ints:
     return np.repeat(np.array(parts, np.int32), BLOCK_TOKENS)
 
 
-def test_the_longest_beginning_wins() -> None:
-    index: PrefixIndex[str] = PrefixIndex()
-    index.put("a", "alice", text(1, 2, 3))
-    index.put("b", "alice", text(1, 2, 4))
-    index.put("c", "alice", text(1, 5))
-    assert index.find("alice", text(1, 2, 3, 9)) == ["a"]
-    assert index.find("alice", text(1, 2, 9)) == ["b", "a"]  # the latest first
-    assert index.find("alice", text(1)) == ["c", "b", "a"]
-    assert index.find("alice", text(2)) == index.find("alice", text(1)[:-1]) == []
-    assert index.find("bob", text(1, 2, 3)) == []
-
-
 def test_texts_are_replaced_and_removed() -> None:
     index: PrefixIndex[str] = PrefixIndex()
     index.put("a", "alice", text(1, 2))

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from outrider import models
-from outrider.drafters.options import Options, PearlOptions
-from outrider.drafters.registry import Resources, arrays_of
+from outrider.drafters.registry import arrays_of
 from outrider.server.worker.saver import Saver
 from outrider.server.worker.storage.contents import Contents
 from outrider.server.worker.storage.model_digest import model_digest
@@ -26,7 +25,6 @@ from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.paging import distinct_rows
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.hub import MODEL, cache_models, commit_of
-from tests.language import ToyModel
 from tests.server.worker.storage.stores import LONG, answer, bytes_in, files_in, new_store, pages_in, save, sessions_in
 
 pytestmark = pytest.mark.usefixtures("page_tokens")
@@ -87,14 +85,6 @@ def test_sessions_are_saved_one_by_one_and_only_after_a_change(tiny_runner: Torc
     assert [file.stat().st_mtime_ns for file in sessions_in(tmp_path)] != times
 
 
-def test_a_file_of_another_model_is_not_loaded(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    store = new_store(tiny_runner, tmp_path)
-    answer(store, LONG)
-    save(store)
-    assert len(new_store(tiny_runner, tmp_path, model="another")) == 0
-    assert len(new_store(tiny_runner, tmp_path)) == 1
-
-
 def test_the_revision_of_a_hub_id_identifies_the_model(
     tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,33 +98,6 @@ def test_the_revision_of_a_hub_id_identifies_the_model(
     coded.cache_shape = replace(tiny_runner.cache_shape, coded=torch.int8)
     assert model_digest(MODEL, coded, "main") != digests[0]
     assert machine_key(coded) != machine_key(tiny_runner)  # of measured costs
-
-
-def test_a_next_turn_writes_its_new_pages_and_its_own_file(tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int) -> None:
-    store = new_store(tiny_runner, tmp_path)
-    _, text, _ = answer(store, LONG, "a")
-    save(store)
-    before = {file: file.stat().st_ino for file in pages_in(tmp_path)}
-    answer(store, np.concatenate([text, LONG[:32]]).astype(np.int32), "a")
-    save(store)
-    after = {file: file.stat().st_ino for file in pages_in(tmp_path)}
-    assert {file: after[file] for file in before} == before
-    assert len(after) - len(before) == (2 if page_tokens == 16 else 0)
-
-
-def test_a_drafter_without_a_draft_is_restored(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    """A chain of no tokens is false."""
-    options = Options(pearl=PearlOptions(only_if_worth=False))
-    resources = Resources(options, model=lambda: ToyModel(np.full((8, 8), 1 / 8)))
-    store = new_store(tiny_runner, tmp_path)
-    _, text, _ = answer(store, LONG, "a")
-    [session] = store._sessions.values()
-    drafter = session.drafter("pearl", resources)
-    drafter.load({**drafter.state(), "seconds": np.array([1.0, 2.0])}, session.verifier.sequence)
-    save(store)
-    session_again = new_store(tiny_runner, tmp_path).acquire("p", "a", text)
-    assert session_again is not None
-    assert session_again.drafter("pearl", resources).state()["seconds"].tolist() == [1, 2]
 
 
 def test_the_folder_is_bounded(tiny_runner: TorchRunner, tmp_path: Path) -> None:
@@ -204,13 +167,6 @@ def test_nobody_waits_for_a_session_that_is_being_saved(tiny_runner: TorchRunner
     assert {page: page.stat().st_ino for page in written} == written
 
 
-def test_sessions_that_cannot_be_saved_in_time_are_left(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    store = new_store(tiny_runner, tmp_path)
-    answer(store, LONG, "a")
-    store.save_all(0)
-    assert files_in(tmp_path) == []
-
-
 def test_a_file_is_replaced_at_once_or_stays_as_it_was(
     tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,14 +199,3 @@ def test_a_name_that_moves_leaves_each_session_a_file_of_its_own(tiny_runner: To
     for store in (second, new_store(tiny_runner, tmp_path)):
         for text, name in ((chat, "s"), (title, None), (title, "s")):
             assert answer(store, np.concatenate([text, [7]]).astype(np.int32), name)[0] >= len(text) - 1
-
-
-def test_a_session_that_gets_a_name_leaves_its_file(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    store = new_store(tiny_runner, tmp_path)
-    text = answer(store, LONG)[1]
-    save(store)
-    text = answer(store, np.concatenate([text, [7]]).astype(np.int32), "s")[1]
-    save(store)
-    (session,) = store._sessions.values()
-    assert sessions_in(tmp_path) == [session.file]
-    assert answer(new_store(tiny_runner, tmp_path), np.concatenate([text, [7]]).astype(np.int32), "s")[0] >= len(text) - 1

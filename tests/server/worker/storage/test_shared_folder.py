@@ -60,17 +60,6 @@ def test_pages_that_no_session_names_are_removed_once_they_are_old(
     assert set(pages_in(tmp_path)) == kept
 
 
-def test_a_page_that_was_removed_meanwhile_is_written_again(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    store = new_store(tiny_runner, tmp_path)
-    _, text, _ = answer(store, LONG, "a")
-    save(store)
-    for page in pages_in(tmp_path):
-        page.unlink()
-    _, text, _ = answer(store, np.concatenate([text, [7]]).astype(np.int32), "a")
-    save(store)
-    assert answer(new_store(tiny_runner, tmp_path), np.concatenate([text, [7]]).astype(np.int32), "a")[0] >= len(text) - 1
-
-
 def test_what_is_removed_from_a_full_folder_is_no_page_that_another_session_names(
     tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int
 ) -> None:
@@ -115,18 +104,6 @@ def test_servers_of_one_folder_leave_each_others_files(tiny_runner: TorchRunner,
     assert answer(small, np.concatenate([longer, [8]]).astype(np.int32), "f")[0] >= len(longer) - 1
 
 
-def test_a_file_that_changes_while_it_is_known_is_read_again(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    a = new_store(tiny_runner, tmp_path, automatic=False)
-    answer(a, LONG, "s")
-    save(a)
-    b = new_store(tiny_runner, tmp_path)
-    other = (LONG[::-1] + 3).astype(np.int32)
-    _, changed, _ = answer(a, other, "s")
-    save(a)
-    assert answer(b, np.concatenate([changed, [7]]).astype(np.int32), "s")[0] >= len(changed) - 1
-    assert len(sessions_in(tmp_path)) == 1
-
-
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_what_another_server_saves_takes_no_session_from_memory_that_is_not_saved(
     tiny_runner: TorchRunner, tmp_path: Path, is_busy: bool
@@ -143,25 +120,6 @@ def test_what_another_server_saves_takes_no_session_from_memory_that_is_not_save
     found = a.acquire("p", "s", LONG)
     assert found is (None if is_busy else own) and list(a._sessions.values()) == [own]
     assert a._slots.free == 1
-
-
-@pytest.mark.parametrize("state", ["saved", "newer", "busy"])
-def test_a_saved_session_takes_no_slot_from_one_of_its_name_whose_file_is_not_known(
-    tiny_runner: TorchRunner, tmp_path: Path, state: str
-) -> None:
-    store = new_store(tiny_runner, tmp_path, slots=2)
-    answer(store, LONG, "s")
-    save(store)
-    (held,) = store._sessions.values()
-    path, held.file = held.file, None
-    held.busy, held.saved = state == "busy", state != "newer"
-    assert path is not None and store._files is not None
-    stored = store._files.open(path)
-    assert stored is not None
-    store._restore(stored)
-    (found,) = store._sessions.values()
-    assert (found is held) == (state != "saved")
-    assert store._slots.free == (2 if state == "saved" else 1)
 
 
 @pytest.mark.parametrize("suffix", [".tmpVVKlxA", ".session.abc.partial"])
@@ -186,38 +144,6 @@ def test_a_folder_that_cannot_be_written_costs_a_log_line(
         for _ in range(2):
             save(store)
     assert len(caplog.records) == 1
-
-
-def test_files_that_cannot_be_removed_cost_a_log_line_each(
-    tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        raise PermissionError(f"{path} cannot be removed")
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    store = new_store(tiny_runner, tmp_path, capacity=1)
-    answer(store, LONG, "kept")
-    save(store)
-    answer(store, LONG, "forgotten")
-    save(store)
-    store.forget(SessionKey("p", "forgotten"))
-    assert len(caplog.messages) == 1
-    SessionFiles(tmp_path, "model", 0, Fits.of(tiny_runner))._trim()
-    assert len(caplog.messages) == 3 and len(sessions_in(tmp_path)) == 2
-
-
-def test_a_file_that_another_process_removes_is_left_out(
-    tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = new_store(tiny_runner, tmp_path)
-    answer(store, LONG, "a")
-    save(store)
-    [file] = sessions_in(tmp_path)
-    removed = file.with_name(f"removed{SESSION}")
-    monkeypatch.setattr(Path, "glob", lambda *_: [removed, file])
-    assert len(new_store(tiny_runner, tmp_path)) == 1
-    SessionFiles(tmp_path, "model", 0, Fits.of(tiny_runner))._trim()
-    assert not file.exists()
 
 
 @pytest.mark.parametrize("place", [".", "model"])
