@@ -72,16 +72,3 @@ def test_a_draft_model_of_another_family_is_refused(stories: Path) -> None:
     assert done.returncode == 2
     assert "cannot draft for this target: token 0" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_a_request_may_choose_the_rejection_rule(server: Served) -> None:
-    """Greedy answers stay the same; sampled answers differ, but keep their length."""
-    for drafter in ("draft", "draft-graph", "trigram", "pearl", "fusion"):
-        greedy = {"max_tokens": 30, "temperature": 0}
-        expected = complete(server, **greedy)["choices"]
-        assert complete(server, **greedy, speculation={"drafter": drafter, "rule": "rejection"})["choices"] == expected
-        chosen = {"drafter": drafter, "rule": "rejection", "report": True, "max_nodes": 8}
-        found = complete(server, max_tokens=150, temperature=1.0, seed=4, ignore_eos=True, speculation=chosen)
-        assert found["usage"]["completion_tokens"] == 150
-        assert found["speculation"]["steps"] < 150  # of fewer tokens, the tables may guess none

@@ -91,14 +91,6 @@ def test_a_model_that_cannot_be_loaded_fails_its_own_requests(several: Served, p
     assert chat(several, "one").status_code == 200
 
 
-def test_other_routes_reach_the_model_that_is_named(several: Served) -> None:
-    counted = several.http.post("/tokenize", json={"model": "two", "prompt": "def add"}).json()
-    assert counted["count"] > 0
-    stored = several.http.post("/v1/responses", json={"model": "two", "input": "x", "max_output_tokens": 4}).json()
-    assert several.http.get(f"/v1/responses/{stored['id']}", params={"model": "two"}).json()["id"] == stored["id"]
-    assert several.http.get("/v1/responses/nothing").status_code == 404
-
-
 def test_memory_of_unloaded_models_is_returned(several: Served) -> None:
     wait_until(lambda: workers(several) == 0)
     resident = int(Path(f"/proc/{several.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

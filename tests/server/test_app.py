@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
@@ -102,26 +101,6 @@ def test_the_engine_starts_and_stops_with_the_application() -> None:
     asyncio.run(run())
     assert calls == ["start", "on_start", "serving", "stop"]
     assert settings.model.served_name == models.NAME
-
-
-def test_the_process_that_validates_grammars_ends_with_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-
-    class Recorded(subprocess.Popen[bytes]):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            started.append(self)
-
-    monkeypatch.setattr(subprocess, "Popen", Recorded)
-    app = app_with(FakeEngine("a"))
-
-    async def run() -> None:
-        async with app.router.lifespan_context(app):
-            response = await asyncio.to_thread(fetch, app, "POST", "/v1/completions", {"prompt": "x", "regex": "a+"})
-            assert response.status_code == 200 and started[0].returncode is None
-
-    asyncio.run(run())
-    assert len(started) == 1 and started[0].returncode is not None
 
 
 def test_a_request_of_many_prompts_never_exceeds_its_keys_concurrency() -> None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from outrider.server import cli
 from outrider.server.cli import app
 from tests.repositories import make_repository, write
-from tests.servers import Served, start
+from tests.servers import Served
 
 
 def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -62,22 +62,6 @@ def complete_application() -> typer.Typer:
 def run(*arguments: str) -> Result:
     """Runs a command in this process."""
     return CliRunner().invoke(complete_application(), arguments)
-
-
-def test_help_imports_nothing_heavy() -> None:
-    script = """
-import sys
-from outrider.server import cli
-sys.argv = ["outrider", "--help"]
-try:
-    cli.main()
-except SystemExit:
-    heavy = {"torch", "numpy", "transformers", "fastapi", "pydantic", "yaml"} & set(sys.modules)
-    sys.exit(f"imported {heavy}" if heavy else 0)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "serve" in done.stdout
 
 
 def test_the_command_without_arguments_prints_help(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,14 +125,6 @@ def test_a_worker_that_cannot_load_ends_the_server(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "is not a datastore file" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_ctrl_c_ends_quietly() -> None:
-    process, _ = start()
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert "Traceback" not in errors
-    assert process.returncode == 0
 
 
 @pytest.mark.slow

@@ -45,11 +45,6 @@ def test_a_folder_outside_a_repository_is_read_with_its_gitignore(tmp_path: Path
     assert listed(tmp_path / "plain") == {".gitignore", "a.py", "deep/c.py"}
 
 
-def test_repositories_inside_are_read_with_their_own_rules(repository: Path) -> None:
-    make_repository(repository / "inner", {"i.py": "i", ".gitignore": "j.py\n", "j.py": "j"})
-    assert listed(repository) == {"a.py", "deep/b.py", "inner/i.py", "inner/.gitignore"}
-
-
 def test_the_store_links_lock_files_and_huge_files_are_absent(repository: Path) -> None:
     write(
         repository,

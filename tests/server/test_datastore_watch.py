@@ -112,15 +112,6 @@ def test_only_changed_files_are_tokenized(
     assert texts(store) == {"one = 1\n", "three = 3\n", FILES["two.py"], FILES[".gitignore"]}
 
 
-def test_a_tree_that_never_rests_is_indexed_at_last(root: Path, watcher: Watcher, store: Path) -> None:
-    found = None
-    for number in range(datastore_watch.MAX_UNSETTLED_POLLS + 1):
-        write(root, {"one.py": f"number = {number}\n" * (number + 1)})
-        found = watcher.poll()
-    assert found is not None
-    assert found.changed == 1
-
-
 def test_the_previous_block_stays_for_readers_and_older_ones_go(root: Path, watcher: Watcher, store: Path) -> None:
     (store / "000009.block.partial").write_text("left by a process that was killed")
     for number in range(3):

@@ -52,11 +52,6 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return start
 
 
-def test_no_worker_starts_if_the_address_is_in_use(refused: Callable[..., str]) -> None:
-    with listen("127.0.0.1", 0) as taken:
-        assert refused(port=taken.getsockname()[1]).startswith("outrider: Cannot listen on")
-
-
 def test_no_worker_starts_for_an_encoder(refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
     message = refused(port=0, **{"model.path": str(tmp_path)})

@@ -22,15 +22,6 @@ def test_a_chat_stream_adds_up_to_the_answer(served: Served) -> None:
     assert all(c.usage is None for c in chunks[:-1])
 
 
-def test_completion_stream_format(served: Served) -> None:
-    full = complete(served)
-    stream = events(served, "/v1/completions", body(served, stream=True))
-    assert stream[-1] == "[DONE]"
-    assert "".join(chunk["choices"][0]["text"] for chunk in stream[:-1]) == text(full)
-    assert all("usage" not in chunk for chunk in stream[:-1])
-    assert len({chunk["id"] for chunk in stream[:-1]}) == 1
-
-
 @pytest.mark.parametrize(
     "fields", [{"temperature": 0}, {"temperature": 1, "seed": 3}, {"temperature": 0.7, "top_p": 0.8, "seed": 9}]
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import jsonschema
@@ -51,16 +50,3 @@ def test_results_continue_the_conversation(served: Served) -> None:
     answer = create(model=served.model, messages=conversation, tools=TOOLS, tool_choice="none", max_tokens=8, seed=3)
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].message.content is not None
-
-
-def test_a_custom_tool_is_called_with_text_of_its_grammar(served: Served) -> None:
-    grammar = {"syntax": "lark", "definition": 'start: ("ls" | "cd") " " /[a-z]{1,8}/'}
-    tool: Any = {"type": "custom", "custom": {"name": "run", "format": {"type": "grammar", "grammar": grammar}}}
-    common: Any = {"model": served.model, "messages": MESSAGES, "tools": [tool, *TOOLS], "seed": 1}
-    common["tool_choice"] = {"type": "custom", "custom": {"name": "run"}}
-    answer = served.client.chat.completions.create(**common).choices[0]
-    [call] = answer.message.tool_calls or []
-    assert call.type == "custom" and re.fullmatch("(ls|cd) [a-z]{1,8}", call.custom.input)
-    chunks: list[Any] = list(served.client.chat.completions.create(**common, stream=True))
-    deltas = [made for chunk in chunks for choice in chunk.choices for made in choice.delta.tool_calls or []]
-    assert "".join(delta.custom["input"] for delta in deltas) == call.custom.input

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from outrider.server.settings import load_settings
 from tests.requests import MESSAGES, body
 from tests.servers import CAROL, Served, read_metrics
 
@@ -105,22 +104,6 @@ def test_catastrophic_patterns_are_answered_or_refused(server: Served, fields: d
     assert response.status_code in (200, 400), response.text
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"$ref": "#"},
-        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
-        {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]},
-        {"allOf": [{"$ref": "#"}]},
-    ],
-    ids=str,
-)
-def test_recursive_schemas_terminate(server: Served, schema: dict[str, Any]) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
-    content = {"model": server.model, "messages": MESSAGES, "max_tokens": 5, "response_format": form}
-    assert server.http.post("/v1/chat/completions", json=content).status_code in (200, 400)
-
-
 def test_chat_templates_in_requests_are_refused(server: Served) -> None:
     common = {"model": server.model, "messages": MESSAGES, "max_tokens": 3, "temperature": 0}
     forged = server.http.post("/v1/chat/completions", json=common | {"chat_template": "{{ 7 * 7 }}"})
@@ -150,23 +133,6 @@ def test_names_are_never_paths(server: Served) -> None:
     assert not Path("/etc/passwd.cost").exists()
 
 
-def test_errors_reveal_no_internals(server: Served) -> None:
-    here = str(Path(__file__).parents[3])
-    rejected = [
-        server.http.post("/v1/completions", content=b"{"),
-        server.http.post("/v1/completions", json=body(server, prompt={"a": 1})),
-        server.http.post("/v1/chat/completions", json={"model": server.model, "messages": [{"role": "user", "content": [1]}]}),
-        server.http.post("/v1/completions", json=body(server, grammar="start: %json {")),
-        server.http.post("/v1/completions", headers={"Authorization": "Bearer wrong"}, json={}),
-        server.http.get("/v1/nothing"),
-    ]
-    for response in rejected:
-        assert 400 <= response.status_code < 500
-        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
-        for word in ("Traceback", 'File "', here, CAROL, "site-packages"):
-            assert word not in response.text
-
-
 def test_metric_labels_hold_no_client_text(server: Served) -> None:
     label = "injected-label"
     server.http.get(f"/{label}")
@@ -174,12 +140,6 @@ def test_metric_labels_hold_no_client_text(server: Served) -> None:
     server.http.post("/v1/completions", json=body(server, max_tokens=1, user=label, session_id=label, metadata={label: label}))
     server.http.request(label.upper().replace("-", ""), "/health")
     assert label not in read_metrics(server).lower()
-
-
-def test_remote_code_is_off_by_default() -> None:
-    settings = load_settings(None, {})
-    assert settings.model.trust_remote_code is False
-    assert settings.draft_model.trust_remote_code is False
 
 
 def test_nothing_is_unpickled() -> None:
@@ -191,10 +151,3 @@ def test_nothing_is_unpickled() -> None:
             assert "import pickle" not in text and "allow_pickle=True" not in text, file
             loads = [line for line in text.splitlines() if "torch.load(" in line]
             assert all("weights_only=True" in line for line in loads), file  # draft heads are published in torch's format
-
-
-def test_no_origin_passes_cors_by_default(server: Served) -> None:
-    headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
-    response = server.http.options("/v1/completions", headers=headers)
-    assert response.status_code == 405
-    assert not any(name.startswith("access-control") for name in response.headers)

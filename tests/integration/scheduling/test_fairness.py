@@ -62,27 +62,6 @@ def test_a_stalled_reader_holds_no_turn_and_loses_nothing(guarded: Served) -> No
     assert sum(len(each["tokens"]) for each in scores if each) == chunks[-1]["usage"]["completion_tokens"] == 700
 
 
-def test_a_special_token_bomb_of_one_key_does_not_delay_another(guarded: Served) -> None:
-    """The bombs are refused unread, also when their senders hang up."""
-    bomb = {"model": guarded.model, "messages": [{"role": "user", "content": "<|end|>" * 50_000}]}
-    with ThreadPoolExecutor(4) as threads, guarded.login(BOB) as bob:
-        refused = [threads.submit(guarded.http.post, "/v1/chat/completions", json=bomb, timeout=60) for _ in range(4)]
-        assert complete(bob, max_tokens=1)["usage"]["completion_tokens"] == 1
-        for each in refused:
-            response = each.result()
-            assert response.status_code == 400, response.text
-            assert response.json()["error"]["code"] == "context_length_exceeded"
-
-
-def test_requests_whose_clients_left_are_gone(guarded: Served) -> None:
-    for _ in range(3):
-        with stalled(guarded, key=ALICE, **ENDLESS, n=16):
-            wait_for_metric(guarded, "outrider_requests_running 1.0")
-        wait_for_metric(guarded, "outrider_requests_running 0.0")
-    wait_for_metric(guarded, "outrider_requests_waiting 0.0")
-    assert complete(guarded, max_tokens=1)["usage"]["completion_tokens"] == 1
-
-
 def test_a_worker_killed_mid_stream_mid_prefill_and_mid_grammar_beside_a_stalled_reader(guarded: Served) -> None:
     """Every request at work ends with an error, and the next one is answered."""
     work: list[dict[str, Any]] = [{"regex": "(ab|cd)*"}, {}, {"prompt": [300] * 1900, "echo": True, "logprobs": 5}]

@@ -80,15 +80,6 @@ def test_system_messages_stay_where_they_are() -> None:
     assert rendered(turns) == turns
 
 
-def test_consecutive_turns_of_one_role_are_one_turn() -> None:
-    answers = [{"role": "assistant", "content": "A"}, {"role": "assistant", "content": [text("B"), CALLS[0]]}]
-    merged = rendered([ASKED, ASKED, *answers, user({"type": "tool_result", "tool_use_id": "toolu_1", "content": "x"})])
-    assert [(message["role"], message["content"]) for message in merged] == [
-        *(("user", "Hi\nHi"), ("assistant", "AB"), ("tool", "x"))
-    ]
-    assert len(merged[1]["tool_calls"]) == 1
-
-
 def test_many_turns_of_one_role_are_merged_in_linear_time() -> None:
     def calls(count: int) -> int:
         body = CountTokensBody.model_validate({"model": "m", "messages": [{"role": "user", "content": "x" * 100}] * count})
@@ -118,20 +109,6 @@ def test_an_answer_that_was_begun_is_continued() -> None:
 def test_tool_choices(kind: str, expected: str) -> None:
     body = chat(tools=[TOOL], tool_choice={"type": kind, "disable_parallel_tool_use": True})
     assert (body.tool_choice, body.parallel_tool_calls) == (expected, False)
-
-
-def test_sampling_and_output_fields() -> None:
-    schema = {"type": "object"}
-    body = chat(
-        temperature=0.5,
-        top_p=0.9,
-        top_k=4,
-        stop_sequences=["END"],
-        output_config={"effort": "max", "format": {"type": "json_schema", "schema": schema}},
-    )
-    assert (body.max_tokens, body.temperature, body.top_p, body.top_k, body.stop) == (9, 0.5, 0.9, 4, ["END"])
-    assert body.reasoning_effort == "high"
-    assert body.response_format and body.response_format.json_schema and body.response_format.json_schema.schema_ == schema
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}

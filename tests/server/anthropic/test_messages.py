@@ -19,10 +19,6 @@ BODY: dict[str, Any] = {"max_tokens": 9, "messages": ASKED}
 SWITCH = (
     "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if enable_thinking %}reason{% else %}answer{% endif %}"
 )
-STRICT = (
-    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
-    "{{ m.role }}:{{ m.content }};{% endfor %}"
-)
 
 
 def prompt_of(engine: FakeEngine) -> str:
@@ -86,14 +82,6 @@ def test_reasoning_is_a_thinking_block_and_has_a_budget() -> None:
     assert limits == [99, None]
 
 
-def test_system_messages_in_mid_conversation() -> None:
-    turns = [*ASKED, {"role": "assistant", "content": "A"}, {"role": "system", "content": "Note"}, *ASKED]
-    for template, expected in ((SWITCH, "system:Note;user:Hi;"), (STRICT, "user:Note;user:Hi;")):
-        engine = FakeEngine("a")
-        assert fetch(app_with(engine, template), "POST", PATH, {**BODY, "messages": turns}).status_code == 200
-        assert f"user:Hi;assistant:A;{expected}" in prompt_of(engine)
-
-
 def test_tools_of_the_server_are_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "outrider.requests")
     tools = [{"type": "web_search_20250305", "name": "web_search"}, {"name": "f", "input_schema": {}}]
@@ -138,16 +126,6 @@ def test_errors_of_every_layer_have_anthropics_format(path: str) -> None:
     choice = {**BODY, "tool_choice": {"type": "any"}}
     assert "needs 'tools'" in check_error(fetch(app, "POST", path, choice, headers=own), 400, "invalid_request_error")
     assert fetch(app, "POST", path, BODY, headers=own).status_code == 200
-
-
-def test_pages_and_quotas() -> None:
-    foreign = fetch(app_with(FakeEngine("a")), "POST", PATH, BODY, headers={"Origin": "https://page.example"})
-    check_error(foreign, 403, "permission_error")
-    app = app_with(FakeEngine("a"), auth__requests_per_minute=1)
-    assert fetch(app, "POST", PATH, BODY).status_code == 200
-    refused = fetch(app, "POST", PATH, BODY)
-    check_error(refused, 429, "rate_limit_error")
-    assert int(refused.headers["retry-after"]) > 1
 
 
 def test_a_busy_server_says_when_to_retry() -> None:

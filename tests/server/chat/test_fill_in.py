@@ -139,13 +139,6 @@ def size(given: FillInParts) -> int:
     return len(given.context) + len(given.prefix) + len(given.suffix)
 
 
-def test_the_first_files_are_left_out_first() -> None:
-    given = parts(30, 20, files=3)
-    assert fit(given, size(given) - 5).files == [[1] * 10, [2] * 10]
-    assert fit(given, 51).context == []
-    assert (fit(given, 51).prefix, fit(given, 51).suffix) == (given.prefix, given.suffix)
-
-
 def test_a_long_prefix_keeps_its_end_and_begins_alike_at_consecutive_keystrokes() -> None:
     cuts = {fit(parts(length, 500), 1000).prefix[0] for length in range(3000, 3000 + CUT_TOKENS)}
     assert len(cuts) == 2 and all(cut % CUT_TOKENS == 0 for cut in cuts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -115,18 +114,6 @@ def test_many_grammars_of_one_client_delay_another_by_one_at_most(validator: Gra
     assert "alice" in done[:2]
 
 
-def test_a_client_that_hangs_up_gives_its_turn_away(validator: GrammarValidator) -> None:
-    async def run() -> str:
-        tasks = [asyncio.create_task(validator.build(job(f'start: "{number}"'))) for number in range(5)]
-        await asyncio.sleep(0)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        return (await validator.build(job(VALID))).reason
-
-    assert asyncio.run(run()) == ""
-
-
 def test_the_process_ends_with_its_front_end_and_ignores_ctrl_c() -> None:
     process = GrammarProcess()
     process._process.send_signal(signal.SIGINT)
@@ -135,17 +122,6 @@ def test_the_process_ends_with_its_front_end_and_ignores_ctrl_c() -> None:
     process._socket.close()  # as if the front end had died
     assert process._process.wait(20) == 0
     process.close()
-
-
-def test_a_closed_or_forgotten_process_leaves_no_zombie() -> None:
-    for close in (True, False):
-        process = GrammarProcess()
-        pid = process._process.pid
-        if close:
-            process.close()
-        del process
-        with pytest.raises(ChildProcessError):
-            os.waitpid(pid, 0)
 
 
 def test_a_process_that_cannot_start_is_an_error(validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from outrider.server.chat.grammar_builder import build, joined
 from outrider.server.chat.grammar_job import GrammarJob, InputGrammar, Structure
 from outrider.server.chat.reasoning_parser import REASONING_FORMATS, THINK, ReasoningFormat
 from outrider.server.chat.structured_output import GrammarChecker
-from outrider.server.chat.tools import FORMATS, tool_parser
+from outrider.server.chat.tools import FORMATS
 from outrider.server.http.errors import APIError
 from outrider.server.settings import Limits
 from tests.grammars import json_grammar, nested_grammars, reference_chain, rule_chain, terminal_chain
@@ -39,24 +39,6 @@ def accepts(grammar: str | None, text: str) -> bool:
 def checked(structures: Mapping[str, Structure], grammar_bytes: int = 1 << 16, **depths: int) -> str | None:
     with closing(GrammarChecker(Limits(grammar_bytes=grammar_bytes), **depths)) as checker:
         return asyncio.run(checker.grammar(structures)).grammar
-
-
-@pytest.mark.parametrize(
-    ("structure", "valid", "invalid"),
-    [
-        (Structure("json_object", None), '{"a": 1}', "[1]"),
-        (Structure("json_schema", POINT), '{"x": 1}', '{"x":  1}'),
-        (Structure("lenient_json_schema", POINT | {"unknown": 1}), '{"x": 1}', '{"y": 1}'),
-        (Structure("regex", "[ab]+c"), "abc", "abd"),
-        (Structure("choice", ["yes", 'no "never"']), 'no "never"', "no"),
-        (Structure("grammar", 'start: "a" ("," "a")*'), "a,a", "a,"),
-    ],
-)
-def test_structures(structure: Structure, valid: str, invalid: str) -> None:
-    grammar = to_grammar(structure)
-    assert accepts(grammar, valid)
-    assert not accepts(grammar, invalid)
-    assert checked({"field": structure}) == grammar
 
 
 @pytest.mark.parametrize(
@@ -131,32 +113,6 @@ def test_malformed_parameters_are_ignored_by_name_or_refused(parameters: Any, pl
             ) as raised:
                 asyncio.run(checker.tool_calls({"f": parameters}, format, {}, strict=["f"]))
             assert (raised.value.status_code, raised.value.param) == (400, "tools")
-
-
-LOOP = {"anyOf": [{"$ref": "#/$defs/a"}] * 50}
-ODD = [
-    {"properties": {"a": {"enum": 5}}},
-    {"properties": {"a": {"type": "string", "enum": ["x", 1, ["y"]]}}},
-    {"properties": {"a": {"type": "string", "minLength": "x", "maxLength": -1}}},
-    {"properties": {"a": {"type": ["string", "nonsense", 5]}}},
-    {"properties": {"a": {"$ref": 5}}},
-    {"properties": {"a": {"$ref": "#/nowhere"}}},
-    {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/a"}}},
-    {"properties": {"a": LOOP}, "$defs": {"a": LOOP}},
-    {"properties": {"a": {"$ref": "#"}, "b": {"$ref": "#"}, "c": {"type": "array", "items": {"$ref": "#"}}}},
-    {"properties": {"a": {"type": "array", "items": {"type": "string"}, "minItems": 5, "maxItems": 2}}},
-    {"properties": {"a b": {}, 'a"<>:': {"type": "string"}}},
-]
-
-
-@pytest.mark.parametrize("parameters", ODD, ids=range(len(ODD)))
-def test_odd_schemas_are_answered(parameters: Any) -> None:
-    with closing(GrammarChecker(Limits())) as checker:
-        for format in FORMATS:
-            assert asyncio.run(checker.tool_calls({"f": parameters}, format, {})).grammar
-        parser = tool_parser("glm45", {"f": parameters})
-        parts = [*parser.feed("<tool_call>f<arg_key>a</arg_key><arg_value>x</arg_value></tool_call>"), *parser.finish()]
-        assert "".join(part.text for part in parts) == 'f{"a": "x"}'
 
 
 @pytest.mark.parametrize("reasoning", [each for each in REASONING_FORMATS if not each.channels], ids=lambda each: each.name)

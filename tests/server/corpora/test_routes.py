@@ -156,29 +156,6 @@ def test_corpora_outlive_a_restart_with_the_sessions(tmp_path: Path) -> None:
     assert block.parents[1].stat().st_mode & 0o077 == 0  # others cannot read the texts
 
 
-def test_the_routes_of_sglang() -> None:
-    async def flow(send: Send) -> None:
-        added = await ok(send("POST", "/add_external_corpus", {"corpus_id": "bench", "documents": ["one", "two"]}))
-        assert added["success"] and added["corpus_id"] == "bench" and added["loaded_token_count"] > 0
-        listed = await ok(send("GET", "/list_external_corpora"))
-        assert listed["corpus_token_counts"] == {"bench": added["loaded_token_count"]} and listed["corpus_ids"] == ["bench"]
-        assert (await ok(send("POST", "/add_external_corpus", {"documents": ["x"]})))["corpus_id"].startswith("corpus-")
-        assert (await ok(send("POST", "/remove_external_corpus", {"corpus_id": "bench"})))["success"]
-        await fails(send("POST", "/remove_external_corpus", {"corpus_id": "bench"}), 404, "There is no corpus")
-        await fails(send("POST", "/add_external_corpus", {"file_path": "/etc/passwd"}), 400, "'file_path' is not supported")
-
-    run(app_with(FakeEngine("a")), flow)
-
-
-def test_concurrent_changes_of_one_corpus_all_happen() -> None:
-    async def flow(send: Send) -> None:
-        bodies = [{"name": "a", "files": files(**{f"f{number}": f"text {number}"})} for number in range(6)]
-        await asyncio.gather(*(ok(send("POST", PATH, body)) for body in bodies))
-        assert (await ok(send("GET", f"{PATH}/a")))["files"] == 6
-
-    run(app_with(FakeEngine("a")), flow)
-
-
 def test_documents_without_text_take_room() -> None:
     async def flow(send: Send) -> None:
         empty = [{"path": f"{number}" + 1000 * "x", "text": ""} for number in range(100)]

@@ -96,15 +96,6 @@ def test_texts_that_fail_do_not_fail_other_requests(text: str, error: type[Excep
     run(test)
 
 
-def test_a_process_that_has_ended_is_started_again() -> None:
-    async def test(service: EncoderService, program: Program) -> None:
-        program.alive = False
-        assert await embed(service, "a", "good") == (b"good", [4])
-        assert program.starts == 2
-
-    run(test)
-
-
 def test_a_client_that_leaves_is_not_encoded() -> None:
     async def test(service: EncoderService, program: Program) -> None:
         first = embed(service, "a", "slow")
@@ -158,16 +149,6 @@ def test_a_request_that_leaves_holds_nothing() -> None:
     run(test, {"scheduling.max_waiting_tokens": 10})
 
 
-def test_more_than_the_bound_is_refused_also_when_nothing_waits() -> None:
-    async def test(service: EncoderService, program: Program) -> None:
-        with pytest.raises(APIError, match="have 41 characters, and 40 are allowed in a request; send fewer texts") as raised:
-            await embed(service, "a", "x" * 20, "x" * 21)
-        assert raised.value.status_code == 400 and not program.batches
-        assert (await embed(service, "b", "x" * 40))[1] == [40]
-
-    run(test, {"scheduling.max_waiting_tokens": 10})
-
-
 def test_texts_are_cut_before_they_are_paired_and_tokenized() -> None:
     async def test(service: EncoderService, program: Program) -> None:
         assert (await embed(service, "a", "x" * 8_000_000, "x" * 144))[1] == [144, 144]  # 9 tokens of 16 characters
@@ -189,3 +170,13 @@ def test_shutting_down_fails_what_runs_and_what_waits() -> None:
                 await each
 
     run(test)
+
+
+def test_more_than_the_bound_is_refused_also_when_nothing_waits() -> None:
+    async def test(service: EncoderService, program: Program) -> None:
+        with pytest.raises(APIError, match="have 41 characters, and 40 are allowed in a request; send fewer texts") as raised:
+            await embed(service, "a", "x" * 20, "x" * 21)
+        assert raised.value.status_code == 400 and not program.batches
+        assert (await embed(service, "b", "x" * 40))[1] == [40]
+
+    run(test, {"scheduling.max_waiting_tokens": 10})

@@ -18,24 +18,9 @@ from outrider.server.engine.engine import (
     ShuttingDown,
     WorkerLost,
 )
-from outrider.server.engine.messages import Cancel, Failed, Pause, Request, Resume, Status, TokenEvent
+from outrider.server.engine.messages import Cancel, Failed, Pause, Request, Resume, TokenEvent
 from tests.server.engine.fakes import READY
 from tests.server.engine.rig import Rig, event, request, run
-
-
-def test_each_request_gets_its_own_events() -> None:
-    async def body(rig: Rig) -> None:
-        await rig.start()
-        assert rig.engine.state == "ready"
-        one, two = (asyncio.ensure_future(rig.answer(id)) for id in "ab")
-        found = await rig.received(2)
-        assert [cast(Request, each).id for each in found] == ["a", "b"]
-        for each in (event("b", "x"), event("a", "y"), event("b", "z", last=True), event("a", "w", last=True)):
-            rig.worker.send(each)
-        assert (await one, await two) == (["y", "w"], ["x", "z"])
-        assert rig.engine._queue.active == 0
-
-    run(body)
 
 
 def test_closing_the_iterator_cancels_the_request() -> None:
@@ -186,40 +171,3 @@ def test_a_stream_that_nobody_reads_is_ended_in_time(monkeypatch: pytest.MonkeyP
         assert not rig.engine._deliveries and not rig.engine._queue._places
 
     run(body)
-
-
-def test_one_keys_many_requests_make_room_for_another_key() -> None:
-    async def body(rig: Rig) -> None:
-        await rig.start()
-        first, second = (asyncio.ensure_future(rig.answer(id, principal="a")) for id in ("a1", "a2"))
-        await rig.received(2)
-        third = asyncio.ensure_future(rig.answer("b", principal="b"))
-        found = await rig.received(2)
-        assert found[0] == Pause("a2") and cast(Request, found[1]).id == "b"
-        rig.worker.send(event("b", "x", last=True))
-        assert await third == ["x"]
-        assert await rig.received() == [Resume("a2")]
-        for id in ("a1", "a2"):
-            rig.worker.send(event(id, id, last=True))
-        assert (await first, await second) == (["a1"], ["a2"])
-
-    run(body, **{"scheduling.max_active": 2})
-
-
-@pytest.mark.parametrize(("setting", "active"), [(None, 3), (2, 2)])
-def test_the_worker_may_allow_more_requests_than_at_its_start(setting: int | None, active: int) -> None:
-    """Unless their number is set."""
-
-    async def body(rig: Rig) -> None:
-        await rig.start()
-        answers = {id: asyncio.ensure_future(rig.answer(id)) for id in "abcd"}
-        assert len(await rig.received(2)) == READY.max_active == 2
-        rig.worker.send(Status(1, 0.5, max_active=3))
-        rig.worker.send(event("a", "x", last=True))
-        assert await answers.pop("a") == ["x"]
-        assert rig.engine._queue.active == active
-        for id in answers:
-            rig.worker.send(event(id, "x", last=True))
-        await asyncio.gather(*answers.values())
-
-    run(body, **{"scheduling.max_active": setting})

@@ -78,21 +78,6 @@ def test_a_closed_queue_keeps_the_requests_that_have_not_started() -> None:
     assert rig.turns == ["a", "b"]
 
 
-def test_the_queue_is_bounded_by_tokens() -> None:
-    rig = Rig(max_active=1, max_waiting_tokens=100)
-    rig.queue.enter("a", tokens=500)  # running, so it does not count
-    rig.queue.enter("b", tokens=500)  # accepted, because the queue is empty
-    with pytest.raises(QueueFull, match="a prompt of this length") as raised:
-        rig.queue.enter("c", tokens=1)
-    assert raised.value.reason == "tokens"
-    rig.queue.leave("b")
-    rig.queue.enter("d", tokens=60)
-    rig.queue.enter("e", tokens=40)
-    assert rig.queue.waiting_tokens == 100
-    with pytest.raises(QueueFull):
-        rig.queue.enter("f", tokens=1)
-
-
 def test_the_retry_time_follows_the_measured_rate() -> None:
     now = [0.0]
     rig = Rig(max_active=2, max_waiting=4, clock=lambda: now[0])
@@ -147,15 +132,6 @@ def test_a_held_request_frees_its_place() -> None:
     assert rig.queue.close() == ["a1"]
 
 
-def test_a_principal_without_requests_leaves_no_state() -> None:
-    rig = Rig(max_active=1)
-    for number in range(50):
-        rig.queue.enter(str(number), principal=f"user {number}")
-    for number in range(50):
-        rig.queue.leave(str(number))
-    assert (rig.queue.active, rig.queue.waiting, rig.queue._last_turn) == (0, 0, {})
-
-
 def test_a_priority_orders_one_principals_requests() -> None:
     rig = Rig(max_active=1)
     rig.enter(["a"])
@@ -184,20 +160,6 @@ def test_a_long_prompt_takes_a_place_when_its_answer_begins() -> None:
     assert rig.new_turns(rig.queue.leave, "a3") == []  # two answer
     assert rig.new_turns(rig.queue.leave, "a7") == ["a5", "a8"]
     rig.queue.answer("unknown")
-
-
-def test_long_prompts_of_one_principal_give_way() -> None:
-    rig = Rig(max_active=2, opened=False)
-    rig.queue.open(slots=3)
-    rig.enter(["a1", "a2"], tokens=LONG)
-    rig.enter(["a3"])
-    assert rig.turns == ["a1", "a2", "a3"]
-    rig.enter(["b1"])
-    assert rig.turns[3:] == ["-a3", "b1"]
-    rig.enter(["c1"], tokens=LONG)
-    assert rig.turns[5:] == ["-a2", "c1"]
-    rig.enter(["c2"])
-    assert rig.turns[7:] == []  # nobody has two more
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.lists(st.tuples(st.sampled_from("ealh"), st.integers(0, 30)), max_size=60))

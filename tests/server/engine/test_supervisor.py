@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from outrider.server.engine import supervisor
-from outrider.server.engine.messages import FromWorker, Refused
+from outrider.server.engine.messages import FromWorker
 from outrider.server.engine.supervisor import MAX_FAILED_STARTS, Supervisor
 from outrider.server.settings import Settings, load_settings
 from tests.server.engine.fakes import READY, Launcher
@@ -59,19 +59,6 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
-
-
-def test_a_worker_that_refuses_is_not_restarted() -> None:
-    async def body(watched: Watched) -> None:
-        await watched.supervisor.start()
-        [worker] = watched.launcher.started
-        worker.send(Refused("No model at 'x'."))
-        worker.die(0)
-        await until(lambda: watched.failures)
-        assert watched.failures == ["No model at 'x'."]
-        assert len(watched.launcher.started) == 1
-
-    run(body)
 
 
 def test_a_worker_that_dies_before_it_is_ready_is_not_restarted() -> None:
@@ -202,21 +189,3 @@ def test_a_worker_that_hangs_while_it_loads_is_replaced_and_reported() -> None:
         await watched.supervisor.stop()
 
     run(body, load_settings(None, {"scheduling.load_seconds": 0.05}))
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_worker_that_no_signal_ends_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a process that is stuck in a device driver."""
-    monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.05)
-
-    async def body(watched: Watched) -> None:
-        await watched.start()
-        stuck = watched.launcher.started[0]
-        monkeypatch.setattr(stuck, "kill", lambda: None)
-        watched.supervisor.watch(lambda: True)
-        await until(lambda: len(watched.launcher.started) >= 2)
-        assert stuck.alive and watched.lost
-        stuck.die(-9)
-        await watched.supervisor.stop()
-
-    run(body, load_settings(None, {"scheduling.stall_seconds": 0.05}))

@@ -54,22 +54,6 @@ def test_engine_errors(error: EngineError, status: int, code: str, kind: str) ->
     assert response.headers.get("retry-after") == {429: "3", 503: "1"}.get(status)
 
 
-def test_validation_errors_name_the_field() -> None:
-    response = answer(json={"stop": 5})
-    error = response.json()["error"]
-    assert (response.status_code, error["param"], error["code"]) == (400, "stop", "invalid_value")
-    assert error["message"].startswith("Invalid 'stop': ")
-    missing = answer(json={}).json()["error"]
-    assert missing["param"] == "stop"
-
-
-def test_unknown_paths_and_unsupported_methods() -> None:
-    assert answer(path="/other").json()["error"]["message"] == "There is no endpoint POST /other."
-    response = answer(method="GET")
-    assert (response.status_code, response.headers["allow"]) == (405, "POST")
-    assert response.json()["error"]["message"] == "/thing does not support GET."
-
-
 def test_messages_do_not_repeat_a_value_of_a_megabyte() -> None:
     message = f"The model {'x' * 1_000_000!r} does not exist; choose another."
     error = answer(APIError(404, message, "y" * 1_000_000)).json()["error"]

@@ -8,7 +8,6 @@ import threading
 import tracemalloc
 from typing import Any
 
-import httpx
 import pytest
 
 from outrider.server.anthropic.schema import MessagesBody
@@ -109,25 +108,6 @@ def test_principals_take_turns_and_the_event_loop_stays_free() -> None:
 
     asyncio.run(run())
     assert "bob" in done[:2]
-
-
-def test_health_answers_while_large_bodies_wait() -> None:
-    async def run() -> tuple[int, bool]:
-        app = app_with(long_engine())
-        transport = httpx.ASGITransport(app=app)
-        gate = threading.Event()
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            held = asyncio.create_task(app.state.bodies.run("mallory", lambda: gate.wait(20)))
-            body = {"model": "outrider", **chat(INLINE_BYTES)}
-            waiting = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-            health = await client.get("/health")
-            early = waiting.done()
-            gate.set()
-            await held
-            await waiting
-        return health.status_code, early
-
-    assert asyncio.run(run()) == (200, False)
 
 
 def test_the_memory_of_a_body_whose_client_leaves_is_free_at_once() -> None:

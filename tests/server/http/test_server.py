@@ -131,13 +131,6 @@ def completion(**fields: Any) -> bytes:
     return UPLOAD.replace(b"1000", str(len(body)).encode()) + body
 
 
-@pytest.mark.parametrize("sent", [b"", GET[:20]])
-def test_half_open_connections_are_closed(sent: bytes) -> None:
-    with serving(FakeEngine("a"), server__read_seconds=0.2) as port, connect(port) as connection:
-        connection.sendall(sent)
-        assert read_all(connection) == b""
-
-
 def test_a_half_open_upload_is_answered_with_a_408() -> None:
     with serving(FakeEngine("a"), server__read_seconds=0.5) as port, connect(port) as connection:
         connection.sendall(UPLOAD)

@@ -69,26 +69,6 @@ def test_coalescing_preserves_all_items_and_their_order() -> None:
     assert [len(batch) for batch in batches[1:3]] == [6, 7]
 
 
-def test_closing_the_stream_closes_the_source() -> None:
-    ended = []
-
-    async def endless() -> AsyncGenerator[int | None, None]:
-        try:
-            while True:
-                await asyncio.sleep(0.001)
-                yield 1
-        finally:
-            ended.append(True)
-
-    async def run() -> None:
-        stream = coalesce(endless(), TICK_SECONDS)
-        await anext(stream)
-        await stream.aclose()
-
-    asyncio.run(run())
-    assert ended == [True]
-
-
 def packets(stream: list[tuple[float, list[int]]], multiple: int) -> list[int]:
     """The packet sizes for tokens of four characters."""
     found = []
@@ -170,23 +150,6 @@ def test_a_disconnect_cancels_the_work() -> None:
     assert not cancelled
     assert status(request_of("http.request", "http.disconnect"), 3600) == CLIENT_CLOSED_REQUEST
     assert cancelled == [True]
-
-
-def test_a_disconnect_before_the_first_chunk_closes_the_stream() -> None:
-    closed = []
-
-    async def chunks() -> AsyncGenerator[bytes, None]:
-        try:
-            await asyncio.sleep(3600)
-            yield b""
-        finally:
-            closed.append(True)
-
-    async def run() -> Response:
-        return await cancel_on_disconnect(request_of("http.disconnect"), stream_response(chunks()))
-
-    assert asyncio.run(run()).status_code == CLIENT_CLOSED_REQUEST
-    assert closed == [True]
 
 
 def test_a_coalesced_stream_that_nobody_takes_stops_reading_its_source() -> None:

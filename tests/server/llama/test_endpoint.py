@@ -95,25 +95,6 @@ def test_the_answer_ends_at_a_line_of_less_indentation(stream: bool) -> None:
     assert (answers[-1]["stop"], answers[-1]["stop_type"]) == (True, "limit")
 
 
-def test_an_error_in_a_stream_is_its_last_event() -> None:
-    *_, last = events(post(FakeEngine("x", error=EngineError("The worker was lost.")), {**BODY, "stream": True}))
-    assert last["error"]["message"] == "The worker was lost."
-
-
-@pytest.mark.parametrize(
-    ("fields", "session"),
-    [
-        ({}, None),
-        ({"id_slot": 3}, "127.0.0.1 slot-3"),
-        ({"id_slot": 3, "session_id": "s"}, "127.0.0.1 s"),
-    ],
-)
-def test_a_slot_names_a_session(fields: dict[str, Any], session: str | None) -> None:
-    engine = FakeEngine("x")
-    post(engine, {**BODY, **fields})
-    assert engine.requests[0].session == session
-
-
 def test_a_long_file_is_cut_and_leaves_room_for_the_answer() -> None:
     engine = FakeEngine("x")
     fields = {

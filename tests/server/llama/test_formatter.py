@@ -8,7 +8,6 @@ import pytest
 
 from outrider.drafters.sequence import Finish
 from outrider.server.engine.messages import Request
-from outrider.server.http.errors import APIError
 from outrider.server.llama.formatter import InfillFormatter
 from outrider.server.llama.schema import InfillBody
 from outrider.server.openai.generation import ChoiceOutput
@@ -62,33 +61,6 @@ def test_a_complete_answer() -> None:
 )
 def test_why_the_answer_ends(given: ChoiceOutput, stop: list[str], expected: str) -> None:
     assert formatter(stop=stop).body([given], USAGE)["stop_type"] == expected
-
-
-def test_a_stream_ends_with_its_stop() -> None:
-    writer = formatter()
-    assert writer.start() == []
-    (first,) = writer.deltas(output(7, text="x", finish=None))
-    assert first.padded and first.data == {
-        "index": 0,
-        "content": "x",
-        "tokens": [7],
-        "stop": False,
-        "id_slot": -1,
-        "tokens_predicted": 1,
-        "tokens_evaluated": 5,
-    }
-    assert writer.deltas(output(EOS, text="")) == []
-    (last,) = writer.end(USAGE)
-    assert isinstance(last.data, dict)
-    assert (last.data["content"], last.data["stop"], last.data["tokens_predicted"], last.data["stop_type"]) == (
-        "",
-        True,
-        2,
-        "eos",
-    )
-    assert isinstance(heartbeat := writer.heartbeat().data, dict) and heartbeat["content"] == ""
-    (error,) = writer.error(APIError(500, "No."))
-    assert isinstance(error.data, dict) and error.data["error"]["message"] == "No."
 
 
 def test_selected_fields_keep_their_paths() -> None:

@@ -162,17 +162,6 @@ def test_a_broken_model_fails_its_own_requests_only() -> None:
     assert run(test) == ["load broken", "load broken", "load a"]
 
 
-def test_a_model_whose_worker_is_lost_for_good_is_loaded_again() -> None:
-    async def test(machine: Machine, pool: Pool[Counted]) -> None:
-        await use(pool, "a")
-        loaded = pool.find("a").loaded
-        assert loaded is not None
-        loaded.failure = "it ended five times"  # type: ignore[assignment]
-        await use(pool, "a")
-
-    assert run(test) == ["load a", "stop a", "load a"]
-
-
 def test_idle_models_are_unloaded() -> None:
     async def test(machine: Machine, pool: Pool[Counted]) -> None:
         task = asyncio.create_task(pool.unload_idle())
@@ -185,21 +174,6 @@ def test_idle_models_are_unloaded() -> None:
         task.cancel()
 
     assert run(test, idle_seconds=0.05) == ["load a", "load b", "stop b", "stop a"]
-
-
-def test_names() -> None:
-    async def test(machine: Machine, pool: Pool[Counted]) -> None:
-        assert pool.find(None).entry.name == "a"
-        assert pool.find("gpt-9").entry.name == "a"
-        assert pool.find("b-sql").entry.name == "b" and pool.models["b"].names == ["b", "b-sql"]
-        await use(pool, "b")
-        assert pool.find(None).entry.name == "b"
-        for name in ("../a", "", "x" * 10_000):
-            with pytest.raises(APIError, match="does not exist; this server has a, b, c, broken") as raised:
-                pool.find(name)
-            assert raised.value.status_code == 404
-
-    run(test)
 
 
 def test_shutdown() -> None:

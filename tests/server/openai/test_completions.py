@@ -9,7 +9,7 @@ import pytest
 from outrider.server.engine.messages import TokenLogprobs
 from outrider.server.openai.completions import best_outputs
 from outrider.server.openai.generation import ChoiceOutput
-from tests.server.fakes import TOKENIZER, FakeEngine, events, post
+from tests.server.fakes import FakeEngine, events, post
 
 PATH = "/v1/completions"
 
@@ -62,14 +62,6 @@ def test_streams_of_several_prompts_number_their_choices() -> None:
         texts[choice["index"]] += choice["text"]
     assert texts == {0: "ab", 1: "ab!", 2: "ab", 3: "ab!"}
     assert engine.admitted == [False, True, True, True]  # the later choices belong to an accepted request
-
-
-def test_prompts_may_be_token_ids() -> None:
-    engine = FakeEngine("a")
-    post(engine, PATH, {"prompt": [[5, 6], [7]]})
-    assert [request.prompt for request in engine.requests] == [[5, 6], [7]]
-    post(engine, PATH, {"prompt": "abc"})
-    assert engine.requests[-1].prompt == TOKENIZER.encode("abc")
 
 
 @pytest.mark.parametrize(

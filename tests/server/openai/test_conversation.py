@@ -6,26 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from outrider.server.openai.conversation import Message, content_text, parse_arguments
+from outrider.server.openai.conversation import Message, parse_arguments
 
 
 def message(**fields: Any) -> Message:
     return Message.model_validate({"role": "user", **fields})
-
-
-def test_content_is_joined() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}, {"type": "input_text", "text": "c"}]
-    assert content_text(message(content=parts).content) == "abc"
-    assert content_text("abc") == "abc"
-    assert content_text(None) == ""
-
-
-def test_unsupported_content_parts_are_rejected_by_type() -> None:
-    for part, name in (({"type": "picture"}, "picture"), ("text", "None")):
-        with pytest.raises(ValidationError, match=name):
-            message(content=[part])
 
 
 def test_messages_for_the_template() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import TokenEvent, TokenLogprobs
 from outrider.server.openai.generation import ChoiceOutput
-from outrider.server.openai.logprobs import MIN_LOGPROB, CompletionLogprobs, TextCursor, content_logprobs
+from outrider.server.openai.logprobs import CompletionLogprobs, TextCursor
 from outrider.server.worker.detokenizer import AnswerText, Detokenizer
 from tests.server.fakes import TOKENIZER, VOCABULARY
 
@@ -36,13 +34,6 @@ class Pieces:
 
     def __init__(self, *pieces: bytes) -> None:
         self.bytes_of = pieces.__getitem__
-
-
-def output(echoed_tokens: int = 0) -> ChoiceOutput:
-    """Three tokens; the last one, a stop token, has no log-probability."""
-    logprobs = TokenLogprobs([-0.5, -math.inf], [[40], [42, 41]], [[-0.5], [-0.1, -math.inf]])
-    text = "".join(map(VOCABULARY.text_of, (40, 41)))
-    return ChoiceOutput(0, tokens=[40, 41, 0], logprobs=logprobs, echoed_tokens=echoed_tokens, pieces=[(text, 3)])
 
 
 def outputs(
@@ -79,23 +70,6 @@ def joined(scores: CompletionLogprobs, made: Sequence[ChoiceOutput]) -> tuple[st
             entries.setdefault(key, []).extend(values)
         assert all(offset <= len(text) for offset in entries.get("text_offset", []))
     return text, entries
-
-
-def test_content_logprobs() -> None:
-    first, second = content_logprobs(VOCABULARY, output())
-    assert bytes(first["bytes"]) == VOCABULARY.bytes_of(40)
-    assert (first["logprob"], second["logprob"]) == (-0.5, MIN_LOGPROB)
-    assert [top["token"] for top in second["top_logprobs"]] == [VOCABULARY.text_of(42), VOCABULARY.text_of(41)]
-    json.dumps(second, allow_nan=False)
-
-
-def test_completion_logprobs() -> None:
-    found = CompletionLogprobs(VOCABULARY).take(output())
-    assert found is not None
-    assert found["tokens"] == [VOCABULARY.text_of(40), VOCABULARY.text_of(41)]
-    assert found["text_offset"] == [0, len(VOCABULARY.text_of(40))]
-    assert found["token_logprobs"] == [-0.5, MIN_LOGPROB]
-    assert found["top_logprobs"][1] == {VOCABULARY.text_of(42): -0.1, VOCABULARY.text_of(41): MIN_LOGPROB}
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -16,14 +16,6 @@ from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, 
 APP = app_with(FakeEngine())
 
 
-def test_the_model_card() -> None:
-    (card,) = fetch(APP, "GET", "/v1/models").json()["data"]
-    assert (card["id"], card["object"], card["owned_by"]) == (models.NAME, "model", "outrider")
-    assert fetch(APP, "GET", f"/v1/models/{models.NAME}").json() == card
-    missing = fetch(APP, "GET", "/v1/models/other/name")
-    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
-
-
 def test_the_model_card_says_what_the_model_can_do() -> None:
     engine = FakeEngine()
     (loading,) = fetch(app_with(engine), "GET", "/v1/models").json()["data"]
@@ -45,13 +37,6 @@ def test_tokenize_and_detokenize_round_trip() -> None:
     assert found == {"tokens": TOKENIZER.encode("def f():"), "count": found["count"], "max_model_len": CONTEXT_TOKENS}
     assert found["count"] == len(found["tokens"])
     assert fetch(APP, "POST", "/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": "def f():"}
-
-
-def test_messages_are_rendered() -> None:
-    messages = [{"role": "user", "content": "Hello"}]
-    tokens = fetch(APP, "POST", "/tokenize", {"messages": messages}).json()["tokens"]
-    rendered = TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert TOKENIZER.decode(tokens) == rendered
 
 
 def test_the_text_of_llama_servers_clients_has_no_special_tokens_unless_they_ask() -> None:

@@ -73,15 +73,6 @@ def test_none_ignores_the_file(tmp_path: Path) -> None:
     assert fetch(app, "GET", "/v1/models").json()["data"][0]["default_sampling_params"] == {}
 
 
-def test_the_model_card_and_the_log_show_the_defaults(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "outrider")
-    app = app_for(FakeEngine(), model_with(tmp_path, '{"temperature": 0.6, "top_k": 20, "eos_token_id": 1}'))
-    assert fetch(app, "GET", f"/v1/models/{models.NAME}").json()["default_sampling_params"] == {"temperature": 0.6, "top_k": 20}
-    assert [record.__dict__["fields"] for record in caplog.records if FILE in record.message] == [
-        {"temperature": 0.6, "top_k": 20}
-    ]
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -170,12 +161,6 @@ def test_invalid_values_of_a_gguf_file_are_one_warning(tmp_path: Path, caplog: p
     (tmp_path / "x.gguf").write_bytes(b"GGUF\3")
     assert load_sampling_defaults(str(tmp_path / "x.gguf")) == LLAMA_SERVER_DEFAULTS
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
-
-
-def test_a_model_without_the_file_has_no_defaults(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "outrider")
-    assert load_sampling_defaults(str(tmp_path)) == load_sampling_defaults(str(models.TARGET)) == NO_DEFAULTS
-    assert not caplog.records
 
 
 def test_the_file_of_a_hub_id_is_that_of_the_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,24 +61,6 @@ def test_tiny_numbers_are_sampled_as_their_limit(value: float) -> None:
                 completion(**{name: odd})
 
 
-def test_template_arguments_are_short() -> None:
-    assert chat(chat_template_kwargs={"documents": ["x" * 60_000]}).chat_template_kwargs
-    for fields in ({"chat_template_kwargs": {"x": "y" * 70_000}}, {"reasoning_effort": "y" * 65}):
-        with pytest.raises(ValidationError):
-            chat(**fields)
-
-
-def test_enabled_and_enforced_tools() -> None:
-    tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
-    named = {"type": "function", "function": {"name": "g"}}
-    assert [tool.function.name for tool in chat(tools=tools).enabled_tools] == ["f", "g"]
-    assert chat(tools=tools).enforced_tools == chat(tools=tools, tool_choice="none").enabled_tools == []
-    assert len(chat(tools=tools, tool_choice="required").enforced_tools) == 2
-    assert [tool.function.name for tool in chat(tools=tools, tool_choice=named).enforced_tools] == ["g"]
-    with pytest.raises(ValidationError, match="not one of 'tools'"):
-        chat(tools=tools[:1], tool_choice=named)
-
-
 def test_logprobs() -> None:
     assert (chat().num_logprobs, chat(logprobs=True).num_logprobs) == (None, 0)
     assert chat(logprobs=True, top_logprobs=4).num_logprobs == 4

@@ -45,17 +45,6 @@ def test_every_field_becomes_a_structure(fields: dict[str, Any], name: str, stru
     assert asyncio.run(GrammarChecker(Limits()).grammar(structures(**fields))).grammar
 
 
-def test_empty_fields_ask_for_nothing() -> None:
-    assert structures(structured_outputs={}, guided_json=None) == {}
-    assert structures(structured_outputs={"json_object": False, "structural_tag": None}) == {}
-
-
-def test_two_structures_are_one_too_many() -> None:
-    for fields in ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, {"guided_regex": "a", "regex": "b"}):
-        response = post(FakeEngine("a"), "/v1/completions", {"prompt": "x", **fields})
-        assert response.status_code == 400 and "only one of" in response.json()["error"]["message"]
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -57,16 +57,6 @@ def test_tokens_have_the_colours_of_the_apis_sources(browser: Any, served: Serve
         page.locator("#chart canvas").wait_for()
 
 
-def test_an_answer_appears_while_it_is_generated_and_stops(browser: Any, served: Served) -> None:
-    with visit(browser, served.url) as page:
-        submit_endless(page, PROMPT)
-        page.locator("#transcript .token").nth(3).wait_for()
-        page.click("#stop")
-        said(page, "Stopped")
-        assert 3 < len(shown_tokens(page)) < 1900
-        assert page.is_enabled("#run")
-
-
 def test_a_chat_goes_on(browser: Any, served: Served) -> None:
     with visit(browser, served.url) as page:
         for number in (1, 2):

@@ -104,19 +104,6 @@ def test_failures() -> None:
     run(test)
 
 
-def test_without_a_processor_pictures_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(service: PictureService, program: Program) -> None:
-        program.fails_to_load = True
-        assert not await service.is_available()
-        assert not await service.is_available()
-        assert program.loads == program.closes == 1
-        with pytest.raises(WorkerLost, match="leave the pictures out"):
-            await service.prepare("a", [url(b"a")])
-
-    run(test)
-    assert "pictures are left out of prompts; they cannot be prepared: no" in caplog.text
-
-
 def test_prompts_are_equal_only_if_their_pictures_are() -> None:
     async def test(service: PictureService, _: Program) -> None:
         prompt, rare = [1, *TOKENS, 2, *TOKENS, 3], list(range(100, 200))

@@ -12,7 +12,7 @@ import pytest
 from outrider.server.engine.engine import DeadlineExceeded, WorkerLost
 from outrider.server.engine.messages import Accepted, Request, TokenEvent
 from outrider.server.ray import wire
-from outrider.server.ray.remote_engine import MAX_LOSSES, RemoteEngine, ReplicaLost
+from outrider.server.ray.remote_engine import RemoteEngine, ReplicaLost
 from outrider.server.settings import load_settings
 from outrider.server.telemetry.metrics import Metrics
 from outrider.verify.sampling_params import SamplingParams
@@ -116,18 +116,6 @@ def test_an_answer_that_has_begun_is_lost_with_its_replica(script: list[Item]) -
 
     run(replicas, body)
     assert len(replicas.calls) == 1
-
-
-def test_a_request_does_not_end_every_replica() -> None:
-    lost: list[Item] = [ReplicaLost()]
-    replicas = FakeReplicas(*[lost] * (MAX_LOSSES + 1))
-
-    async def body(engine: RemoteEngine) -> None:
-        with pytest.raises(WorkerLost):
-            await texts(engine)
-
-    run(replicas, body)
-    assert len(replicas.calls) == MAX_LOSSES
 
 
 def test_an_idle_stream_is_kept_alive_and_its_end_cancels_the_call() -> None:

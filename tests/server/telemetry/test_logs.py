@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from outrider.server.settings import Logging
-from outrider.server.telemetry.logs import HumanFormatter, JsonFormatter, configure
+from outrider.server.telemetry.logs import HumanFormatter, JsonFormatter
 from tests.requests import body
 from tests.servers import ALICE, Served, wait_until
 
@@ -20,18 +19,6 @@ def record(**extra: object) -> logging.LogRecord:
     made = logging.makeLogRecord({"name": "outrider", "levelname": "INFO", "levelno": 20, "msg": "a %s", "args": ("word",)})
     made.__dict__.update(extra)
     return made
-
-
-@pytest.mark.parametrize("name", ["httpx", "httpx2"])
-def test_requests_to_the_hub_are_not_logged(name: str) -> None:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    try:
-        configure(Logging())
-        assert not logging.getLogger(name).isEnabledFor(logging.INFO)
-    finally:
-        root.handlers = handlers
-        root.setLevel(level)
 
 
 FORGED = "x\n2026-01-01 00:00:00,000 INFO outrider: forged\r\u2028\x85\x1b[2J\u202e"

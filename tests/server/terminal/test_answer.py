@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -61,15 +59,3 @@ def test_control_characters_of_the_cost_do_not_reach_the_terminal() -> None:
     answer = Answer(lambda _: None)
     answer.receive(iter([USAGE | {"speculation": USAGE["speculation"] | {"drafted_tokens": {"\x1b[2Jx": 1}}}]))
     assert answer.stats().endswith("accepted drafts: [2Jx 0 of 1")
-
-
-def test_a_broken_answer_keeps_what_has_arrived() -> None:
-    def breaking() -> Iterator[dict[str, Any]]:
-        yield chunk("a")
-        raise ChatError("It broke.")
-
-    answer = Answer(lambda _: None, clock=itertools.count().__next__)
-    with pytest.raises(ChatError):
-        answer.receive(breaking())
-    assert (answer.text, answer.seconds) == ("a", 2)
-    assert answer.stats() == "The answer was stopped after 2.00 s."

@@ -51,14 +51,6 @@ def text_of(found: list[TokenEvent]) -> str:
     return "".join(event.text for event in found)
 
 
-def test_text_matches_tokens(runtime: Runtime) -> None:
-    found = events(runtime)
-    assert len(tokens_of(found)) == 12
-    assert text_of(found) == Letters().text_of(tokens_of(found))
-    assert [event.finish for event in found] == [None] * (len(found) - 1) + ["length"]
-    assert all(event.step is not None for event in found)
-
-
 def test_a_stop_string_cuts_tokens_and_text(runtime: Runtime) -> None:
     full = events(runtime)
     stop = text_of(full)[4:6]
@@ -79,16 +71,6 @@ def test_a_stop_token_counts_but_has_no_text(runtime: Runtime) -> None:
     assert tokens_of(found) == full[: end + 1]
     assert found[-1].finish == "stop"
     assert text_of(found) == Letters().text_of(full[:end])
-
-
-def test_a_stop_string_may_end_with_the_stop_token(runtime: Runtime) -> None:
-    full = events(runtime)
-    tokens, text = tokens_of(full), text_of(full)
-    end = next(at for at in range(3, len(text)) if text[at] not in text[:at])
-    found = events(runtime, stop_token_ids=[tokens[end]], stop=(text[end - 1 : end + 1],), params=replace(GREEDY, logprobs=1))
-    assert (text_of(found), tokens_of(found)) == (text[: end - 1], tokens[: end + 1])
-    assert (found[-1].finish, found[-1].stop_string) == ("stop", text[end - 1 : end + 1])
-    assert sum(len(event.logprobs.chosen) for event in found if event.logprobs) == end
 
 
 def test_logprobs_of_tokens_and_prompt(runtime: Runtime) -> None:

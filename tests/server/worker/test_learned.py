@@ -65,17 +65,6 @@ def test_texts_are_indexed_again_only_when_they_have_grown() -> None:
     assert text.current()[0] is not first[0]
 
 
-def test_the_least_recently_used_principals_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.server.worker.learned.MAX_PRINCIPALS", 2)
-    texts = LearnedTexts(1000, VOCABULARY)
-    first = texts.of("a")
-    texts.of("b")
-    assert texts.of("a") is first
-    texts.of("c")
-    assert texts.of("a") is first
-    assert len(texts._by_principal) == 2
-
-
 def test_a_long_text_is_not_indexed_in_the_decode_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learned, "MAX_TOKENS_IN_LOOP", 10)
     threads: list[threading.Thread] = []

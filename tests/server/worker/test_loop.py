@@ -117,20 +117,6 @@ def test_a_failed_step_ends_only_its_request(rig: Rig) -> None:
     assert len(rig.tokens("c")) == 4
 
 
-def test_a_session_that_cannot_be_acquired_fails_only_its_request(rig: Rig) -> None:
-    rig.send(request("a"))
-    rig.step(1)
-    acquire = rig.worker._sessions.acquire
-    rig.worker._sessions.acquire = raising(RuntimeError("rows of another shape"))  # type: ignore[method-assign]
-    rig.send(request("b"))
-    rig.step(1)
-    rig.worker._sessions.acquire = acquire  # type: ignore[method-assign]
-    rig.send(request("c"))
-    rig.step()
-    assert [message.id for message in rig.sent if isinstance(message, Failed)] == ["b"]
-    assert (len(rig.tokens("a")), len(rig.tokens("c"))) == (4, 4)
-
-
 def test_a_lost_device_ends_the_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.send(request("a"))
     rig.step(1)
@@ -271,14 +257,6 @@ def test_rounds_of_half_the_requests_alternate(tiny_runner: TorchRunner, monkeyp
     assert rig.tokens("b") == expected["b"][: len(rig.tokens("b"))] and len(rig.tokens("b")) < 9
     assert not rig.worker._active and rig.worker._launched is None
     rig.close()
-
-
-def test_an_invalid_request_fails_alone(rig: Rig) -> None:
-    rig.send(request("a", prompt=[]), request("b"))
-    rig.step()
-    [failed] = [message for message in rig.sent if isinstance(message, Failed)]
-    assert (failed.id, failed.client_error) == ("a", True)
-    assert set(rig.order) == {"b"}
 
 
 def test_a_request_is_accepted_before_it_begins_unless_its_client_can_mend_it(rig: Rig) -> None:

@@ -25,11 +25,9 @@ from outrider.verify.errors import ModelError
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.model import HeadModel
 from outrider.verify.model.cache.shape import CacheShape, LayerShape
-from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.tokenizer import load_tokenizer
-from tests.hub import MODEL, cache_models
 from tests.server.worker.fakes import tiny_runtime
 from tests.verify.heads.checkpoints import save_eagle
 
@@ -69,16 +67,6 @@ def test_a_draft_model_is_charged_to_its_own_device(
     monkeypatch.setattr(runtime, "free_bytes", lambda _: 100 * row)
     with pytest.raises(ModelError, match=r"of the memory of cpu are free .* serve a smaller or quantised model\.$"):
         runtime.plan_draft(target, tiny_runner, plan)
-
-
-def test_both_models_have_their_revisions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    cache_models(monkeypatch, tmp_path, {"v1": models.TARGET, "v2": models.DRAFT})
-    flags = {"model.path": MODEL, "model.revision": "v1", "draft_model.path": MODEL, "draft_model.revision": "v2"}
-    settings = load_settings(None, flags | {"model.device": "cpu", "draft_model.device": "cpu"})
-    target = load_target(settings)
-    draft = load_draft(settings, shared_options(settings, settings.draft_model), load_tokenizer(str(models.TARGET)), target)
-    assert isinstance(draft, NativeRunner)
-    assert target.weight_bytes > draft.weight_bytes
 
 
 def test_a_head_makes_the_target_keep_its_hidden_states(tmp_path: Path) -> None:

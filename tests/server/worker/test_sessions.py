@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.registry import Resources
 from outrider.server.worker.session import Session, SessionKey
 from outrider.server.worker.sessions import SessionStore
 from outrider.verify import system_memory
@@ -24,19 +23,6 @@ PROMPT = np.arange(5, dtype=np.int32)
 
 def key(name: str) -> SessionKey:
     return SessionKey("p", name)
-
-
-def test_a_named_session_is_reused_and_an_unnamed_one_is_not(tiny_runner: TorchRunner) -> None:
-    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
-    first = store.acquire("p", "a", PROMPT)
-    assert first is not None
-    store.release(first)
-    assert store.acquire("p", "a", PROMPT) is first
-    unnamed = store.acquire("p", None, PROMPT)
-    assert unnamed is not None
-    store.release(unnamed)
-    assert len(store) == 1
-    assert store.acquire("p", None, PROMPT) is not unnamed
 
 
 def test_the_text_of_a_kept_session_is_learned_after_each_request(tiny_runner: TorchRunner) -> None:
@@ -62,19 +48,6 @@ def test_the_least_recently_used_session_is_evicted_first(tiny_runner: TorchRunn
     assert len(store) == 2
     assert store.acquire("p", "a", PROMPT) is made["a"]
     assert store.acquire("p", "b", PROMPT) is not made["b"]
-
-
-def test_sessions_do_not_share_drafters_or_caches(tiny_runner: TorchRunner) -> None:
-    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
-    a, b = store.acquire("p", "a", PROMPT), store.acquire("p", "b", PROMPT)
-    assert a is not None and b is not None
-    resources = Resources()
-    assert a.drafter("trigram", resources) is a.drafter("trigram", resources)
-    assert a.drafter("trigram", resources) is not b.drafter("trigram", resources)
-    options = DecodeOptions(SamplingParams(temperature=0), max_tokens=5)
-    decode(a.verifier, NoDrafter(), np.arange(20, dtype=np.int32), options)
-    assert not len(b.verifier.sequence)
-    assert 0 < store.usage_ratio < 1
 
 
 def test_sessions_that_share_a_slot_keep_their_prefix(tiny_runner: TorchRunner) -> None:

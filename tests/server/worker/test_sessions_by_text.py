@@ -186,26 +186,6 @@ def test_a_name_hides_nothing_that_is_cached(tiny_runner: TorchRunner) -> None:
     assert rig.answer(extend(text, 3), name="s")[:2] == ("continued", len(text) - 1)
 
 
-def test_another_named_session_is_copied_and_not_taken(tiny_runner: TorchRunner) -> None:
-    rig = Automatic(tiny_runner)
-    text = rig.answer(LONG, name="a")[2]
-    assert rig.answer(extend(text, 1), name="b")[:2] == ("forked", len(text) - 1)
-    assert rig.answer(extend(text, 1), name="b", principal="q")[:2] == ("new", 0)
-    assert rig.answer(extend(text, 2), name="a")[:2] == ("continued", len(text) - 1)
-    assert {str(key.name) for key in rig.store._sessions} == {"a", "b"}
-
-
-def test_the_choices_of_a_request_are_one_session_whatever_their_prompts(tiny_runner: TorchRunner) -> None:
-    rig = Automatic(tiny_runner)
-    text = rig.answer(LONG)[2]
-    for prompt in (extend(text, 1), OTHER):
-        session = rig.store.acquire("p", "choices-1", prompt, temporary=True)
-        assert session is not None
-        rig.store.release(session)
-    rig.store.forget(SessionKey("p", "choices-1"))
-    assert len(rig.store) == 1 and rig.answer(extend(text, 2))[:2] == ("continued", len(text) - 1)
-
-
 @pytest.mark.slow
 @given(st.data())
 @settings(max_examples=25)

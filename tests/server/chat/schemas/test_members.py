@@ -134,20 +134,3 @@ def test_a_strict_schema_is_refused_by_the_place_and_the_keyword(schema: Any, wo
         with pytest.raises(ValueError, match=f"tool 'f' is strict, and {words}"):
             built(functions={"g": {}, "f": schema}, format=format, strict=["f"])
         assert built(functions={"g": {}, "f": schema}, format=format, strict=["g"]).ignored
-
-
-def test_one_schema_is_relaxed_alone() -> None:
-    grammar, ignored = built(functions={"f": one(SLUG), "g": one({**WORD, "pattern": "^b+$"})})
-    call = '<tool_call>\n{"name": "%s", "arguments": {"a": "%s"}}\n</tool_call>'
-    assert (
-        accepts(grammar, call % ("f", "-")) and accepts(grammar, call % ("g", "bb")) and not accepts(grammar, call % ("g", "c"))
-    )
-    assert ignored == ["f.a.pattern"]
-
-
-def test_what_is_too_large_is_any_object() -> None:
-    large = {"type": "object", "properties": {f"p{number}": {"type": "integer"} for number in range(2500)}}
-    for format in ("hermes", "harmony", "pythonic"):
-        assert built(functions={"f": large, "g": one(WORD)}, format=format).ignored == ["f.parameters"]
-    grammar, ignored = built(structure=Structure(LENIENT, large))
-    assert accepts(grammar, '{"q": 1}') and not accepts(grammar, "5") and ignored == ["schema"]

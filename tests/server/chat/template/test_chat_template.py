@@ -48,9 +48,3 @@ def test_fields_of_tools_that_a_template_reads_are_filled_in() -> None:
     refuses = "{{ raise_exception('no parameters') if tools and tools[0].function.parameters is undefined }}"
     template = ChatTemplate(TOKENIZER, refuses + reads + FULL.removeprefix(TOOLS))
     assert template.abilities.tools and template.write([USER], [TOOL]).startswith("look<user>Hi")
-
-
-def test_templates_from_before_there_were_tools_get_functions_as_text() -> None:
-    old = "{{ '' + functions }}{{ '' + datetime }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    text = ChatTemplate(TOKENIZER, old).write([USER], [TOOL])
-    assert '"name": "look"' in text and text.endswith("Hi")

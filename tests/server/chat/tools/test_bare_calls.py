@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from outrider.server.chat.tools import FORMATS, Part, merge_parts, tool_parser
-from tests.server.chat.tools.samples import FUNCTIONS, Call
+from outrider.server.chat.tools import FORMATS
+from tests.server.chat.tools.samples import Call
 from tests.server.chat.tools.test_parser import content_and_calls, each_format, parse
 
 OSLO = '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}'
@@ -70,14 +70,3 @@ def test_any_other_object_is_content(format: str, text: str) -> None:
         return  # the format itself has calls without markers
     parts = parse(format, list(in_format(format, text)))
     assert content_and_calls(parts) == (text, [])
-
-
-@each_format
-def test_text_is_held_back_only_while_it_can_be_a_call(format: str) -> None:
-    if FORMATS[format].bare or format == "harmony":
-        return
-    for held, freed in [('{"', "answer"), ('{"na', '{"nam": 1'), ('{"name": "', "other"), ("```py\n", "x"), ("`", "x")]:
-        parser = tool_parser(format, FUNCTIONS)
-        assert parser.feed(held) == []
-        freed = freed.removeprefix(held)
-        assert merge_parts(parser.feed(freed)) == [Part("content", held + freed)]

@@ -95,16 +95,6 @@ def test_samples_are_accepted(sample: Sample) -> None:
         assert not accepts(calls_grammar(sample.format, FUNCTIONS, 1, {}), exact)
 
 
-@each_sample
-def test_a_missing_argument_is_rejected(sample: Sample) -> None:
-    required = {**FUNCTIONS["get_weather"], "properties": {**FUNCTIONS["get_weather"]["properties"], "unit": WORD}}
-    required["required"] = ["city", "days", "unit"]
-    grammar = calls_grammar(sample.format, {**FUNCTIONS, "get_weather": required}, 8, {})
-    exact = sample.text.removesuffix("<|call|>").replace("'San \"José\"'", '"San \\"José\\""').replace("'b c'", '"b c"')
-    assert not accepts(grammar, exact)
-    assert not accepts(grammar, "Hello!")
-
-
 @each_format
 @pytest.mark.parametrize("seed", range(8))
 def test_every_enforced_answer_parses_to_calls_that_follow_the_schemas(format: str, seed: int) -> None:

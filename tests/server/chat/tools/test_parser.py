@@ -119,12 +119,6 @@ def test_no_word_is_lost_however_the_text_is_split(format: str, data: st.DataObj
     assert parse(format, list(text)) == parts
 
 
-@each_format
-def test_plain_text_is_content(format: str) -> None:
-    for text in ("Hello there, no call < here [maybe].", "1 < 2 <tool", "x = [1, 2]", "", " a\n\n b \n"):
-        assert content_and_calls(parse(format, list(text))) == (text, [])
-
-
 LONG = "x y " * 10_000
 LONG_CALLS = [
     ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"a": "{LONG}"}}}}</tool_call>'),
@@ -153,10 +147,6 @@ def test_a_long_call_takes_linear_time(format: str, text: str, size: int) -> Non
 def test_hermes_reads_the_tagged_calls_of_a_clients_prompt() -> None:
     text = "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"
     assert content_and_calls(parse("hermes", list(text))) == ("", [("get_weather", {"city": "Oslo"})])
-
-
-def test_a_call_without_arguments_has_none() -> None:
-    assert parse("hermes", ['<tool_call>{"name": "f"}</tool_call>']) == [Part("call", "f"), Part("arguments", "{}")]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hello"}]
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")]
 NAMED = {"type": "function", "function": {"name": "f"}}
-NAMED_CALL = {"name": "f", "arguments": "{}"}
 CALL = '<think>why</think>So:\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
@@ -42,18 +41,6 @@ def output(text: str, finish: Finish | None = None) -> ChoiceOutput:
     return made
 
 
-def test_an_answer_has_reasoning_content_and_calls() -> None:
-    choice = formatter(tools=TOOLS).choice(output(CALL, "stop"))
-    message = choice["message"]
-    assert (message["content"], message["reasoning_content"]) == ("So:", "why")
-    (call,) = message["tool_calls"]
-    assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
-    assert call["id"].startswith("call_")
-    assert choice["finish_reason"] == "tool_calls"
-    assert formatter(tools=TOOLS, tool_choice=NAMED).choice(output(CALL, "stop"))["finish_reason"] == "stop"
-    assert formatter(tools=TOOLS).choice(output(CALL[:-20], "length"))["finish_reason"] == "length"
-
-
 def test_chunks_add_up_to_the_answer() -> None:
     streamed = formatter(tools=TOOLS)
     message: dict[str, Any] = {"content": "", "reasoning_content": "", "name": "", "arguments": ""}
@@ -70,17 +57,6 @@ def test_chunks_add_up_to_the_answer() -> None:
     assert last["finish_reason"] == "tool_calls"
     assert message == {"content": "So:", "reasoning_content": "why", "name": "f", "arguments": '{"a": 1}'}
     assert streamed.reasoning_tokens == 3
-
-
-def test_the_endpoint_streams() -> None:
-    fields = {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}}
-    *chunks, done = events(post(FakeEngine("Hel", None, "lo"), PATH, fields))
-    assert done == "[DONE]"
-    assert chunks.pop(2) == ": keep-alive"
-    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
-    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks[:-1]) == "Hello"
-    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 3
-    assert all(chunk["usage"] is None for chunk in chunks[:-1])
 
 
 def test_required_calls_set_a_grammar_and_only_markers_of_calls_are_shown() -> None:
@@ -239,20 +215,6 @@ def test_parallel_calls_that_are_off_end_the_answer_before_the_second(choice: An
     assert deltas[-1]["finish_reason"] == "tool_calls" and "no more" not in str(chunks)
     [both] = fetch(app, "POST", PATH, {**fields, "parallel_tool_calls": True}).json()["choices"]
     assert len(both["message"]["tool_calls"]) == 2
-
-
-def test_a_line_stands_for_what_the_model_cannot_read() -> None:
-    """Multimodal checkpoints serve their text part only."""
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    asked = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, image]}]
-    engine = FakeEngine("a")
-    engine.context_tokens = 2048
-    result = {"role": "tool", "tool_call_id": "1", "content": [{"type": "input_audio", "input_audio": {"data": "AAAA"}}]}
-    response = fetch(app_with(engine), "POST", PATH, {"messages": [*asked, result]})
-    assert (response.status_code, response.headers["x-outrider-ignored"]) == (200, "messages.image_url, messages.input_audio")
-    prompt = TOKENIZER.decode(engine.requests[0].prompt)
-    assert "What is this?\n[An image was left out: this model reads text only.]" in prompt
-    assert "[An audio recording was left out: this model reads text only.]" in prompt and "AAAA" not in prompt
 
 
 SLUG = {"type": "object", "properties": {"slug": {"type": "string", "pattern": "(?!-)x", "minLength": 1}}, "required": ["slug"]}

@@ -16,7 +16,6 @@ from outrider.verify.tokenizer import load_tokenizer
 from tests.server.fakes import TOKENIZER, FakeEngine, app_with, fetch
 from tests.server.openai.chat.test_endpoint import (
     MESSAGES,
-    NAMED_CALL,
     POINT_CALL,
     POINT_TOOL,
     SCHEMA,
@@ -86,19 +85,6 @@ def test_the_response_template_says_what_the_chat_template_does_not(
         assert accepts(engine.requests[0].grammar, answer)
     else:
         assert message["content"] == answer
-
-
-def test_a_template_that_takes_only_ids_of_its_own_form_gets_them() -> None:
-    template = (
-        "{% for message in messages %}{% for call in message.tool_calls or [message] %}"
-        "{% if (call.id or message.tool_call_id or '123456789') | length != 9 %}{{ raise_exception('nine') }}{% endif %}"
-        "{{ message.content }}{% endfor %}{% endfor %}{# [TOOL_CALLS] #}"
-    )
-    history = [
-        {"role": "assistant", "tool_calls": [{"id": "call_0123456789", "type": "function", "function": NAMED_CALL}]},
-        {"role": "tool", "tool_call_id": "call_0123456789", "content": "Done."},
-    ]
-    assert message_of(FakeEngine("Yes."), template, {"messages": [*MESSAGES, *history]})["content"] == "Yes."
 
 
 HARMONY = "{{ messages[0].content }}<|start|>assistant{# <|channel|><|message|> #}"
@@ -181,10 +167,3 @@ def test_a_model_without_a_template_has_neither_chat_nor_tools(template: Any) ->
     assert not {"chat", "tools", "reasoning"} & {*card["capabilities"]}
     refused = fetch(app, "POST", "/v1/chat/completions", {"messages": MESSAGES}).json()["error"]
     assert refused["code"] == "no_chat_template"
-
-
-def test_what_a_template_does_not_render_is_named() -> None:
-    turns = [{**MESSAGES[0], "name": "Ada"}]
-    assert answered(FakeEngine("a"), WITHOUT_TOOLS, messages=turns).headers["x-outrider-ignored"] == "messages.name"
-    rendering = WITHOUT_TOOLS.replace("m.role", "m.name or m.role")
-    assert "x-outrider-ignored" not in answered(FakeEngine("a"), rendering, messages=turns).headers

@@ -115,14 +115,6 @@ def test_items_are_found_by_their_principal_only_and_named_once() -> None:
         assert (response.status_code, response.json()["error"]["param"]) == (status, "input")
 
 
-def test_a_response_that_is_not_stored_names_no_session() -> None:
-    engine = FakeEngine("a")
-    app = app_with(engine, sessions__automatic="off")
-    for fields in ({"store": False}, {"store": False, "prompt_cache_key": "key"}):
-        fetch(app, "POST", PATH, {"input": "x", **fields})
-    assert [request.session for request in engine.requests] == [None, "127.0.0.1 key"]
-
-
 def test_the_names_of_what_is_ignored_are_safe(caplog: pytest.LogCaptureFixture) -> None:
     tools = [{"type": "é\r\nx-evil: 1"}, {"type": "secret words"}, *({"type": f"t{number}"} for number in range(50))]
     with caplog.at_level(logging.INFO, "outrider.requests"):
@@ -132,12 +124,3 @@ def test_the_names_of_what_is_ignored_are_safe(caplog: pytest.LogCaptureFixture)
     (record,) = [record for record in caplog.records if record.getMessage() == "ignored"]
     assert getattr(record, "fields")["ignored"] == "tools"  # the types are the client's words  # noqa: B009
     assert "x-outrider-ignored" not in post(FakeEngine("a"), PATH, {"input": "x"}).headers
-
-
-def test_parallel_calls_may_be_off() -> None:
-    tools = [{"type": "custom", "name": "apply_patch"}]
-    for allowed in (False, True):
-        engine = FakeEngine(CALL, CALL.partition("</think>")[2])
-        output = fetch(app_with(engine, TEMPLATE), "POST", PATH, {"input": "x", "tools": tools, "parallel_tool_calls": allowed})
-        kinds = [item["type"] for item in output.json()["output"]]
-        assert (kinds.count("custom_tool_call"), output.json()["status"]) == (2 if allowed else 1, "completed")

@@ -114,34 +114,6 @@ def test_the_folder_is_bounded(tiny_runner: TorchRunner, tmp_path: Path) -> None
     assert answer(new_store(tiny_runner, tmp_path), LONG[::-1].copy(), "second")[0] >= len(LONG) - 1
 
 
-def test_an_evicted_session_stays_on_disk_and_is_found_there(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    store = new_store(tiny_runner, tmp_path, capacity=1)
-    texts = []
-    for number in range(3):
-        texts.append(answer(store, LONG + number, str(number))[1])
-        save(store)
-    assert (len(store), len(sessions_in(tmp_path))) == (1, 3)
-    for number, text in enumerate(texts):
-        assert answer(store, np.concatenate([text, [7]]).astype(np.int32), str(number))[0] >= len(text) - 1
-
-
-def test_files_that_a_paused_session_came_from_are_not_read_again(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    """Its rows are its own since its request began, also where its new text is shorter than the saved one."""
-    store = new_store(tiny_runner, tmp_path)
-    long = np.concatenate([LONG, LONG[:40]])
-    answer(store, long, "a")
-    save(store)
-    fresh = new_store(tiny_runner, tmp_path, slots=1)
-    session = fresh.acquire("p", "a", long)
-    assert session is not None
-    session.verifier.truncate(50)
-    fresh.pause(session)
-    assert fresh._slots.swap_out()
-    for file in files_in(tmp_path):
-        file.unlink()
-    assert answer(fresh, long)[0] == 49
-
-
 def test_nobody_waits_for_a_session_that_is_being_saved(tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int) -> None:
     """It is stopped between two of its pages. What was written is not written again."""
     shape = (4, 2, 8, page_tokens, (64 << 20) // (64 * page_tokens))  # 64 MB

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import threading
 from pathlib import Path
@@ -16,7 +15,7 @@ from outrider.drafters.registry import Resources
 from outrider.server.worker.session import SessionKey
 from outrider.server.worker.storage import session_files
 from outrider.server.worker.storage.session_files import SessionFiles
-from outrider.server.worker.storage.session_folder import LOCK, PAGE, PARTIAL, SESSION, ForeignFolder, flush
+from outrider.server.worker.storage.session_folder import PAGE, PARTIAL, SESSION, ForeignFolder, flush
 from outrider.server.worker.storage.session_format import Fits
 from outrider.verify.decode import finish
 from outrider.verify.model.torch_runner import TorchRunner
@@ -134,18 +133,6 @@ def test_what_an_interrupted_writer_left_is_removed(tiny_runner: TorchRunner, tm
     assert not left.exists() and written.exists()
 
 
-def test_a_folder_that_cannot_be_written_costs_a_log_line(
-    tiny_runner: TorchRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("")
-    store = new_store(tiny_runner, tmp_path / "file")
-    answer(store, LONG)
-    with caplog.at_level(logging.WARNING, "outrider.worker"):
-        for _ in range(2):
-            save(store)
-    assert len(caplog.records) == 1
-
-
 @pytest.mark.parametrize("place", [".", "model"])
 def test_a_folder_of_another_user_is_refused(
     tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
@@ -187,21 +174,6 @@ def test_a_session_gets_no_name_whose_pages_another_server_has_removed(
     monkeypatch.setattr(session_files, "flush", remove_pages)
     save(store)
     assert len(sessions_in(tmp_path)) == (page_tokens > len(LONG))
-
-
-def test_a_session_gets_its_name_under_the_lock(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    store = new_store(tiny_runner, tmp_path)
-    answer(store, LONG, "a")
-    (tmp_path / "model").mkdir(mode=0o700)
-    saver = store._saver
-    assert saver is not None
-    with open(tmp_path / "model" / LOCK, "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another server removes what no session names
-        store.save()
-        saver.wait(0.5)
-        assert saver.is_busy and not sessions_in(tmp_path)
-    saver.wait(60)
-    assert len(sessions_in(tmp_path)) == 1
 
 
 def test_servers_that_race_on_one_folder_leave_whole_files_only(tiny_runner: TorchRunner, tmp_path: Path) -> None:
