@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
-from typing import Any, cast
+from typing import Any
 
-import httpx
 import pytest
 
-from outrider import models
-from outrider.server.app import create_app
-from outrider.server.engine.engine import Engine
-from outrider.server.engine.messages import Event, Ready, Request
-from outrider.server.settings import load_settings
-from tests.server.fakes import TOKENIZER, FakeEngine, app_with, fetch
+from outrider.server.engine.messages import Ready
+from tests.server.fakes import FakeEngine, app_with, fetch
 
 KEY = "a-key-of-some-length"
 OPEN_PATHS = {"/health", "/v1/health", "/ready", "/version", "/metrics"}
@@ -77,58 +70,3 @@ class BrokenEngine(FakeEngine):
 
     async def wait_started(self) -> Ready:
         raise RuntimeError("broken")
-
-
-def test_the_engine_starts_and_stops_with_the_application() -> None:
-    calls: list[str] = []
-
-    class Recorded(FakeEngine):
-        async def start(self, on_failure: Any) -> None:
-            calls.append("start")
-
-        async def stop(self) -> None:
-            calls.append("stop")
-
-    engine = cast(Engine, Recorded())
-    settings = load_settings(None, {})
-    app = create_app(settings, TOKENIZER, on_start=lambda: calls.append("on_start"), new_engine=lambda *_: engine)
-    assert app.state.engine is engine
-
-    async def run() -> None:
-        async with app.router.lifespan_context(app):
-            calls.append("serving")
-
-    asyncio.run(run())
-    assert calls == ["start", "on_start", "serving", "stop"]
-    assert settings.model.served_name == models.NAME
-
-
-def test_a_request_of_many_prompts_never_exceeds_its_keys_concurrency() -> None:
-    """The quota is held until the last prompt is answered."""
-    running: list[int] = [0]
-
-    class Counting(FakeEngine):
-        async def generate(
-            self, request: Request, arrived: float | None = None, admitted: bool = False
-        ) -> AsyncGenerator[Event | None, None]:
-            running.append(running[-1] + 1)
-            async for event in super().generate(request, arrived, admitted):
-                await asyncio.sleep(0.001)
-                yield event
-            running.append(running[-1] - 1)
-
-    app = app_with(Counting("a", "b"), auth__max_concurrent=1)
-
-    async def run() -> list[int]:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-
-            async def send(delay: float) -> int:
-                await asyncio.sleep(delay)
-                body = {"model": models.NAME, "prompt": ["x"] * 8, "n": 2}
-                return (await client.post("/v1/completions", json=body)).status_code
-
-            return list(await asyncio.gather(send(0), send(0.005), send(0.02)))
-
-    assert asyncio.run(run()) == [200, 429, 429]
-    assert max(running) == 1 and len(running) == 1 + 2 * 16

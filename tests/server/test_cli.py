@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from typer.testing import CliRunner, Result
 
 from outrider.server import cli
 from outrider.server.cli import app
-from tests.repositories import make_repository, write
 from tests.servers import Served
 
 
@@ -125,36 +123,6 @@ def test_a_worker_that_cannot_load_ends_the_server(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "is not a datastore file" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_a_watched_tree_is_indexed_until_ctrl_c(tmp_path: Path) -> None:
-    root, store = make_repository(tmp_path / "tree", {"a.py": "a = 1\n"}), tmp_path / "store"
-    once = run("datastore", "watch", str(root), "--out", str(store), "--once")
-    assert once.exit_code == 0, once.stderr
-    assert "1 changed, 0 deleted: 1 files, " in once.stdout
-    program = [
-        sys.executable,
-        "-m",
-        "outrider.server.cli",
-        "datastore",
-        "watch",
-        str(root),
-        "--out",
-        str(store),
-        "--interval",
-        "0.1",
-    ]
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    lines = [process.stdout.readline() for _ in range(2)]
-    write(root, {"b.py": "b = 2\n"})
-    lines.append(process.stdout.readline())
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
-    assert (process.returncode, output, errors) == (0, "", "")
-    assert "0 changed, 0 deleted: 1 files, " in lines[1]
-    assert "1 changed, 0 deleted: 2 files, " in lines[2]
 
 
 def test_a_table_is_built_from_texts(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from outrider.server.datastore_builder import DatastoreError
 from outrider.server.datastore_tree import MAX_FILE_BYTES, WorkingTree, git, read_file
 from tests.repositories import make_repository, write
 
@@ -71,22 +70,6 @@ def test_git_variables_and_programs_of_the_repository_are_not_used(repository: P
     monkeypatch.setenv("GIT_DIR", "/no/such/repository")
     assert listed(repository) == {"a.py", "deep/b.py"}
     assert not ran.exists()
-
-
-def test_errors_are_sentences(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for path in (tmp_path / "nothing", repository / "a.py"):
-        with pytest.raises(DatastoreError, match="There is no directory"):
-            WorkingTree(path, tmp_path)
-    tree = WorkingTree(repository, tmp_path / "store")
-    (repository / ".git" / "config").write_text("[core\n")
-    with pytest.raises(DatastoreError, match=r"git cannot list the files of .*config"):
-        tree.scan()
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(DatastoreError, match="git is not installed; install it"):
-        tree.scan()
-    os.rename(repository, tmp_path / "moved")
-    with pytest.raises(DatastoreError, match="There is no directory"):
-        tree.scan()
 
 
 @pytest.mark.parametrize(

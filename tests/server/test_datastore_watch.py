@@ -112,15 +112,6 @@ def test_only_changed_files_are_tokenized(
     assert texts(store) == {"one = 1\n", "three = 3\n", FILES["two.py"], FILES[".gitignore"]}
 
 
-def test_the_previous_block_stays_for_readers_and_older_ones_go(root: Path, watcher: Watcher, store: Path) -> None:
-    (store / "000009.block.partial").write_text("left by a process that was killed")
-    for number in range(3):
-        write(root, {"one.py": f"one = {number}\n"})
-        update(watcher)
-        assert len(list(store.glob("*.block"))) == 2
-    assert sorted(path.suffix for path in store.iterdir()) == ["", ".block", ".block", ".json", ".json", ".json"]
-
-
 @pytest.mark.parametrize("damage", ["manifest.json", "*.json", "*.block", "truncated"])
 def test_a_damaged_store_is_built_again(root: Path, watcher: Watcher, store: Path, damage: str) -> None:
     watcher.close()
@@ -153,14 +144,6 @@ def test_a_folder_that_cannot_be_the_store_is_refused(root: Path, watcher: Watch
     with pytest.raises(DatastoreError, match=r"is the datastore of .*tree; give another folder"):
         Watcher(other, store, str(TARGET))
     Watcher(root, store, str(TARGET)).close()  # the refusal has released the lock
-
-
-def test_a_tree_with_too_much_text_is_refused(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datastore_watch, "BLOCK_TOKENS", 5)
-    made = Watcher(root, tmp_path / "store", str(TARGET))
-    with pytest.raises(DatastoreError, match=r"tokens of text, but at most 5 are indexed; watch a part of it"):
-        made.update()
-    made.close()
 
 
 @pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])

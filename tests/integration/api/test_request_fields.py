@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import openai
 import pytest
 
 from tests.requests import MESSAGES, PROMPT, body, complete, events, text
@@ -37,25 +36,6 @@ def test_drafting_changes_nothing(served: Served, fields: dict[str, Any]) -> Non
     assert drafted["choices"] == plain["choices"]
 
 
-@pytest.mark.parametrize(
-    ("path", "prompt"), [("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {"messages": MESSAGES})]
-)
-def test_the_trace_of_a_stream_has_the_tokens_of_its_answer(served: Served, path: str, prompt: dict[str, Any]) -> None:
-    fields = {"model": served.model, "temperature": 1, "seed": 3, "max_tokens": 60, "return_token_ids": True, "stream": True}
-    chunks = events(served, path, fields | prompt | {"speculation": {"trace": True, "report": True}})
-    choices = [choice for chunk in chunks[:-1] for choice in chunk["choices"]]
-    traces = [choice["trace"] for choice in choices if "trace" in choice]
-    accepted = [[trace["draft"]["tokens"][row] for row in trace["accepted"]] for trace in traces]
-    bonus = [[trace["bonus"]["token"]] if trace["bonus"] else [] for trace in traces]
-    traced = [token for pair in zip(accepted, bonus, strict=True) for tokens in pair for token in tokens]
-    assert traced == [token for choice in choices for token in choice.get("token_ids", [])]
-    report = chunks[-2]["speculation"]
-    assert (len(traces), sum(map(len, accepted))) == (report["steps"], sum(report["accepted_tokens"].values()))
-    assert sum(len(trace["draft"]["tokens"]) for trace in traces) == sum(report["drafted_tokens"].values()) > 0
-    with pytest.raises(openai.BadRequestError, match=r"'speculation.trace' needs a stream"):
-        served.client.completions.create(model=served.model, prompt="x", extra_body={"speculation": {"trace": True}})
-
-
 def test_penalties_and_biases_change_the_answer(served: Served) -> None:
     full = complete(served, max_tokens=60, return_token_ids=True)
     assert text(complete(served, max_tokens=60, frequency_penalty=2)) != text(full)
@@ -73,16 +53,6 @@ def test_stop_tokens(served: Served) -> None:
     with_stop = complete(served, max_tokens=40, stop_token_ids=[stop], include_stop_str_in_output=True)
     assert text(with_stop).startswith(text(cut))
     assert len(text(with_stop)) > len(text(cut))
-
-
-def test_min_tokens_delays_stop_strings(served: Served) -> None:
-    full = text(complete(served, max_tokens=60))
-    stop = full[8:11]
-    early = complete(served, max_tokens=60, stop=stop)
-    assert text(early) == full[: full.index(stop)]
-    later = complete(served, max_tokens=60, stop=stop, min_tokens=30)
-    assert later["usage"]["completion_tokens"] >= 30
-    assert full.startswith(text(later)[: len(full) // 4])
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

@@ -72,14 +72,6 @@ def test_a_line_that_changes_with_every_request_does_not_change_the_prompt(syste
     assert prompts[0] == prompts[1] == [{"role": "system", "content": "Be short."}, ASKED]
 
 
-def test_system_messages_stay_where_they_are() -> None:
-    note = {"role": "system", "content": "Note."}
-    answered = {"role": "assistant", "content": "Yes."}
-    assert rendered([note, ASKED], system="Be short.") == [{"role": "system", "content": "Be short.\nNote."}, ASKED]
-    turns = [ASKED, answered, note, ASKED]
-    assert rendered(turns) == turns
-
-
 def test_many_turns_of_one_role_are_merged_in_linear_time() -> None:
     def calls(count: int) -> int:
         body = CountTokensBody.model_validate({"model": "m", "messages": [{"role": "user", "content": "x" * 100}] * count})

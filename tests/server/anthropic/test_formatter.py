@@ -143,9 +143,3 @@ def test_stop_reasons(text: str, finish: Finish, stop_string: str | None, expect
     for message in (whole(text, finish, stop_string), message_of(data_of([text], finish, stop_string))):
         assert (message["stop_reason"], message["stop_sequence"]) == expected
         assert len(message["content"]) == (text != "")
-
-
-def test_a_thinking_block_without_its_text() -> None:
-    thinking = {"type": "adaptive", "display": "omitted"}
-    for message in (whole(ANSWER, thinking=thinking), message_of(data_of([*ANSWER], thinking=thinking))):
-        assert message["content"][0] == {"type": "thinking", "thinking": "", "signature": SIGNATURE}

@@ -10,19 +10,12 @@ import pytest
 
 from outrider import models
 from outrider.server.engine.engine import Overloaded, WorkerLost
-from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, events, fetch, post
+from tests.server.fakes import CONTEXT_TOKENS, FakeEngine, app_with, events, fetch, post
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 KEY = "a-key-of-some-length"
 ASKED: list[Any] = [{"role": "user", "content": "Hi"}]
 BODY: dict[str, Any] = {"max_tokens": 9, "messages": ASKED}
-SWITCH = (
-    "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if enable_thinking %}reason{% else %}answer{% endif %}"
-)
-
-
-def prompt_of(engine: FakeEngine) -> str:
-    return str(TOKENIZER.decode(engine.requests[-1].prompt))
 
 
 def test_an_answer() -> None:
@@ -58,16 +51,6 @@ def test_tokens_are_counted_as_they_are_read() -> None:
     assert counted.status_code == 200 and not engine.requests
     fetch(app, "POST", PATH, {**fields, "max_tokens": 1})
     assert counted.json() == {"input_tokens": len(engine.requests[0].prompt)}
-
-
-def test_the_template_is_told_whether_to_reason() -> None:
-    for thinking, expected in (({"type": "enabled", "budget_tokens": 99}, "reason"), ({"type": "disabled"}, "answer")):
-        engine = FakeEngine("a")
-        assert fetch(app_with(engine, SWITCH), "POST", PATH, {**BODY, "thinking": thinking}).status_code == 200
-        assert prompt_of(engine).endswith(expected)
-    engine = FakeEngine("a")
-    app = app_with(engine, SWITCH, limits__template_arguments=[])
-    assert fetch(app, "POST", PATH, {**BODY, "thinking": {"type": "adaptive"}}).status_code == 200
 
 
 def test_reasoning_is_a_thinking_block_and_has_a_budget() -> None:

@@ -5,28 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.server.chat.reasoning_parser import REASONING_FORMATS, ReasoningFormat, ReasoningParser, detect_reasoning
-from outrider.server.chat.tools import Part, merge_parts, tool_parser
-
-CASES: list[tuple[bool, str, list[Part]]] = [
-    (False, "<think>\nAdd them.\n</think>\n\n42", [Part("reasoning", "Add them."), Part("content", "42")]),
-    (True, "Add them.\n\nSlowly.</think>42", [Part("reasoning", "Add them.\n\nSlowly."), Part("content", "42")]),
-    (False, "42 <think>", [Part("content", "42 <think>")]),
-    (False, "<thin", [Part("content", "<thin")]),
-    (False, "<think>cut off", [Part("reasoning", "cut off")]),
-    (False, "<think></think>42", [Part("content", "42")]),
-    (
-        False,
-        '<think>a</think>b\n<tool_call>{"name": "f", "arguments": {}}</tool_call>',
-        [Part("reasoning", "a"), Part("content", "b"), Part("call", "f"), Part("arguments", "{}")],
-    ),
-]
-
-
-@pytest.mark.parametrize(("opened", "text", "parts"), CASES)
-def test_parts(opened: bool, text: str, parts: list[Part]) -> None:
-    for pieces in ([text], list(text)):
-        parser = ReasoningParser(tool_parser("hermes"), True, opened)
-        assert merge_parts([part for piece in pieces for part in parser.feed(piece)] + parser.finish()) == parts
+from outrider.server.chat.tools import Part, merge_parts
 
 
 @given(st.text(st.sampled_from("ab <>/think\n"), max_size=40), st.integers(0, 40), st.booleans())

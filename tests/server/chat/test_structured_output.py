@@ -42,24 +42,6 @@ def checked(structures: Mapping[str, Structure], grammar_bytes: int = 1 << 16, *
 
 
 @pytest.mark.parametrize(
-    ("structure", "code"),
-    [
-        (Structure("regex", "a" * 101), "too_long"),
-        (Structure("regex", "é" * 51), "too_long"),
-        (Structure("choice", ["é" * 50]), "too_long"),
-        (Structure("json_schema", {"a": {"b": {}}, "c": 1}), "too_deep"),
-        (Structure("grammar", rule_chain(2)), "too_deep"),
-        (Structure("regex", "("), "invalid_grammar"),
-        (Structure("json_schema", {"type": "array", "uniqueItems": True}), "invalid_grammar"),
-    ],
-)
-def test_invalid_structures_name_their_field(structure: Structure, code: str) -> None:
-    with pytest.raises(APIError) as raised:
-        checked({"field": structure}, grammar_bytes=100, schema_depth=2, rule_depth=3)
-    assert (raised.value.code, raised.value.param) == (code, "field")
-
-
-@pytest.mark.parametrize(
     "structure",
     [
         Structure("grammar", rule_chain(2900)),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.drafters.tables import datastore
 from outrider.drafters.tables.suffix import sort_suffixes
 from outrider.server.corpora.indexer import answer, read_listing
-from outrider.server.corpora.messages import LISTING, Change, NewDocument, Outcome
+from outrider.server.corpora.messages import Change, NewDocument, Outcome
 
 SEPARATOR = 50
 
@@ -56,13 +56,6 @@ def test_a_change_beyond_the_bound_leaves_the_corpus_as_it_was(tmp_path: Path) -
 def test_the_block_before_stays_for_requests_that_have_chosen_it(tmp_path: Path) -> None:
     blocks = [outcome.listing.block for token in range(3) if (outcome := change(tmp_path, {"a": [token]})).listing]
     assert sorted(path.name for path in (tmp_path / "corpus").glob("*.block")) == blocks[1:]
-
-
-def test_a_damaged_listing_begins_the_corpus_anew(tmp_path: Path) -> None:
-    change(tmp_path, {"a": [1]})
-    (tmp_path / "corpus" / LISTING).write_text("{")
-    outcome = change(tmp_path, {"b": [2]})
-    assert outcome.listing is not None and [document.path for document in outcome.listing.documents] == ["b"]
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path) -> None:

@@ -178,18 +178,6 @@ def test_the_documents_of_a_corpus_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     run(app_with(FakeEngine("a")), flow)
 
 
-def test_names_that_differ_in_case_have_folders_that_differ_elsewhere(tmp_path: Path) -> None:
-    async def flow(send: Send) -> None:
-        for name in ("a", "A"):
-            await ok(send("POST", PATH, {"name": name, "texts": [name]}))
-        await ok(send("DELETE", f"{PATH}/A"))
-        assert [each["name"] for each in (await ok(send("GET", PATH)))["data"]] == ["a"]
-        assert (await ok(send("POST", PATH, {"name": "a", "texts": ["other"]})))["files"] == 2
-
-    run(app_with(FakeEngine("a"), sessions__folder=str(tmp_path)), flow)
-    assert len({path.parent.name.lower() for path in tmp_path.rglob("*.block")}) == 1
-
-
 def test_the_corpora_of_all_models_share_the_bound(tmp_path: Path) -> None:
     async def encode(texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         return [np.arange(1000, dtype=np.uint32) for _ in texts]

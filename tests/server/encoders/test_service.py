@@ -134,21 +134,6 @@ def test_what_waits_is_bounded_and_shared() -> None:
     run(test, {"scheduling.max_waiting": 2, "scheduling.max_waiting_tokens": 10})
 
 
-def test_a_request_that_leaves_holds_nothing() -> None:
-    async def test(service: EncoderService, program: Program) -> None:
-        running = embed(service, "a", "slow")
-        left = [embed(service, "b", "b" * 40) for _ in range(2)]
-        await asyncio.sleep(0)
-        for each in left:
-            each.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        again = embed(service, "b", "b" * 36)
-        program.released.set()
-        assert [(await each)[1] for each in (running, again)] == [[4], [36]]
-
-    run(test, {"scheduling.max_waiting_tokens": 10})
-
-
 def test_texts_are_cut_before_they_are_paired_and_tokenized() -> None:
     async def test(service: EncoderService, program: Program) -> None:
         assert (await embed(service, "a", "x" * 8_000_000, "x" * 144))[1] == [144, 144]  # 9 tokens of 16 characters

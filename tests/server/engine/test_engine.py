@@ -12,13 +12,11 @@ from outrider.server.engine import engine
 from outrider.server.engine.engine import (
     MAX_UNREAD_EVENTS,
     DeadlineExceeded,
-    EngineError,
-    InvalidRequest,
     Overloaded,
     ShuttingDown,
     WorkerLost,
 )
-from outrider.server.engine.messages import Cancel, Failed, Pause, Request, Resume, TokenEvent
+from outrider.server.engine.messages import Cancel, Pause, Request, Resume, TokenEvent
 from tests.server.engine.fakes import READY
 from tests.server.engine.rig import Rig, event, request, run
 
@@ -34,19 +32,6 @@ def test_closing_the_iterator_cancels_the_request() -> None:
         assert await rig.received() == [Cancel("a")]
         rig.worker.send(event("a", "late"))  # ignored: the request is cancelled
         await asyncio.sleep(0.02)
-
-    run(body)
-
-
-def test_a_failed_request_ends_with_its_error() -> None:
-    async def body(rig: Rig) -> None:
-        await rig.start()
-        for client_error, kind in ((True, InvalidRequest), (False, EngineError)):
-            failing = asyncio.ensure_future(rig.answer("a"))
-            await rig.received()
-            rig.worker.send(Failed("a", "The prompt is empty.", client_error))
-            with pytest.raises(kind, match="empty"):
-                await failing
 
     run(body)
 

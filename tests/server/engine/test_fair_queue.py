@@ -35,15 +35,6 @@ class Rig:
         return self.turns[before:]
 
 
-def test_turns_come_in_order() -> None:
-    rig = Rig(max_active=2)
-    rig.enter(["a1", "a2", "a3", "a4"])
-    assert rig.turns == ["a1", "a2"]
-    assert (rig.queue.active, rig.queue.waiting) == (2, 2)
-    assert rig.new_turns(rig.queue.leave, "a2") == ["a3"]
-    assert rig.new_turns(rig.queue.leave, "a2") == []  # no effect the second time
-
-
 @pytest.mark.parametrize("bound", ["max_waiting", "max_waiting_tokens"])
 def test_places_in_the_queue_have_shares(bound: str) -> None:
     bounds: Any = {"max_waiting": 1000, bound: 60}

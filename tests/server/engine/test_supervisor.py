@@ -61,16 +61,6 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_a_worker_that_dies_before_it_is_ready_is_not_restarted() -> None:
-    async def body(watched: Watched) -> None:
-        await watched.supervisor.start()
-        watched.launcher.started[0].die(-11)
-        await until(lambda: watched.failures)
-        assert watched.failures == ["The worker process ended unexpectedly (exit code -11)."]
-
-    run(body)
-
-
 def test_a_crashed_worker_is_restarted_at_once_and_its_successor_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "MIN_DELAY_SECONDS", 0.05)
 

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Request
-from starlette.types import Message, Receive, Scope, Send
 
 from outrider.server.http import errors
 from outrider.server.http.middleware import BodyLimit, CountRequests, LogRequests
@@ -75,25 +74,6 @@ def test_a_body_that_trickles_is_refused_and_a_slow_one_is_not(size: int, interv
     assert response.status_code == expected
     if expected == 408:
         assert (response.json()["error"]["code"], response.headers["connection"]) == ("body_too_slow", "close")
-
-
-def test_a_client_that_waits_for_its_response_is_not_timed_out() -> None:
-    """A disconnect is waited for after the body, for as long as the response takes."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        assert (await receive())["type"] == "http.request"
-        assert (await receive())["type"] == "http.disconnect"
-
-    messages = iter(({"type": "http.request", "body": b"x"}, {"type": "http.disconnect"}))
-
-    async def receive() -> Message:
-        await asyncio.sleep(20)
-        return next(messages)
-
-    async def send(_: Message) -> None: ...
-
-    with asyncio.Runner(loop_factory=Timeless) as runner:
-        runner.run(BodyLimit(app, limit_bytes=100, limit_seconds=30)({"type": "http", "headers": []}, receive, send))
 
 
 def test_responses_are_counted_by_route_and_status() -> None:

@@ -18,8 +18,7 @@ import uvicorn
 
 from outrider import models
 from outrider.server.engine.messages import Request, TokenEvent
-from outrider.server.http.exposition import create_metrics_app
-from outrider.server.http.server import DrainingServer, MetricsServer, new_config
+from outrider.server.http.server import DrainingServer, new_config
 from outrider.server.serve import listen
 from outrider.server.settings import load_settings
 from tests.server.fakes import FakeEngine, app_with
@@ -50,30 +49,6 @@ def test_a_second_signal_fails_requests_and_a_third_waits_for_nothing(monkeypatc
         assert server.force_exit
 
     asyncio.run(signalled())
-
-
-def test_the_metrics_server_starts_and_ends_with_the_server() -> None:
-    settings = load_settings(None, {"metrics.port": 0})
-    app = app_with(FakeEngine("a"), metrics__port=0)
-    page = create_metrics_app(settings, app.state.metrics_page)
-    engine = SimpleNamespace(drain=lambda: None, abort=lambda: None)
-
-    async def run(api: socket.socket, metrics: socket.socket) -> None:
-        urls = [f"http://127.0.0.1:{listener.getsockname()[1]}/metrics" for listener in (api, metrics)]
-        metrics_server = MetricsServer(new_config(page, settings, app.state.metrics, 1.0), metrics)
-        server = DrainingServer(new_config(app, settings, app.state.metrics, 1.0), cast(Any, engine), 1.0, metrics_server)
-        serving = asyncio.create_task(server.serve(sockets=[api]))
-        async with httpx.AsyncClient() as client:
-            assert [(await client.get(url)).status_code for url in urls] == [404, 200]
-        server.should_exit = True
-        await serving
-        async with httpx.AsyncClient() as client:
-            for url in urls:
-                with pytest.raises(httpx.ConnectError):
-                    await client.get(url)
-
-    with listen("127.0.0.1", 0) as api, listen("127.0.0.1", 0) as metrics:
-        asyncio.run(run(api, metrics))
 
 
 class EndlessEngine(FakeEngine):

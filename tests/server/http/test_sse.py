@@ -8,9 +8,7 @@ import statistics
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import pytest
 from fastapi import Request, Response
-from fastapi.responses import StreamingResponse
 
 from outrider.server.http.sse import (
     CLIENT_CLOSED_REQUEST,
@@ -20,7 +18,6 @@ from outrider.server.http.sse import (
     cancel_on_disconnect,
     coalesce,
     singly,
-    stream_response,
 )
 
 TICK_SECONDS = 0.02
@@ -174,27 +171,3 @@ def test_a_coalesced_stream_that_nobody_takes_stops_reading_its_source() -> None
         return stalled
 
     assert asyncio.run(run()) <= MAX_PENDING_ITEMS + 2
-
-
-def test_a_stream_raises_before_its_first_chunk_and_is_closed_at_its_end() -> None:
-    closed = []
-
-    async def chunks(error: bool) -> AsyncGenerator[bytes, None]:
-        try:
-            if error:
-                raise ValueError("early")
-            yield b"a"
-            yield b"b"
-        finally:
-            closed.append(True)
-
-    async def run() -> bytes:
-        with pytest.raises(ValueError, match="early"):
-            await stream_response(chunks(error=True))
-        response = await stream_response(chunks(error=False))
-        assert isinstance(response, StreamingResponse) and response.media_type == "text/event-stream"
-        assert response.headers["x-accel-buffering"] == "no"
-        return b"".join([bytes(chunk) async for chunk in response.body_iterator if isinstance(chunk, bytes)])
-
-    assert asyncio.run(run()) == b"ab"
-    assert closed == [True, True]

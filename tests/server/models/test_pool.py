@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.server.engine.engine import ShuttingDown, WorkerLost
+from outrider.server.engine.engine import WorkerLost
 from outrider.server.http.errors import APIError
 from outrider.server.models import pool as module
 from outrider.server.models.catalog import Entry
@@ -174,19 +174,3 @@ def test_idle_models_are_unloaded() -> None:
         task.cancel()
 
     assert run(test, idle_seconds=0.05) == ["load a", "load b", "stop b", "stop a"]
-
-
-def test_shutdown() -> None:
-    async def test(machine: Machine, pool: Pool[Counted]) -> None:
-        await use(pool, "a")
-        machine.blocked.clear()
-        waiting = asyncio.create_task(use(pool, "b"))
-        await asyncio.sleep(0.01)
-        pool.drain()
-        with pytest.raises(ShuttingDown):
-            await use(pool, "a")
-        await pool.close()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-
-    assert run(test) == ["load a", "load b", "drain a", "abort a", "stop a"]

@@ -6,22 +6,9 @@ from typing import Any
 
 import pytest
 
-from outrider.server.engine.messages import TokenLogprobs
-from outrider.server.openai.completions import best_outputs
-from outrider.server.openai.generation import ChoiceOutput
 from tests.server.fakes import FakeEngine, events, post
 
 PATH = "/v1/completions"
-
-
-def test_the_best_outputs_of_each_prompt_are_renumbered() -> None:
-    outputs = [
-        ChoiceOutput(index, pieces=[(str(index), 1)], tokens=[1], logprobs=TokenLogprobs([-value], [[]], [[]]))
-        for index, value in enumerate([3.0, 1.0, 2.0, 1.0, 2.0, 3.0])
-    ]
-    best = best_outputs(outputs, candidates=3, returned=2)
-    assert [output.text for output in best] == ["1", "2", "3", "4"]
-    assert [output.index for output in best] == [0, 1, 2, 3]
 
 
 def test_best_of_returns_the_most_likely() -> None:

@@ -15,7 +15,7 @@ import pytest
 from fastapi import Request as HTTPRequest
 
 from outrider.server.engine.engine import EngineError, Overloaded
-from outrider.server.engine.messages import Accepted, Request, TokenEvent, TokenLogprobs
+from outrider.server.engine.messages import Accepted, Request, TokenEvent
 from outrider.server.http.errors import APIError
 from outrider.server.http.json_route import INLINE_BYTES, BodyPool
 from outrider.server.http.sse import COALESCED_PADDED_BYTES, PADDED_BYTES, ServerSentEvent
@@ -218,16 +218,3 @@ def test_a_client_that_stops_reading_closes_the_engines_iterator() -> None:
 
     asyncio.run(run())
     assert closed == [True]
-
-
-def test_an_output_splits_into_its_events() -> None:
-    whole_output = ChoiceOutput(2)
-    for text, tokens, finish in (("ab", [1, 2], None), ("c", [3, 4], "stop")):
-        chosen = [-float(token) for token in tokens if token != 4]  # the stop token has no log-probability
-        logprobs = TokenLogprobs(chosen, [[]] * len(chosen), [[]] * len(chosen))
-        whole_output.add(TokenEvent("r", tokens, text, finish, logprobs=logprobs))  # type: ignore[arg-type]
-    first, second = whole_output.split()
-    assert (first.text, first.tokens, first.finish) == ("ab", [1, 2], None)
-    assert (second.text, second.tokens, second.finish) == ("c", [3, 4], "stop")
-    assert first.logprobs and second.logprobs
-    assert (first.logprobs.chosen, second.logprobs.chosen) == ([-1.0, -2.0], [-3.0])

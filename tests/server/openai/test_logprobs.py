@@ -114,18 +114,6 @@ def test_a_first_space_that_is_left_out_has_no_width(size: int) -> None:
     assert joined(CompletionLogprobs(pieces, drops_first_space=True), made)[1]["text_offset"] == [0, 4, 9, 9]
 
 
-def test_an_echo_may_lack_special_tokens_and_the_first_space() -> None:
-    pieces = cast(Vocabulary, Pieces(b"<s>", b" Once", b" upon", b"\xf0\x9f", b"\x9a\x80"))
-    for echo, offsets in (("Once🚀 upon", [0, 0, 4, 4, 5]), ("<s> Once🚀 upon", [0, 3, 8, 8, 9])):
-        tokens = [0, 1, 3, 4, 2]
-        logprobs = TokenLogprobs([-1.0] * 5, [[]] * 5, [[]] * 5)
-        made = ChoiceOutput(0, tokens=tokens, logprobs=logprobs, echoed_tokens=5, pieces=[(echo, 5)])
-        made.add(TokenEvent("r", [2, 3], " upon\ufffd", "stop", logprobs=TokenLogprobs([-1.0] * 2, [[]] * 2, [[]] * 2)))
-        found = CompletionLogprobs(pieces).take(made)
-        assert found is not None
-        assert found["text_offset"] == [*offsets, len(echo), len(echo) + 5]
-
-
 @given(st.lists(st.binary(max_size=3) | st.sampled_from([text.encode()[:3] for text in TEXTS]), max_size=12))
 def test_places_in_any_bytes_are_those_of_their_replacement_characters(pieces: list[bytes]) -> None:
     cursor, data = TextCursor(), b""

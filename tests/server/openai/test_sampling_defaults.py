@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from outrider import models
-from outrider.server.openai.fields import LLAMA_SERVER_DEFAULTS, NO_DEFAULTS, SamplingFields
+from outrider.server.openai.fields import NO_DEFAULTS, SamplingFields
 from outrider.server.openai.sampling_defaults import FILE, load_sampling_defaults
 from tests.hub import MODEL, cache_models, commit_of
 from tests.server.fakes import FakeEngine, app_with, fetch
@@ -62,15 +62,6 @@ def test_every_endpoint_uses_the_models_defaults_unless_the_request_says_otherwi
     for path in ("/v1/chat/completions", "/v1/completions", "/infill"):
         assert sampled(app, engine, path, repeat_penalty=1.0)[-1] == 1.0
         assert sampled(app, engine, path, repeat_penalty=1.0, repetition_penalty=1.5)[-1] == 1.5
-
-
-def test_none_ignores_the_file(tmp_path: Path) -> None:
-    engine = FakeEngine("a")
-    app = app_for(engine, model_with(tmp_path, json.dumps(DEFAULTS)), model__generation_config="none")
-    for path in ENDPOINTS:
-        assert sampled(app, engine, path) == (INFILL_DEFAULTS if path == "/infill" else API_DEFAULTS), path
-        assert sampled(app, engine, path, temperature=None) == sampled(app, engine, path), path
-    assert fetch(app, "GET", "/v1/models").json()["data"][0]["default_sampling_params"] == {}
 
 
 @pytest.mark.parametrize(
@@ -151,16 +142,6 @@ def test_a_gguf_file_has_defaults_or_those_of_llama_server(
     unset = app_for(engine, path, model__generation_config="none")
     for endpoint in ENDPOINTS:
         assert sampled(unset, engine, endpoint) == (INFILL_DEFAULTS if endpoint == "/infill" else API_DEFAULTS), endpoint
-
-
-def test_invalid_values_of_a_gguf_file_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    found = load_sampling_defaults(gguf_with(tmp_path, temp=9.5, top_k=5, top_p=float("nan")))
-    assert found == SamplingFields(temperature=0.8, top_p=0.95, top_k=5, min_p=0.05, repetition_penalty=1.0)
-    [record] = caplog.records
-    assert record.levelname == "WARNING" and "temperature: Input should be less than" in record.message
-    (tmp_path / "x.gguf").write_bytes(b"GGUF\3")
-    assert load_sampling_defaults(str(tmp_path / "x.gguf")) == LLAMA_SERVER_DEFAULTS
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
 
 
 def test_the_file_of_a_hub_id_is_that_of_the_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

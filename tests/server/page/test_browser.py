@@ -11,7 +11,6 @@ import pytest
 
 from tests.requests import PROMPT
 from tests.server.page.chromium import EXECUTABLE, PHONE, launched, said, shown_tokens, submit, submit_endless, visit
-from tests.server.page.screenshots import FOLDER, take
 from tests.servers import ALICE, Served, serving
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -212,11 +211,6 @@ def test_a_phone_shows_everything_without_scrolling_sideways(browser: Any, serve
         page.click("#start-race")
         page.locator("#race .verdict", has_text="Equal texts.").wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
-
-
-def test_the_pictures_of_the_documentation_can_be_taken(browser: Any, served: Served, tmp_path: Path) -> None:
-    names = {path.name for path in take(browser, served.url, tmp_path)}
-    assert names == {path.name for path in tmp_path.iterdir()} == {path.name for path in FOLDER.iterdir()}
 
 
 @pytest.mark.parametrize(

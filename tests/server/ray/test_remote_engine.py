@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outrider.server.engine.engine import DeadlineExceeded, WorkerLost
+from outrider.server.engine.engine import WorkerLost
 from outrider.server.engine.messages import Accepted, Request, TokenEvent
 from outrider.server.ray import wire
 from outrider.server.ray.remote_engine import RemoteEngine, ReplicaLost
@@ -128,16 +128,3 @@ def test_an_idle_stream_is_kept_alive_and_its_end_cancels_the_call() -> None:
         assert replicas.closed == 1
 
     run(replicas, body, **{"server.keep_alive_seconds": 0.001})
-
-
-def test_time_limits_hold_while_no_replica_has_room() -> None:
-    replicas = FakeReplicas([None], [event("a"), None])
-
-    async def body(engine: RemoteEngine) -> None:
-        with pytest.raises(DeadlineExceeded):
-            await texts(engine)
-        async with aclosing(engine.generate(request())) as events:
-            assert await anext(events)  # it no longer waits
-        assert replicas.closed == 2
-
-    run(replicas, body, **{"scheduling.queue_seconds": 0.001})

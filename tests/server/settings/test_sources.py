@@ -58,12 +58,6 @@ def test_an_invalid_file_is_named(tmp_path: Path) -> None:
             load_settings(tmp_path / "bad.yaml")
 
 
-def test_an_invalid_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_AUTH__KEYS", "{alice")
-    with pytest.raises(SettingsError, match="in the environment cannot be read"):
-        load_settings()
-
-
 @pytest.mark.parametrize(
     ("flag", "suggestion"),
     [

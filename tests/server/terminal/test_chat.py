@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from outrider.server.terminal.chat import HELP, Chat
-from outrider.server.terminal.client import ChatError, Client
+from outrider.server.terminal.client import Client
 
 
 class Script:
@@ -75,20 +75,6 @@ def test_ctrl_c_keeps_what_has_been_shown(capsys: pytest.CaptureFixture[str]) ->
     run(script, "hi", KeyboardInterrupt(), "go on")
     assert capsys.readouterr().out == "begin\n(stopped)\n\nmore\n"
     assert script.bodies[1]["messages"] == [user("hi"), assistant("begin"), user("go on")]
-
-
-def test_a_question_without_an_answer_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
-    script = Script(ChatError("The queue is full."), "a")
-    run(script, "x", "y")
-    assert capsys.readouterr().out == "outrider: The queue is full.\na\n"
-    assert script.bodies[1]["messages"] == [user("y")]
-
-
-def test_again_and_clear() -> None:
-    script = Script("a", "b", "c", "d")
-    run(script, "x", "y", "/again", "/clear", "z")
-    assert script.bodies[2]["messages"] == script.bodies[1]["messages"] == [user("x"), assistant("a"), user("y")]
-    assert script.bodies[3]["messages"] == [user("z")]
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,6 @@ def test_the_address_may_end_with_the_version(suffix: str) -> None:
     assert keys == ["Bearer secret", None]
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://x:port", ""])
-def test_an_address_that_is_none_is_named(url: str) -> None:
-    with pytest.raises(ChatError, match="is not the address of a server"):
-        Client(url)
-
-
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -143,10 +137,3 @@ def test_a_stream_that_is_cut_is_an_error(cut: bytes) -> None:
         assert next(chunks) == {"a": 1}
         with pytest.raises(ChatError, match="closed the connection before its answer was complete"):
             next(chunks)
-
-
-def test_a_silent_server_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(ChatError, match="does not answer"):
-            Client(url, timeout_seconds=0.01).check()

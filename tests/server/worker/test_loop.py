@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.drafters.none import NoDrafter
-from outrider.server.engine.messages import Accepted, Cancel, Failed, Forget, Pause, Resume, Status, TokenEvent
+from outrider.server.engine.messages import Accepted, Cancel, Failed, Pause, Resume, Status, TokenEvent
 from outrider.server.worker.loop import Worker
 from outrider.server.worker.storage import session_files
 from outrider.verify import controller
@@ -190,31 +190,6 @@ def test_paused_requests_hold_nothing_that_others_need(rig: Rig) -> None:
     rig.send(Resume("c"), Resume("a"), Resume("b"), Resume("unknown"))
     rig.step()
     assert rig.tokens("a") == rig.tokens("b") == rig.tokens("c") == rig.tokens("alone")
-
-
-@pytest.mark.parametrize("ends_by", ["its last token", "a cancellation"])
-def test_a_request_that_waits_to_continue_is_paused_again(rig: Rig, ends_by: str) -> None:
-    """However often it is paused, it continues once, and leaves nothing behind."""
-    rig.send(request("alone", max_tokens=9))
-    rig.step()
-    rig.send(request("a", session="s", max_tokens=9))
-    rig.step(3)
-    rig.send(Pause("a"), request("b", max_tokens=20), request("c", max_tokens=20))
-    rig.step(1)
-    for _ in range(2):
-        rig.send(Resume("a"))
-        rig.step(1)  # both slots are in use, so the request waits
-        rig.send(Pause("a"))
-    rig.send(Resume("a"), Cancel("b"))
-    rig.step(2)
-    assert [job.id for job in rig.worker._active] == ["c", "a"] and len(rig.tokens("a")) < 9
-    rig.send(*([Cancel("a")] if ends_by == "a cancellation" else []), request("d", prompt=[5, 6]))
-    rig.step()
-    assert rig.tokens("a") == rig.tokens("alone")[: len(rig.tokens("a"))]
-    assert (len(rig.tokens("a")) == 9) == (ends_by == "its last token")
-    assert (len(rig.tokens("c")), len(rig.tokens("d"))) == (20, 4)
-    rig.send(Forget("", "s"))
-    rig.worker._sessions.trim()
 
 
 def test_as_many_requests_as_pay_by_what_steps_take(tiny_runner: TorchRunner, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from outrider.server.worker.memory_plan import (
     MIN_CONTEXT_TOKENS,
     MemoryFigures,
     MemoryWishes,
-    plan_devices,
     plan_memory,
 )
 from outrider.verify.errors import ModelError
@@ -88,15 +87,6 @@ def test_settings_are_respected(wishes: MemoryWishes, expected: tuple[int, int])
 def test_settings_that_cannot_be_respected_are_refused(wishes: MemoryWishes, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         plan_memory(qwen3("8B", 24), wishes)
-
-
-def test_a_plan_over_several_devices_fits_all_of_them() -> None:
-    first, second = qwen3("8B", 24), replace(qwen3("8B", 80), token_bytes=2 * TOKEN_BYTES["8B"], device="cuda:1")
-    plans = [plan_memory(each, MemoryWishes()) for each in (first, second)]
-    assert plan_devices([first, second], MemoryWishes()) == plan_devices([second, first], MemoryWishes()) == plans[0]
-    assert plan_devices([second], MemoryWishes()) == plans[1]
-    with pytest.raises(ModelError, match="of the memory of cuda:1 are free"):
-        plan_devices([first, replace(second, free_bytes=1 << 20)], MemoryWishes())
 
 
 wished = st.none() | st.integers(1, 12)

@@ -121,29 +121,6 @@ def test_the_rows_of_a_freed_slot_return_to_the_system(tiny_runner: TorchRunner)
     assert all((plane == 0).mean() > 0.4 for layer in slot.layers for plane in layer)  # whole pages of the system
 
 
-def test_the_slot_of_a_paused_request_serves_others(tiny_runner: TorchRunner) -> None:
-    """The paused answer continues with the tokens that it would have had without the pause."""
-    options, text = DecodeOptions(SamplingParams(temperature=0), max_tokens=8), np.arange(3, 15, dtype=np.int32)
-    expected = decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), text, options).tokens
-    for paused in ("a", None):
-        store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, slots=1)
-        session = store.acquire("p", paused, PROMPT)
-        assert session is not None
-        stream = Stream(session.verifier, NoDrafter(), text, options)
-        tokens = [token for _ in range(4) for token in step(stream).tokens]
-        store.pause(session)
-        other = store.acquire("p", "b", PROMPT)
-        assert other is not None
-        assert not store.resume(session)  # the only slot is busy
-        decode(other.verifier, NoDrafter(), np.arange(40, 60, dtype=np.int32), options)
-        store.release(other)
-        assert store.resume(session)
-        while len(tokens) < len(expected):
-            tokens += step(stream).tokens
-        assert tokens == expected
-        store.release(session)
-
-
 def token_bytes(runner: TorchRunner) -> int:
     return runner.cache_shape.bytes_for(1)
 

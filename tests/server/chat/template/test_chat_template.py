@@ -38,11 +38,6 @@ def test_which_template_counts(named: Any, plain: str, with_tools: str) -> None:
     assert set(found.text.split("\n")) == {plain, with_tools}
 
 
-def test_a_template_that_needs_a_list_of_tools_gets_one() -> None:
-    template = ChatTemplate(TOKENIZER, "{% for tool in tools %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}")
-    assert template.write([USER]) == "Hi" and template.write([USER], [TOOL]) == "lookHi"
-
-
 def test_fields_of_tools_that_a_template_reads_are_filled_in() -> None:
     reads = "{% for tool in tools or [] %}{{ tool.function.name ~ tool.function.parameters.required | join }}{% endfor %}"
     refuses = "{{ raise_exception('no parameters') if tools and tools[0].function.parameters is undefined }}"

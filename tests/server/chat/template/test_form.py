@@ -197,11 +197,3 @@ def test_forms(lacks: set[str], turns: list[tuple[str, str]], expected: list[tup
     abilities = TemplateAbilities(**dict.fromkeys(lacks, False))
     found = fit([{"role": role, "content": text} for role, text in turns], [], abilities, FORMATS["hermes"])
     assert [(message["role"], message["content"]) for message in found] == expected
-
-
-def test_calls_that_must_stand_alone_are_messages_of_their_own() -> None:
-    turn = {"role": "assistant", "content": "So:", "tool_calls": [call("{}"), call("{}", "b")]}
-    abilities = TemplateAbilities(several_calls=False, text_with_calls=False)
-    found = fit(rendered([turn]), [], abilities, FORMATS["hermes"])
-    sizes = [(message["content"], len(message.get("tool_calls", ()))) for message in found]
-    assert sizes == [("So:", 0), ("", 1), ("", 1)]

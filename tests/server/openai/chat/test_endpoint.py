@@ -41,24 +41,6 @@ def output(text: str, finish: Finish | None = None) -> ChoiceOutput:
     return made
 
 
-def test_chunks_add_up_to_the_answer() -> None:
-    streamed = formatter(tools=TOOLS)
-    message: dict[str, Any] = {"content": "", "reasoning_content": "", "name": "", "arguments": ""}
-    for character in CALL:
-        for choice in streamed.choice_deltas(output(character)):
-            for name, value in choice["delta"].items():
-                if name == "tool_calls":
-                    assert value[0]["index"] == 0
-                    for part, text in value[0]["function"].items():
-                        message[part] += text
-                else:
-                    message[name] += value
-    last = streamed.choice_deltas(output("", "stop"))[-1]
-    assert last["finish_reason"] == "tool_calls"
-    assert message == {"content": "So:", "reasoning_content": "why", "name": "f", "arguments": '{"a": 1}'}
-    assert streamed.reasoning_tokens == 3
-
-
 def test_required_calls_set_a_grammar_and_only_markers_of_calls_are_shown() -> None:
     engine = FakeEngine("x")
     app = app_with(engine, special_tokens=("<tool_call>", "</tool_call>", "<|other|>"))
@@ -182,20 +164,6 @@ def test_a_call_of_a_custom_tool_has_input() -> None:
     assert choice["finish_reason"] == "tool_calls"
     named = formatter(tools=[CUSTOM], tool_choice={"type": "custom", "custom": {"name": "patch"}})
     assert named.choice(output(CUSTOM_CALL, "stop"))["finish_reason"] == "stop"
-
-
-def test_the_input_of_a_custom_tool_is_streamed() -> None:
-    streamed = formatter(tools=[CUSTOM])
-    calls = [
-        call
-        for character in CUSTOM_CALL
-        for choice in streamed.choice_deltas(output(character))
-        for call in choice["delta"]["tool_calls"]
-    ]
-    first, *rest = calls
-    assert (first["index"], first["type"], first["custom"]) == (0, "custom", {"name": "patch", "input": ""})
-    assert all(set(call) == {"index", "custom"} for call in rest)
-    assert "".join(call["custom"]["input"] for call in rest) == 'a\n"b"'
 
 
 SECOND_CALL = CALL.partition("So:")[2].replace('"a": 1', '"a": 2')

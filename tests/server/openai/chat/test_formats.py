@@ -54,39 +54,6 @@ def test_an_unknown_format_is_warned_of_and_calls_are_read_as_hermes(caplog: pyt
     assert required["tool_calls"][0]["function"]["name"] == "f"
 
 
-UNKNOWN = "{% if tools %}{{ tools }}{% endif %}{% for message in messages %}{{ message.content }}"
-CALLS_FIELD = {
-    "open": "<call>",
-    "close": "</call>",
-    "content": "json",
-    "transform": {"type": "function", "function": {"name": "{content.tool}", "arguments": "{content.args}"}},
-}
-
-
-@pytest.mark.parametrize(
-    ("call", "known"),
-    [("", True), ("{'tool': call.function.name, 'args': call.function.arguments}", True), ("call.function", False)],
-)
-def test_the_response_template_says_what_the_chat_template_does_not(
-    call: str, known: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    rendered = f"{{% for call in message.tool_calls %}}<call>{{{{ {call} | tojson }}}}</call>{{% endfor %}}" if call else ""
-    thinking = {"open": "<hm>", "close": "</hm>"}
-    response_template = {"start_anchor": "<bot>", "fields": {"tool_calls": CALLS_FIELD, "thinking": thinking}}
-    answer = '<call>{"tool": "f", "args": {"x": 1}}</call>'
-    engine = FakeEngine(*f"<hm>Well.</hm>{answer}")
-    template = f"{UNKNOWN}{rendered}{{% endfor %}}"
-    fields = {"tools": [POINT_TOOL], "tool_choice": "required" if known else "auto"}
-    message = message_of(engine, template, fields, response_template=response_template)
-    assert message["reasoning_content"] == "Well."
-    assert len([record for record in caplog.records if "model.tool_format" in record.message]) == (not known)
-    if known:
-        assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": 1}'}
-        assert accepts(engine.requests[0].grammar, answer)
-    else:
-        assert message["content"] == answer
-
-
 HARMONY = "{{ messages[0].content }}<|start|>assistant{# <|channel|><|message|> #}"
 ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 

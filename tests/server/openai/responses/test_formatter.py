@@ -81,13 +81,6 @@ def test_log_probabilities_join_the_item_of_their_text() -> None:
     assert tokens == [VOCABULARY.text_of(41), VOCABULARY.text_of(42)]
 
 
-@pytest.mark.parametrize(("finish", "status"), [("stop", "completed"), ("length", "incomplete")])
-def test_the_status_follows_the_finish_reason(finish: Finish, status: str) -> None:
-    body = post(FakeEngine("a", finish=finish), PATH, {"input": "x"}).json()
-    assert (body["status"], body["output"][0]["status"]) == (status, status)
-    assert body["incomplete_details"] == (None if finish == "stop" else {"reason": "max_output_tokens"})
-
-
 def test_an_error_in_mid_stream_fails_the_response() -> None:
     app = app_with(FakeEngine("a", error=DeadlineExceeded("too late")))
     data = events(fetch(app, "POST", PATH, {"input": "x", "stream": True}))

@@ -11,8 +11,6 @@ from outrider.server.chat.grammar_job import LENIENT
 from outrider.server.openai.conversation import Message
 from outrider.server.openai.responses.schema import ResponsesBody
 
-USER = Message(role="user", content="x")
-
 
 def body(**fields: Any) -> ResponsesBody:
     return ResponsesBody.model_validate({"model": "m", "input": "x", **fields})
@@ -33,13 +31,6 @@ def test_a_body_becomes_a_chat() -> None:
     assert (chat.token_limit, chat.reasoning_effort, chat.prompt_cache_key) == (5, "low", "session")
     assert chat.structures["response_format"].kind == LENIENT  # not strict by default
     assert [tool.function.description for tool in chat.enforced_tools] == ["d"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "logprobs"), [({}, None), ({"include": ["message.output_text.logprobs"]}, 0), ({"top_logprobs": 2}, 2)]
-)
-def test_logprobs_are_computed_on_request(fields: dict[str, Any], logprobs: int | None) -> None:
-    assert body(**fields).to_chat([USER], "s").num_logprobs == logprobs
 
 
 @pytest.mark.parametrize(

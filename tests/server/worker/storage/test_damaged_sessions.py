@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from outrider.drafters.sequence import Ints
 from outrider.server.worker.storage import session_format
-from outrider.server.worker.storage.session_format import page_path, rows_digest
+from outrider.server.worker.storage.session_format import page_path
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.server.worker.storage.stores import (
     LONG,
@@ -22,7 +22,6 @@ from tests.server.worker.storage.stores import (
     content_of,
     new_store,
     page_of,
-    pages_in,
     save,
     sessions_in,
 )
@@ -58,31 +57,6 @@ def test_a_damaged_file_costs_one_log_line(
     else:
         assert len(caplog.records) == 1
     assert fresh._slots.free + len(fresh) == 1
-
-
-def narrower(rows: torch.Tensor) -> torch.Tensor:
-    layers, two, heads, length, width = rows.shape
-    return rows.reshape(layers, two, heads * 2, length, width // 2)
-
-
-@pytest.mark.parametrize("change", [narrower, torch.Tensor.bfloat16])
-def test_files_with_valid_digests_and_other_rows_are_ignored(
-    tiny_runner: TorchRunner, tmp_path: Path, change: Callable[[torch.Tensor], torch.Tensor], caplog: pytest.LogCaptureFixture
-) -> None:
-    """They cost one log line and that session."""
-    store = new_store(tiny_runner, tmp_path)
-    _, text, _ = answer(store, LONG, "a")
-    save(store)
-    [file] = sessions_in(tmp_path)
-    tensors, labels = content_of(file)
-    for page in pages_in(tmp_path):
-        rows = change(content_of(page)[0]["rows"])
-        digest = rows_digest(rows)
-        save_file({"rows": rows}, page_path(file.parent, digest))
-        labels["pages"] = labels["pages"].replace(page.stem, digest)
-    tensors["rows"] = change(tensors["rows"])
-    save_file(tensors, file, labels | {"rest": rows_digest(tensors["rows"])})
-    check_is_ignored(tiny_runner, tmp_path, text, caplog)
 
 
 @pytest.mark.parametrize("change", ["token", "missing", "principal", "path"])

@@ -155,19 +155,3 @@ def test_a_file_is_replaced_at_once_or_stays_as_it_was(
         patch.setattr(os, "replace", fail)
         save(store)
     assert {file: file.read_bytes() for file in files_in(tmp_path)} == before
-
-
-def test_a_name_that_moves_leaves_each_session_a_file_of_its_own(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    """Whoever has the name has its file; the text that had it is saved elsewhere, also if it is still in files only."""
-    other = np.concatenate([np.full(64, 5), np.arange(9)]).astype(np.int32)
-    first = new_store(tiny_runner, tmp_path)
-    title = answer(first, other, "s")[1]
-    save(first)
-    second = new_store(tiny_runner, tmp_path)  # the title's rows are in its file
-    chat = answer(second, LONG, "s")[1]
-    save(second)
-    assert {session.file for session in second._sessions.values()} == set(sessions_in(tmp_path))
-    assert len(sessions_in(tmp_path)) == 2
-    for store in (second, new_store(tiny_runner, tmp_path)):
-        for text, name in ((chat, "s"), (title, None), (title, "s")):
-            assert answer(store, np.concatenate([text, [7]]).astype(np.int32), name)[0] >= len(text) - 1

@@ -6,23 +6,18 @@ import fcntl
 import os
 import threading
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import pytest
 
-from outrider.drafters.registry import Resources
 from outrider.server.worker.session import SessionKey
 from outrider.server.worker.storage import session_files
 from outrider.server.worker.storage.session_files import SessionFiles
-from outrider.server.worker.storage.session_folder import PAGE, PARTIAL, SESSION, ForeignFolder, flush
+from outrider.server.worker.storage.session_folder import PAGE, PARTIAL, SESSION, ForeignFolder
 from outrider.server.worker.storage.session_format import Fits
-from outrider.verify.decode import finish
 from outrider.verify.model.torch_runner import TorchRunner
-from outrider.verify.stream import Stream
 from tests.server.worker.storage.stores import (
     LONG,
-    OPTIONS,
     answer,
     bytes_in,
     content_of,
@@ -103,24 +98,6 @@ def test_servers_of_one_folder_leave_each_others_files(tiny_runner: TorchRunner,
     assert answer(small, np.concatenate([longer, [8]]).astype(np.int32), "f")[0] >= len(longer) - 1
 
 
-@pytest.mark.parametrize("is_busy", [True, False])
-def test_what_another_server_saves_takes_no_session_from_memory_that_is_not_saved(
-    tiny_runner: TorchRunner, tmp_path: Path, is_busy: bool
-) -> None:
-    """A new session of a name that both servers use; replaced, it would keep its slot for ever."""
-    a, b = (new_store(tiny_runner, tmp_path, slots=2, automatic=False) for _ in range(2))
-    own = a.acquire("p", "s", LONG)
-    assert own is not None
-    answer(b, LONG[::-1].copy(), "s")
-    save(b)
-    if not is_busy:
-        finish(Stream(own.verifier, own.drafter("none", Resources()), LONG, OPTIONS))
-        a.release(own)
-    found = a.acquire("p", "s", LONG)
-    assert found is (None if is_busy else own) and list(a._sessions.values()) == [own]
-    assert a._slots.free == 1
-
-
 @pytest.mark.parametrize("suffix", [".tmpVVKlxA", ".session.abc.partial"])
 def test_what_an_interrupted_writer_left_is_removed(tiny_runner: TorchRunner, tmp_path: Path, suffix: str) -> None:
     folder = tmp_path / "model" / "owner"
@@ -157,23 +134,6 @@ def test_every_folder_is_readable_by_the_owner_only(tiny_runner: TorchRunner, tm
     files = files_in(tmp_path / "made")
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     assert {folder.stat().st_mode & 0o777 for folder in files[0].parents[:3]} == {0o700}
-
-
-def test_a_session_gets_no_name_whose_pages_another_server_has_removed(
-    tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the writing of its pages and its name."""
-
-    def remove_pages(file: BinaryIO) -> None:
-        flush(file)
-        for page in pages_in(tmp_path):
-            page.unlink()
-
-    store = new_store(tiny_runner, tmp_path)
-    answer(store, LONG, "a")
-    monkeypatch.setattr(session_files, "flush", remove_pages)
-    save(store)
-    assert len(sessions_in(tmp_path)) == (page_tokens > len(LONG))
 
 
 def test_servers_that_race_on_one_folder_leave_whole_files_only(tiny_runner: TorchRunner, tmp_path: Path) -> None:
