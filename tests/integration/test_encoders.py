@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from openai import OpenAI
 from sentence_transformers import CrossEncoder, SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 from outrider import models
 from tests.hub import MODEL, serving_hub
@@ -64,12 +63,6 @@ def test_embeddings(served: Served, folder: Path) -> None:
     assert np.allclose(vectors(embed(served, input=TEXTS, dimensions=8)[0]), cut, atol=1e-5)
 
 
-def test_static_embeddings_of_the_hub(served: Served, folder: Path) -> None:
-    expected = SentenceTransformer(modules=[StaticEmbedding.from_model2vec(str(folder / "static"))], device="cpu")
-    body, _ = embed(served, model=MODEL.rpartition("/")[2], input=TEXTS)
-    assert np.allclose(vectors(body), expected.encode(TEXTS), atol=1e-5)
-
-
 def test_openais_client_asks_for_base64(served: Served) -> None:
     client = OpenAI(base_url=f"{served.http.base_url}/v1", api_key="none")
     found = client.embeddings.create(model="embedder", input=TEXTS)
@@ -92,10 +85,8 @@ def test_reranking(served: Served, folder: Path) -> None:
     ("fields", "message"),
     [
         ({"input": ""}, "a text must not be empty"),
-        ({"input": []}, "at least 1 item"),
         ({"input": ["a"] * 2049}, "at most 2048 items"),
         ({"input": [[1, 2]]}, "token ids are not accepted"),
-        ({"input": [1, 2]}, "token ids are not accepted"),
         ({"input": "a", "dimensions": DIMENSIONS + 1}, f"embedder has {DIMENSIONS}"),
         ({"input": "a", "model": "classifier"}, "classifier ranks documents; its only endpoint is /v1/rerank"),
         ({"input": "a", "model": models.NAME}, "writes text; name one that makes embeddings"),

@@ -16,7 +16,6 @@ from typer.testing import CliRunner, Result
 
 from outrider.server import cli
 from outrider.server.cli import app
-from tests.servers import Served
 
 
 def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -69,11 +68,6 @@ def test_the_command_without_arguments_prints_help(monkeypatch: pytest.MonkeyPat
         "; start one with `outrider serve`, or chat with a model of its own: `outrider chat --model MODEL`.\n"
     )
     assert "Usage:" in run("datastore").output
-
-
-def test_the_command_without_arguments_names_a_running_server(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "URL", served.url)
-    assert run().stdout.splitlines()[-1] == f"A server runs at {served.url}; talk to it with `outrider chat`."
 
 
 def test_config_prints_the_effective_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

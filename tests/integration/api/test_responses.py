@@ -14,18 +14,6 @@ from tests.servers import Served
 QUESTION = "Write a function that reads a file."
 
 
-def test_a_response(served: Served) -> None:
-    answer = served.client.responses.create(model=served.model, input=QUESTION, max_output_tokens=40, instructions="Be short.")
-    assert answer.status in ("completed", "incomplete")
-    assert answer.output_text
-    assert answer.instructions == "Be short."
-    assert answer.usage and answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
-    assert served.client.responses.retrieve(answer.id) == answer
-    served.client.responses.delete(answer.id)
-    with pytest.raises(openai.NotFoundError, match="no response"):
-        served.client.responses.retrieve(answer.id)
-
-
 def test_the_events_of_a_stream(served: Served) -> None:
     fields: Any = {"model": served.model, "input": QUESTION, "max_output_tokens": 40, "temperature": 0}
     full = served.client.responses.create(**fields)

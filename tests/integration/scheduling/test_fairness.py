@@ -36,17 +36,6 @@ def test_many_choices_do_not_delay_another_keys_first_token(guarded: Served) -> 
             assert json.loads(next(each)[6:])["choices"][0]["index"] == 0
 
 
-def test_choices_read_their_prompt_once(guarded: Served) -> None:
-    prompt = "def f(x):\n    return x + 1\n" * 20
-    whole = complete(guarded, prompt=prompt, n=3, max_tokens=8, seed=7, temperature=1.0)
-    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
-    assert whole["usage"]["prompt_tokens"] == complete(guarded, prompt=prompt, max_tokens=1)["usage"]["prompt_tokens"]
-    assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    first = complete(guarded, prompt=prompt, max_tokens=8, seed=7, temperature=1.0)
-    assert first["choices"][0]["text"] == whole["choices"][0]["text"]
-    assert len({choice["text"] for choice in whole["choices"]}) > 1
-
-
 def test_a_stalled_reader_holds_no_turn_and_loses_nothing(guarded: Served) -> None:
     options = {**ENDLESS, "max_tokens": 700, "logprobs": 20}  # several kilobytes per token, more than the sockets hold
     with stalled(guarded, key=ALICE, stream_options={"include_usage": True}, **options) as connection:

@@ -120,8 +120,3 @@ def test_a_busy_server_says_when_to_retry() -> None:
         assert response.headers["retry-after"] == seconds
         counted = f'outrider_requests_total{{endpoint="/v1/messages",status="{status}"}} 1.0'
         assert counted in app.state.metrics.render().decode()
-
-
-def test_a_lost_worker_ends_a_stream_with_an_error() -> None:
-    last = events(post(FakeEngine("a", error=WorkerLost("Lost; retry.")), PATH, {**BODY, "stream": True}))[-1]
-    assert (last["type"], last["error"]) == ("error", {"type": "overloaded_error", "message": "Lost; retry."})

@@ -77,14 +77,6 @@ def test_a_corpus_is_made_changed_listed_and_deleted() -> None:
     run(app_with(FakeEngine("a")), flow)
 
 
-@pytest.mark.parametrize("name", ["../x", "..", ".x", "", "a/b", "a\u00e9", "x" * 65])
-def test_names_that_could_be_paths_are_refused(name: str) -> None:
-    async def flow(send: Send) -> None:
-        await fails(send("POST", PATH, {"name": name, "texts": ["a"]}), 400, "a corpus's name has 1 to 64 letters")
-
-    run(app_with(FakeEngine("a")), flow)
-
-
 def test_a_request_chooses_a_corpus_or_uses_the_default() -> None:
     engine = FakeEngine("a")
 
@@ -210,3 +202,11 @@ def test_the_corpora_of_all_models_share_the_bound(tmp_path: Path) -> None:
         await later.close()
 
     asyncio.run(fill())
+
+
+@pytest.mark.parametrize("name", ["../x", "..", ".x", "", "a/b", "a\u00e9", "x" * 65])
+def test_names_that_could_be_paths_are_refused(name: str) -> None:
+    async def flow(send: Send) -> None:
+        await fails(send("POST", PATH, {"name": name, "texts": ["a"]}), 400, "a corpus's name has 1 to 64 letters")
+
+    run(app_with(FakeEngine("a")), flow)

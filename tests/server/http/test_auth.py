@@ -13,14 +13,12 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider import models
-from outrider.server.datastore_builder import build_suffix
 from outrider.server.fair_threads import ANYONE
 from outrider.server.http.auth import OPEN_PATHS, Authenticator
 from outrider.server.http.errors import APIError
 from outrider.server.settings import SettingsError, load_settings
 from tests.server.fakes import FakeEngine, app_with, fetch
-from tests.servers import ALICE, BOB, PECULIAR, Served, wait_until
+from tests.servers import ALICE, BOB, PECULIAR, Served
 
 
 async def principal_app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,19 +130,6 @@ def drafted(server: Served, key: str, prompt: str = PECULIAR[: PECULIAR.index(",
 def test_a_datastore_belongs_to_its_key(guarded: Served) -> None:
     assert drafted(guarded, ALICE) > 0
     assert drafted(guarded, BOB) == 0
-
-
-def test_a_changed_datastore_is_used_without_a_restart(guarded: Served) -> None:
-    prompt = "xylophone quartz wombat"
-    assert drafted(guarded, ALICE, prompt) == 0
-    arguments = list(guarded.process.args)  # type: ignore[arg-type]
-    folder = Path(str(arguments[arguments.index("--config") + 1])).parent
-    (folder / "text.py").write_text(f"{PECULIAR}\n{prompt} zeppelin\n")
-    build_suffix([folder / "text.py"], folder / "store", str(models.TARGET), append=False)
-    wait_until(lambda: drafted(guarded, ALICE, prompt) > 0)
-    assert drafted(guarded, BOB, prompt) == 0
-    assert drafted(guarded, ALICE) > 0
-    assert any("the datastore" in line and "has changed" in line for line in guarded.log)
 
 
 def test_a_session_belongs_to_its_key(guarded: Served) -> None:

@@ -13,7 +13,6 @@ import pytest
 from outrider.server.anthropic.schema import MessagesBody
 from outrider.server.http import json_body, json_route
 from outrider.server.http.json_route import INLINE_BYTES, BodyPool
-from outrider.server.openai.conversation import Message
 from outrider.server.openai.schema import ChatBody
 from tests.server.fakes import FakeEngine, app_with, post
 
@@ -61,22 +60,6 @@ def test_a_large_body_is_decoded_off_the_event_loop(path: str, monkeypatch: pyte
         body = {"input": "x" * size} if path == "/v1/responses" else chat(size) | {"max_tokens": 1}
         assert post(long_engine(), path, body).status_code == 200
     assert [name.startswith("outrider-bodies") for name in names] == [False, True]
-
-
-def test_a_chat_of_messages_is_built_off_the_event_loop_and_validated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = readers(monkeypatch, ChatBody)
-    threads: list[str] = []
-    rendered = Message.rendered
-
-    def record(message: Message, has_pictures: bool = False) -> Any:
-        threads.append(threading.current_thread().name)
-        return rendered(message, has_pictures)
-
-    monkeypatch.setattr(Message, "rendered", record)
-    body = chat(INLINE_BYTES) | {"max_tokens": 1}
-    assert post(long_engine(), "/v1/messages", body).status_code == 200
-    assert built == []
-    assert all(name.startswith("outrider-bodies") for name in threads) and threads
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"])

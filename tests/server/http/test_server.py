@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 import socket
 import threading
 from collections.abc import AsyncGenerator, Iterator
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -18,7 +16,7 @@ import uvicorn
 
 from outrider import models
 from outrider.server.engine.messages import Request, TokenEvent
-from outrider.server.http.server import DrainingServer, new_config
+from outrider.server.http.server import new_config
 from outrider.server.serve import listen
 from outrider.server.settings import load_settings
 from tests.server.fakes import FakeEngine, app_with
@@ -26,29 +24,6 @@ from tests.server.http.test_protocol import GET, UPLOAD
 from tests.servers import wait_until
 
 SOCKET_SECONDS = 60.0  # a test fails if the server does not act within this time
-
-
-def test_a_second_signal_fails_requests_and_a_third_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def startup(self: uvicorn.Server, sockets: object = None) -> None:
-        pass
-
-    monkeypatch.setattr(uvicorn.Server, "startup", startup)
-    calls: list[str] = []
-    engine = SimpleNamespace(abort=lambda: calls.append("abort"))
-
-    async def signalled() -> None:
-        server = DrainingServer(uvicorn.Config(lambda: None), cast(Any, engine), 1.0)
-        await server.startup()
-        server.handle_exit(signal.SIGTERM, None)
-        await asyncio.sleep(0)
-        assert server.should_exit and not calls
-        server.handle_exit(signal.SIGTERM, None)
-        await asyncio.sleep(0)
-        assert calls == ["abort"] and not server.force_exit
-        server.handle_exit(signal.SIGTERM, None)
-        assert server.force_exit
-
-    asyncio.run(signalled())
 
 
 class EndlessEngine(FakeEngine):

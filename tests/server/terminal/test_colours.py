@@ -24,14 +24,6 @@ def test_every_source_has_its_colour() -> None:
     assert "\x1b[32mtrigram\x1b[0m" in legend()
 
 
-def test_text_may_arrive_late_and_in_pieces() -> None:
-    reader = SourceReader()
-    reader.record(trace(("for", "lookup")))
-    reader.record(trace(bonus=" in"))
-    assert list(reader.split("fo")) == [("fo", "lookup")]
-    assert list(reader.split("r i")) == [("r", "lookup"), (" i", None)]
-
-
 def test_a_step_after_one_with_other_text_is_split_again() -> None:
     reader = SourceReader()
     reader.record(trace(("\ufffd", "lookup"), ("\ufffd", "lookup")))

@@ -55,16 +55,6 @@ def test_the_most_recent_texts_are_kept_up_to_the_bound() -> None:
     assert tokens(text) == 60
 
 
-def test_texts_are_indexed_again_only_when_they_have_grown() -> None:
-    text = LearnedText(1000, VOCABULARY)
-    text.add("a", np.tile(TEXT, 10))
-    first = text.current()
-    text.add("b", TEXT)
-    assert text.current() is not None and text.current()[0] is first[0]
-    text.add("c", TEXT)
-    assert text.current()[0] is not first[0]
-
-
 def test_a_long_text_is_not_indexed_in_the_decode_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learned, "MAX_TOKENS_IN_LOOP", 10)
     threads: list[threading.Thread] = []

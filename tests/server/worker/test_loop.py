@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.drafters.none import NoDrafter
 from outrider.server.engine.messages import Accepted, Cancel, Failed, Pause, Resume, Status, TokenEvent
 from outrider.server.worker.loop import Worker
 from outrider.server.worker.storage import session_files
@@ -92,16 +90,6 @@ def test_short_prompts_without_end_do_not_stop_a_long_one(long_rig: Rig) -> None
     assert len(rig.tokens("short 5")) == 1
 
 
-def test_a_short_prompt_that_begins_like_a_long_one_waits_for_that_beginning_only(long_rig: Rig) -> None:
-    rig = long_rig
-    rig.send(request("oldest", prompt=prompt(8000, 5)))
-    rig.step(2)
-    rig.send(request("long", prompt=prompt(4000, 3)), request("like it", prompt=[*prompt(44, 3), 1], max_tokens=1))
-    rig.send(request("other", prompt=prompt(3000, 4)))
-    rig.step(3)
-    assert len(rig.tokens("like it")) == 1 and not rig.tokens("other")
-
-
 def test_a_failed_step_ends_only_its_request(rig: Rig) -> None:
     rig.send(request("a", session="s"), request("b"))
     rig.step(1)
@@ -124,19 +112,6 @@ def test_a_lost_device_ends_the_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(rig.worker._runtime.runner, "forward_all", raising(error))
     with pytest.raises(torch.AcceleratorError):
         rig.step(1)
-
-
-def test_a_request_that_cannot_start_leaves_nothing_half_begun(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig.send(request("a", session="s"))
-    rig.step()
-    session = rig.worker._sessions.acquire("", "s", np.arange(3, dtype=np.int32))
-    assert session is not None and session.drafters
-    rig.worker._sessions.release(session)
-    monkeypatch.setattr(NoDrafter, "begin", raising(RuntimeError("memory")))
-    rig.send(request("b", session="s"))
-    rig.step()
-    assert [message.id for message in rig.sent if isinstance(message, Failed)] == ["b"]
-    assert not session.drafters and not len(session.verifier.sequence)
 
 
 NAMES_ONLY = {"sessions.automatic": "off"}

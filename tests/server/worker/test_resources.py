@@ -158,17 +158,6 @@ def test_a_damaged_datastore_is_logged_once_and_the_old_one_stays(
     assert new is not old
 
 
-def test_a_datastore_of_several_keys_is_opened_once(folder: Path) -> None:
-    key = {"key": "secret-0123456789abcdef", "datastores": [str(folder)]}
-    flags = {
-        "speculation.retrieval.datastores": [str(folder)],
-        "auth.keys": {"a": key, "b": {**key, "key": "other-0123456789"}},
-    }
-    shared, own = load_resources(load_settings(None, flags), Tables(lambda: "f", 65))
-    assert len({id(each) for one in (shared, *own.values()) for each in one.corpus}) == 2  # it, and the one to choose
-    assert [len(each.corpus) for each in (shared, own["a"], own["b"])] == [2, 3, 3]  # with the one that a request may choose
-
-
 def test_only_the_request_that_begins_reads_its_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     datastore.build(tmp_path / "d", [np.array([64, 3, 39, 7], np.int64)], 64, "f", "plan")
     (block,) = map(str, datastore.block_paths(tmp_path / "d"))

@@ -24,28 +24,11 @@ from outrider.verify.cost import CostCurve
 from outrider.verify.errors import ModelError
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.model import HeadModel
-from outrider.verify.model.cache.shape import CacheShape, LayerShape
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.tokenizer import load_tokenizer
 from tests.server.worker.fakes import tiny_runtime
 from tests.verify.heads.checkpoints import save_eagle
-
-
-def test_each_device_has_figures_of_its_own(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three layers over two devices, of which the second one has the draft model, too."""
-    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
-    layer = LayerShape(2, 8, 8)
-    shape = CacheShape((layer,) * 3, torch.float32, first, hidden_width=4, homes=(first, second, second))
-    draft = cast(Any, SimpleNamespace(cache_shape=CacheShape((layer,), torch.float32, second, hidden_width=2)))
-    target = cast(Any, SimpleNamespace(cache_shape=shape, model_tokens=4096, in_pages=True))
-    monkeypatch.setattr(runtime, "free_bytes", lambda device: 10**6 * (device.index + 1))
-    figures = memory_figures(target, draft)
-    row = 2 * (8 + 8) * 4
-    assert [each.device for each in figures] == ["cuda:0", "cuda:1"]
-    assert [each.free_bytes for each in figures] == [10**6, 2 * 10**6]
-    assert [each.token_bytes for each in figures] == [row, 3 * row]
-    assert [each.slot_bytes for each in figures] == [shape.slot_bytes, draft.cache_shape.slot_bytes]
 
 
 def test_a_draft_model_is_charged_to_its_own_device(

@@ -37,19 +37,6 @@ def test_the_text_of_a_kept_session_is_learned_after_each_request(tiny_runner: T
     assert (principal, session_key, text[:5], len(text)) == ("p", key("a"), PROMPT.tolist(), 7)
 
 
-def test_the_least_recently_used_session_is_evicted_first(tiny_runner: TorchRunner) -> None:
-    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
-    made: dict[str, Session] = {}
-    for name in ("a", "b", "a", "c"):
-        session = store.acquire("p", name, PROMPT)
-        assert session is not None
-        made.setdefault(name, session)
-        store.release(session)
-    assert len(store) == 2
-    assert store.acquire("p", "a", PROMPT) is made["a"]
-    assert store.acquire("p", "b", PROMPT) is not made["b"]
-
-
 def test_sessions_that_share_a_slot_keep_their_prefix(tiny_runner: TorchRunner) -> None:
     """Three sessions in one slot: each continues from its prefix, with the tokens of a session that is never swapped out."""
     options = DecodeOptions(SamplingParams(temperature=0), max_tokens=5)
@@ -89,21 +76,6 @@ def test_one_principals_sessions_do_not_evict_anothers(tiny_runner: TorchRunner)
         store.release(session)
     assert len(store) == 2
     assert store.acquire("quiet", "s", PROMPT) is quiet
-
-
-def test_busy_sessions_of_one_principal_do_not_evict_anothers(tiny_runner: TorchRunner) -> None:
-    store = SessionStore(tiny_runner, capacity=4, ttl_seconds=60, slots=12)
-    quiet = store.acquire("quiet", "s", PROMPT)
-    assert quiet is not None
-    store.release(quiet)
-    held = [store.acquire("busy", str(number), PROMPT) for number in range(8)]
-    store.expire()
-    assert store.acquire("quiet", "s", PROMPT) is quiet
-    store.release(quiet)
-    for session in held:
-        assert session is not None
-        store.release(session)
-    assert len(store) == 4 and store.acquire("quiet", "s", PROMPT) is quiet
 
 
 def test_the_rows_of_a_freed_slot_return_to_the_system(tiny_runner: TorchRunner) -> None:

@@ -126,15 +126,6 @@ def test_a_fork_of_a_swapped_out_session_and_of_its_drafters(tiny_runner: TorchR
     assert source.verifier.sequence is not fork.verifier.sequence
 
 
-def test_sessions_are_evicted_by_memory(tiny_runner: TorchRunner) -> None:
-    rig = Automatic(tiny_runner, capacity=10, kv_bytes=tiny_runner.cache_shape.bytes_for(200))
-    for token in (1, 2, 3, 4):
-        rig.answer(np.full(64, token, np.int32))
-    assert len(rig.store) == 2  # of 69 rows each
-    assert rig.answer(np.full(70, 4, np.int32))[0] == "continued"
-    assert rig.answer(np.full(70, 1, np.int32))[0] == "new"
-
-
 def test_sub_agents_count_their_prefix_once(tiny_config: LlamaConfig) -> None:
     """Four conversations that share 6,000 tokens fit where one of them fits, and each goes on."""
     config = copy.deepcopy(tiny_config)

@@ -107,16 +107,6 @@ def test_every_enforced_answer_parses_to_calls_that_follow_the_schemas(format: s
         jsonschema.validate(arguments, functions[name])
 
 
-@each_format
-def test_optional_arguments_may_be_left_out(format: str) -> None:
-    grammar = calls_grammar(format, {"optional": OPTIONAL}, 1, {})
-    seen = set()
-    for seed in range(60):
-        [(_, arguments)] = content_and_calls(parse(format, [walk(grammar, seed)]))[1]
-        seen.add("".join(arguments))
-    assert seen <= {"", "a", "b", "c", "ab", "ac", "bc", "abc"} and len(seen) >= 6
-
-
 @pytest.mark.parametrize("special", [True, False])
 def test_markers_that_are_added_tokens_are_accepted_as_these_tokens(special: bool) -> None:
     """Qwen's markers are added tokens that are not special, and llguidance still matches them by id only."""

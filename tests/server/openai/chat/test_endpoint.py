@@ -112,7 +112,6 @@ def test_required_calls_follow_the_reasoning() -> None:
     ("fields", "param", "words"),
     [
         ({"messages": MESSAGES * 3000}, "messages", "at most 2048"),
-        ({"top_logprobs": 3}, "top_logprobs", "needs 'logprobs'"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "may contain"),
         ({"continue_final_message": True}, "continue_final_message", "the assistant's"),
         ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),

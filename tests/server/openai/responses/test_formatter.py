@@ -71,16 +71,6 @@ def test_events_build_the_response() -> None:
     assert data[-1]["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
 
 
-def test_log_probabilities_join_the_item_of_their_text() -> None:
-    complete, made = formatter(), ChoiceOutput(0)
-    for number, piece in enumerate(["<think>why</think>", "So", ":"]):
-        made.add(TokenEvent("r", [40 + number], piece, logprobs=TokenLogprobs([-0.5], [[]], [[]])))
-    made.add(TokenEvent("r", [0], "", "stop"))
-    _, message = complete.body([made], Usage())["output"]
-    tokens = [entry["token"] for entry in message["content"][0]["logprobs"]]
-    assert tokens == [VOCABULARY.text_of(41), VOCABULARY.text_of(42)]
-
-
 def test_an_error_in_mid_stream_fails_the_response() -> None:
     app = app_with(FakeEngine("a", error=DeadlineExceeded("too late")))
     data = events(fetch(app, "POST", PATH, {"input": "x", "stream": True}))

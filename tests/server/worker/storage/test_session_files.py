@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,7 @@ import torch
 
 from outrider import models
 from outrider.drafters.registry import arrays_of
-from outrider.server.worker.saver import Saver
-from outrider.server.worker.storage.contents import Contents
 from outrider.server.worker.storage.model_digest import model_digest
-from outrider.server.worker.storage.session_files import SessionFiles
-from outrider.server.worker.storage.session_format import Fits
 from outrider.verify.measurement import machine_key
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.paging import distinct_rows
@@ -112,31 +107,6 @@ def test_the_folder_is_bounded(tiny_runner: TorchRunner, tmp_path: Path) -> None
     [left] = sessions_in(tmp_path)
     assert left != first and bytes_in(tmp_path) <= size + 100
     assert answer(new_store(tiny_runner, tmp_path), LONG[::-1].copy(), "second")[0] >= len(LONG) - 1
-
-
-def test_nobody_waits_for_a_session_that_is_being_saved(tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int) -> None:
-    """It is stopped between two of its pages. What was written is not written again."""
-    shape = (4, 2, 8, page_tokens, (64 << 20) // (64 * page_tokens))  # 64 MB
-    pages = [paging.Page(np.full(shape, number, np.uint8)) for number in range(4)]
-    rows = paging.SwappedRows(pages, 4 * page_tokens, [])
-    path = tmp_path / "model" / "owner" / "s.session"
-
-    def contents() -> Contents:
-        return Contents("p", "s", 1, LONG, pages, rows, rows.length, [], {})
-
-    saver = Saver(SessionFiles(tmp_path, "model", 1 << 40, Fits.of(tiny_runner)))
-    saver.start(path, contents())
-    while not pages_in(tmp_path):
-        time.sleep(0.01)
-    assert not saver.stop()
-    saver.wait(60)
-    written = {page: page.stat().st_ino for page in pages_in(tmp_path)}
-    assert 0 < len(written) < 4 and written.keys() == set(files_in(tmp_path))
-    saver.start(path, contents())
-    saver.wait(60)
-    saver.close()
-    assert path.exists() and len(pages_in(tmp_path)) == 4
-    assert {page: page.stat().st_ino for page in written} == written
 
 
 def test_a_file_is_replaced_at_once_or_stays_as_it_was(
