@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -84,31 +82,6 @@ def test_config_prints_the_effective_settings(monkeypatch: pytest.MonkeyPatch, t
     assert "sk-alices-key" not in result.output
 
 
-class Plugin:
-    """An entry point that adds one command, or fails."""
-
-    name, value = "extra", "extra.cli:register"
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self._error = error
-
-    def load(self) -> Callable[[typer.Typer], None]:
-        if self._error:
-            raise self._error
-
-        def register(application: typer.Typer) -> None:
-            application.command("extra")(lambda: print("extra command"))
-
-        return register
-
-
-def test_a_broken_entry_point_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "entry_points", lambda group: [Plugin(ImportError("No module\nnamed 'extra'"))])
-    cli.add_plugins(typer.Typer())
-    message = "outrider: the commands of 'extra' (extra.cli:register) cannot be loaded: No module named 'extra'\n"
-    assert capsys.readouterr().err == message
-
-
 @pytest.mark.slow
 def test_a_worker_that_cannot_load_ends_the_server(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.ngram"
@@ -117,17 +90,3 @@ def test_a_worker_that_cannot_load_ends_the_server(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "is not a datastore file" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_table_is_built_from_texts(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("import os\nimport sys\n" * 20)
-    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "def f(x):\n    return x\n"}) + "\n")
-    out = tmp_path / "table.ngram"
-    done = run("datastore", "build", str(tmp_path / "a.py"), str(tmp_path / "b.jsonl"), "--out", str(out))
-    assert done.exit_code == 0, done.stderr
-    assert "contexts" in done.stdout
-    assert out.stat().st_size > 0
-    (tmp_path / "bad.jsonl").write_text("{}\n")
-    bad = run("datastore", "build", str(tmp_path / "bad.jsonl"), "--out", str(out))
-    assert bad.exit_code == 2
-    assert "bad.jsonl line 1" in bad.stderr

@@ -89,17 +89,6 @@ def test_a_process_that_is_killed_or_stopped_says_nothing_about_the_grammar(
     assert validate(validator, 'start: "b"') == ""
 
 
-def test_the_process_is_kept_and_valid_grammars_are_validated_once(
-    validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert validate(validator, VALID) == ""
-    process = validator._process
-    assert process is not None
-    assert validate(validator, 'start: "b"') == "" and validator._process is process
-    monkeypatch.setattr(process, "build", None)
-    assert validate(validator, VALID) == ""
-
-
 def test_many_grammars_of_one_client_delay_another_by_one_at_most(validator: GrammarValidator) -> None:
     done: list[str] = []
 

@@ -61,6 +61,12 @@ def run(test: Callable[[EncoderService, Program], Awaitable[None]], overrides: M
     asyncio.run(main())
 
 
+async def settled() -> None:
+    """Returns once all tasks wait for the process."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 def embed(service: EncoderService, principal: str, *texts: str) -> asyncio.Task[tuple[bytes, list[int]]]:
     return asyncio.create_task(service.embed(principal, texts, None, None))
 
@@ -68,9 +74,9 @@ def embed(service: EncoderService, principal: str, *texts: str) -> asyncio.Task[
 def test_waiting_requests_are_encoded_together() -> None:
     async def test(service: EncoderService, program: Program) -> None:
         first = embed(service, "a", "slow")
-        await asyncio.sleep(0.05)
+        await settled()
         others = [embed(service, principal, principal) for principal in "bcd"]
-        await asyncio.sleep(0.05)
+        await settled()
         program.released.set()
         assert await first == (b"slow", [4])
         assert [await other for other in others] == [(b"b   ", [1]), (b"c   ", [1]), (b"d   ", [1])]
@@ -83,9 +89,9 @@ def test_waiting_requests_are_encoded_together() -> None:
 def test_texts_that_fail_do_not_fail_other_requests(text: str, error: type[Exception]) -> None:
     async def test(service: EncoderService, program: Program) -> None:
         first = embed(service, "a", "slow")
-        await asyncio.sleep(0.05)
+        await settled()
         failing, other = embed(service, "b", text), embed(service, "c", "good")
-        await asyncio.sleep(0.05)
+        await settled()
         program.released.set()
         await first
         with pytest.raises(error):
@@ -99,11 +105,11 @@ def test_texts_that_fail_do_not_fail_other_requests(text: str, error: type[Excep
 def test_a_client_that_leaves_is_not_encoded() -> None:
     async def test(service: EncoderService, program: Program) -> None:
         first = embed(service, "a", "slow")
-        await asyncio.sleep(0.05)
+        await settled()
         left = embed(service, "b", "b")
-        await asyncio.sleep(0.05)
+        await settled()
         left.cancel()
-        await asyncio.sleep(0.05)
+        await settled()
         program.released.set()
         await first
         assert await embed(service, "c", "c") == (b"c   ", [1])
@@ -146,9 +152,9 @@ def test_texts_are_cut_before_they_are_paired_and_tokenized() -> None:
 def test_shutting_down_fails_what_runs_and_what_waits() -> None:
     async def test(service: EncoderService, program: Program) -> None:
         running = embed(service, "a", "slow")
-        await asyncio.sleep(0.05)
+        await settled()
         waiting = embed(service, "b", "b")
-        await asyncio.sleep(0.05)
+        await settled()
         service.abort()
         for each in (running, waiting, embed(service, "c", "c")):
             with pytest.raises(ShuttingDown):

@@ -33,16 +33,6 @@ def test_text_is_never_html_or_code(name: str) -> None:
     assert not re.search(unsafe, (STATIC / name).read_text())
 
 
-@pytest.mark.parametrize("name", [path.name for path in OWN])
-def test_every_file_is_short_and_refers_to_files_of_the_page_only(name: str) -> None:
-    text = (STATIC / name).read_text()
-    lines = text.splitlines()
-    assert len(lines) <= 350 and max(map(len, lines)) <= 127
-    assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text)
-    for name in re.findall(r'(?:from|import) "\./([\w./]+)"|import\("\./([\w./]+)"\)|(?:src|href)="page/([\w./]+)"', text):
-        assert (STATIC / "".join(name)).is_file(), name
-
-
 def test_uplot_is_the_published_one_with_its_licence() -> None:
     for name, expected in UPLOT.items():
         data = (STATIC / "vendor" / name).read_bytes().removesuffix(b"export default uPlot;\n")

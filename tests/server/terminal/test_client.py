@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,40 +99,3 @@ def test_an_error_in_the_stream_is_raised() -> None:
 def test_an_event_that_is_no_chunk_is_one_sentence(line: str, message: str) -> None:
     with answering({"/v1/chat/completions": (200, f"data: {line}\n\n")}) as url, pytest.raises(ChatError, match=message):
         next(Client(url).stream({}))
-
-
-@contextmanager
-def sending(*parts: bytes) -> Iterator[str]:
-    """A server that answers one request with these parts, and closes the connection."""
-
-    def send(listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        with connection:
-            while not connection.recv(1 << 16).endswith(b'{"stream": true}'):
-                pass
-            connection.sendall(b"".join(parts))
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=send, args=(listener,))
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        thread.join()
-
-
-def chunked(text: str) -> bytes:
-    return f"{len(text):x}\r\n{text}\r\n".encode()
-
-
-HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-EVENT = 'data: {"a": 1}\n\n'
-
-
-@pytest.mark.parametrize(
-    "cut", [b"", chunked("data: {"), b"5\r\nda", chunked("")], ids=["between", "in an event", "in a chunk", "without the end"]
-)
-def test_a_stream_that_is_cut_is_an_error(cut: bytes) -> None:
-    with sending(HEAD, chunked(EVENT), cut) as url:
-        chunks = Client(url).stream({})
-        assert next(chunks) == {"a": 1}
-        with pytest.raises(ChatError, match="closed the connection before its answer was complete"):
-            next(chunks)

@@ -108,3 +108,15 @@ def test_a_conversation_continues_in_the_first_responses_session() -> None:
     by_text = FakeEngine("answer")
     conversation(app_with(by_text, template), by_text, prompt_cache_key="mine")
     assert [request.session for request in by_text.requests] == [None, None]  # found by their text
+
+
+def test_stored_responses_are_retrieved_and_deleted() -> None:
+    app = app_with(FakeEngine("a"))
+    made = fetch(app, "POST", PATH, {"input": "x"}).json()
+    path = f"{PATH}/{made['id']}"
+    assert fetch(app, "GET", path).json() == made
+    cancelled = fetch(app, "POST", f"{path}/cancel")
+    assert (cancelled.status_code, cancelled.json()["error"]["param"]) == (400, "response_id")
+    assert fetch(app, "DELETE", path).json() == {"id": made["id"], "object": "response", "deleted": True}
+    for method, suffix in (("GET", ""), ("DELETE", ""), ("POST", "/cancel")):
+        assert fetch(app, method, path + suffix).status_code == 404
