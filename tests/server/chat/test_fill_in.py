@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from outrider import models
-from outrider.server.chat.fill_in import (
-    CUT_TOKENS,
-    FORMATS,
-    ContextFile,
-    FillInParts,
-    FillInText,
-    fit,
-)
+from outrider.server.chat.fill_in import CUT_TOKENS, FORMATS, ContextFile, FillInParts, FillInText, fit
 from outrider.server.chat.prompt import PromptEncoder
 
 PREFIX, SUFFIX = "def f(", "):\n    pass\n"

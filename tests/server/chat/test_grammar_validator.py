@@ -59,13 +59,7 @@ def references(link: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("bomb", "refused"),
-    [
-        (rule_chain, 800),
-        (terminal_chain, 1000),
-        (references("$ref"), 800),
-        (references("properties"), 300),
-    ],
+    ("bomb", "refused"), [(rule_chain, 800), (terminal_chain, 1000), (references("$ref"), 800), (references("properties"), 300)]
 )
 def test_what_the_validator_survives_leaves_the_worker_a_margin(bomb: Any, refused: int) -> None:
     """The smallest grammars that end the validator need less than half of the worker's stack of 8 MB."""

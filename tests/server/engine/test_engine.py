@@ -9,13 +9,7 @@ from typing import cast
 import pytest
 
 from outrider.server.engine import engine
-from outrider.server.engine.engine import (
-    MAX_UNREAD_EVENTS,
-    DeadlineExceeded,
-    Overloaded,
-    ShuttingDown,
-    WorkerLost,
-)
+from outrider.server.engine.engine import MAX_UNREAD_EVENTS, DeadlineExceeded, Overloaded, ShuttingDown, WorkerLost
 from outrider.server.engine.messages import Cancel, Pause, Request, Resume, TokenEvent
 from tests.server.engine.fakes import READY
 from tests.server.engine.rig import Rig, event, request, run

@@ -60,11 +60,7 @@ def test_an_invalid_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flag", "suggestion"),
-    [
-        ("--prot", "--port"),
-        ("--max_node", "--speculation.max_nodes"),
-        ("--max-waiting", "--scheduling.max_waiting"),
-    ],
+    [("--prot", "--port"), ("--max_node", "--speculation.max_nodes"), ("--max-waiting", "--scheduling.max_waiting")],
 )
 def test_an_unknown_flag_gets_a_suggestion(flag: str, suggestion: str) -> None:
     with pytest.raises(SettingsError, match=f"did you mean {suggestion}\\?"):

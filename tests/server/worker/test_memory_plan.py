@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
-from outrider.server.worker.memory_plan import (
-    MIN_CONTEXT_TOKENS,
-    MemoryFigures,
-    MemoryWishes,
-    plan_memory,
-)
+from outrider.server.worker.memory_plan import MIN_CONTEXT_TOKENS, MemoryFigures, MemoryWishes, plan_memory
 from outrider.verify.errors import ModelError
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
 from outrider.verify.model.cache.paging import PAGE_TOKENS

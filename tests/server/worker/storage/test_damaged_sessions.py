@@ -16,15 +16,7 @@ from outrider.drafters.sequence import Ints
 from outrider.server.worker.storage import session_format
 from outrider.server.worker.storage.session_format import page_path
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.server.worker.storage.stores import (
-    LONG,
-    answer,
-    content_of,
-    new_store,
-    page_of,
-    save,
-    sessions_in,
-)
+from tests.server.worker.storage.stores import LONG, answer, content_of, new_store, page_of, save, sessions_in
 
 pytestmark = pytest.mark.usefixtures("page_tokens")
 
