@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -23,6 +24,12 @@ def structures(**fields: Any) -> dict[str, Structure]:
     return CompletionBody.model_validate({"model": "m", "prompt": "x", **fields}).structures
 
 
+@pytest.fixture(scope="module")
+def checker() -> Iterator[GrammarChecker]:
+    with closing(GrammarChecker(Limits())) as checker:
+        yield checker
+
+
 @pytest.mark.parametrize(
     ("fields", "name", "structure"),
     [
@@ -40,9 +47,11 @@ def structures(**fields: Any) -> dict[str, Structure]:
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "response_format", ("lenient_json_schema", SCHEMA)),
     ],
 )
-def test_every_field_becomes_a_structure(fields: dict[str, Any], name: str, structure: tuple[str, Any]) -> None:
+def test_every_field_becomes_a_structure(
+    checker: GrammarChecker, fields: dict[str, Any], name: str, structure: tuple[str, Any]
+) -> None:
     assert structures(**fields) == {name: Structure(*structure)}
-    assert asyncio.run(GrammarChecker(Limits()).grammar(structures(**fields))).grammar
+    assert asyncio.run(checker.grammar(structures(**fields))).grammar
 
 
 @pytest.mark.parametrize(
@@ -71,7 +80,7 @@ def test_tokens_of_gbnf_are_the_models() -> None:
 
 
 @pytest.mark.parametrize("grammar", ['root ::= "a', "root ::= missing", "root ::= " + "(" * 5000])
-def test_invalid_gbnf_is_an_error_of_the_field(grammar: str) -> None:
-    with closing(GrammarChecker(Limits())) as checker, pytest.raises(APIError) as raised:
+def test_invalid_gbnf_is_an_error_of_the_field(checker: GrammarChecker, grammar: str) -> None:
+    with pytest.raises(APIError) as raised:
         asyncio.run(checker.grammar(structures(grammar=grammar)))
     assert (raised.value.status_code, raised.value.param) == (400, "grammar")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.server.chat.tools import FORMATS, Part, merge_parts, tool_parser
@@ -108,6 +107,7 @@ def fragments(format: str) -> list[str]:
 
 
 @each_format
+@settings(max_examples=30)
 @given(data=st.data())
 def test_no_word_is_lost_however_the_text_is_split(format: str, data: st.DataObject) -> None:
     pieces = data.draw(st.lists(st.sampled_from([*fragments(format), "f", "clock", *WORDS]), max_size=30))
@@ -133,14 +133,12 @@ LONG_CALLS = [
 ]
 
 
+@pytest.mark.timeout(40)
 @pytest.mark.parametrize(("format", "text"), LONG_CALLS, ids=range(len(LONG_CALLS)))
 @pytest.mark.parametrize("size", [4, 1 << 20])
 def test_a_long_call_takes_linear_time(format: str, text: str, size: int) -> None:
-    started = time.process_time()
+    """Less than a tenth of a second; a minute, which is too long, if every piece is scanned from the start."""
     parts = parse(format, [text[at : at + size] for at in range(0, len(text), size)])
-    assert (
-        time.process_time() - started < 20
-    )  # if linear, less than a tenth of a second; a minute if every piece is scanned from the start
     assert parts == parse(format, [text])
 
 
