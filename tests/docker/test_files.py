@@ -125,24 +125,6 @@ def test_everything_that_the_image_writes_is_writable_on_a_read_only_root() -> N
         assert all(any(PurePosixPath(path).is_relative_to(mount) for mount in mounts) for path in written)
 
 
-def compose_settings(monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """The settings of the server in the compose file."""
-    for name, value in (image_environment() | COMPOSE["services"]["outrider"]["environment"]).items():
-        if value is not None:
-            monkeypatch.setenv(name, value)
-    return load_settings()
-
-
-def test_prometheus_scrapes_the_server_of_compose(monkeypatch: pytest.MonkeyPatch) -> None:
-    scrape = yaml.safe_load((DOCKER / "prometheus.yml").read_text())
-    targets = [target for job in scrape["scrape_configs"] for config in job["static_configs"] for target in config["targets"]]
-    settings = compose_settings(monkeypatch)
-    assert targets == [f"{COMPOSE['services']['outrider']['hostname']}:{settings.metrics.port}"]
-    assert settings.metrics.host == "0.0.0.0" and settings.metrics.key is None
-    files = {Path(mount.split(":")[1]) for mount in COMPOSE["services"]["prometheus"]["volumes"]}
-    assert {Path("/etc/prometheus") / name for name in scrape["rule_files"]} <= files
-
-
 def variables() -> Iterator[tuple[str, str]]:
     """The file that sets a variable, and the variable's name."""
     yield from (("Dockerfile", name) for name in image_environment())

@@ -26,10 +26,3 @@ def test_panels_show_all_metrics_and_no_unknown_ones() -> None:
     shown = {name for _, panel in PANELS for target in panel["targets"] for name in metrics_in(target["expr"])}
     assert shown == known_metrics()
     assert {name for rule in RULES for name in metrics_in(rule["expr"])} <= known_metrics()
-
-
-def test_rules_follow_the_rules_that_they_use() -> None:
-    recorded: set[str] = set()
-    for rule in RULES:
-        assert set(re.findall(r"\boutrider:[\w:]+", rule["expr"])) <= recorded
-        recorded |= {rule["record"]} if "record" in rule else set()

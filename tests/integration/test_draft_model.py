@@ -37,14 +37,6 @@ def test_answers_do_not_depend_on_the_drafter(server: Served, fields: dict[str, 
         assert list(pool.map(answer, DRAFTERS)) == [expected] * len(DRAFTERS)
 
 
-def test_the_report_counts_the_draft_models_tokens(server: Served) -> None:
-    for drafter in NEED_A_MODEL:
-        asked = {"drafter": drafter, "report": True, "max_nodes": 8}  # measured costs may allow none
-        speculation = complete(server, max_tokens=60, speculation=asked)["speculation"]
-        assert speculation["accepted_tokens"]["draft"] > 0
-        assert speculation["drafted_tokens"]["draft"] >= speculation["accepted_tokens"]["draft"]
-
-
 def test_a_session_is_valid_after_a_disconnect(server: Served) -> None:
     expected = complete(server, max_tokens=40)["choices"]
     for drafter in ("pearl", "draft-graph"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from outrider import models
 from tests.hub import MODEL, serving_hub
 from tests.server.encoders.encoders import DIMENSIONS, save_all
-from tests.servers import Served, serving, wait_until
+from tests.servers import Served, serving
 
 pytestmark = pytest.mark.slow  # each encoder's process imports sentence-transformers
 
@@ -104,19 +102,3 @@ def test_other_paths_of_an_encoder(served: Served) -> None:
         assert response.status_code == 400 and "its only endpoint is /v1/embeddings" in response.json()["error"]["message"]
     ranked = served.http.post("/v1/rerank", json={"model": "classifier", "query": "a", "documents": ["b"]})
     assert ranked.status_code == 503 and "it has 3 labels, and a reranker has one" in ranked.json()["error"]["message"]
-
-
-def test_an_encoder_whose_process_has_ended_starts_again(served: Served) -> None:
-    embed(served, input="a")
-    for process in encoders(served):
-        os.kill(process, signal.SIGKILL)
-    wait_until(lambda: not encoders(served))
-    _, response = embed(served, input="a")
-    assert response.status_code == 200, response.text
-
-
-def encoders(served: Served) -> list[int]:
-    """The ids of the encoders' processes."""
-    children = (path.read_text().split() for path in Path(f"/proc/{served.process.pid}/task").glob("*/children"))
-    commands = {child: Path(f"/proc/{child}/cmdline") for found in children for child in found}
-    return [int(child) for child, line in commands.items() if line.exists() and b"server.encoders.encoder" in line.read_bytes()]

@@ -13,7 +13,7 @@ import pytest
 from outrider.models import smollm2
 from tests.integration.real.questions import chat, text
 from tests.requests import TOOL_SCHEMAS, TOOLS, events
-from tests.servers import Served, read_metrics, serving
+from tests.servers import Served, serving
 
 pytest.importorskip("llama_cpp")
 pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("llama"), pytest.mark.timeout(600)]
@@ -74,13 +74,6 @@ def test_answers_streams_and_messages(llama: Served) -> None:
     assert message.content[0].text == text(answer)
 
 
-def test_drafts_are_accepted(llama: Served) -> None:
-    long = chat(llama, "Repeat this word for word: the quick brown fox jumps over the lazy dog. " * 4, max_tokens=120)
-    assert long["usage"]["completion_tokens"] > 20
-    accepted = [line for line in read_metrics(llama).splitlines() if line.startswith("outrider_accepted_tokens_total")]
-    assert sum(float(line.rsplit(" ", 1)[1]) for line in accepted) > 20
-
-
 def test_a_schema_and_a_tool_are_followed(llama: Served) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "colour", "strict": True, "schema": COLOUR}}
     answer = json.loads(text(chat(llama, "Which colour is grass?", response_format=schema)))
@@ -103,11 +96,3 @@ def test_sessions_are_continued_and_forked(llama: Served) -> None:
     assert cached(chat(llama, FRUITS, **fields)) < 100
     forked = chat(llama, "Name a colour.", **fields)
     assert 200 < cached(forked) < forked["usage"]["prompt_tokens"] - 4
-
-
-def test_more_sessions_than_slots_are_swapped_and_go_on(llama: Served) -> None:
-    firsts = [chat(llama, f"Name {number} fruits.", session_id=f"swapped {number}", max_tokens=24) for number in range(3, 10)]
-    for number, first in zip(range(3, 10), firsts, strict=True):
-        history = [{"role": "user", "content": f"Name {number} fruits."}, {"role": "assistant", "content": text(first)}]
-        again = chat(llama, "Thank you.", session_id=f"swapped {number}", messages=history, max_tokens=8)
-        assert cached(again) >= first["usage"]["prompt_tokens"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import ALICE, Served
+from tests.servers import Served
 
 anthropic: Any = pytest.importorskip("anthropic")
 
@@ -96,15 +96,3 @@ def test_overflow_is_said_in_the_words_that_clients_match(served: Served, client
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 2047 maximum") as raised:
         client.messages.create(model=served.model, messages=long, max_tokens=8)
     assert raised.value.body["error"]["type"] == "invalid_request_error"
-
-
-def test_keys(guarded: Served) -> None:
-    fields: Any = {"model": guarded.model, "messages": QUESTION, "max_tokens": 4}
-    for login in ({"api_key": ALICE}, {"auth_token": ALICE}):
-        with anthropic.Anthropic(base_url=guarded.url, max_retries=0, **login) as client:
-            assert client.messages.create(**fields).role == "assistant"
-    with (
-        anthropic.Anthropic(base_url=guarded.url, max_retries=0, api_key="wrong") as client,
-        pytest.raises(anthropic.AuthenticationError),
-    ):
-        client.messages.create(**fields)

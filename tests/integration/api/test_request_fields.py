@@ -90,19 +90,6 @@ def test_an_exact_prediction_is_followed(served: Served) -> None:
     assert details["accepted_prediction_tokens"] > 0
 
 
-def test_echo_and_best_of(served: Served) -> None:
-    echoed = complete(served, prompt=[PROMPT, "x = "], echo=True, max_tokens=5)
-    assert [choice["text"].startswith(p) for choice, p in zip(echoed["choices"], (PROMPT, "x = "), strict=True)] == [True, True]
-    stream = events(served, "/v1/completions", body(served, echo=True, max_tokens=5, stream=True))
-    assert "".join(chunk["choices"][0]["text"] for chunk in stream[:-1]) == echoed["choices"][0]["text"]
-    many = complete(served, temperature=1.2, seed=3, n=4, logprobs=0, max_tokens=12)["choices"]
-    best = complete(served, temperature=1.2, seed=3, n=2, best_of=4, max_tokens=12)["choices"]
-    ranked = sorted(many, key=lambda c: -sum(c["logprobs"]["token_logprobs"]) / len(c["logprobs"]["token_logprobs"]))
-    assert [choice["text"] for choice in best] == [choice["text"] for choice in ranked[:2]]
-    assert [choice["index"] for choice in best] == [0, 1]
-    assert best[0]["logprobs"] is None
-
-
 def test_prompt_logprobs_equal_those_of_generation(served: Served) -> None:
     prompt = ids(served, PROMPT)
     answer = complete(served, prompt=prompt, logprobs=2, max_tokens=90, return_token_ids=True)["choices"][0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -103,19 +102,6 @@ def test_consecutive_keystrokes_share_what_precedes_the_cursor(family: str) -> N
     cursor = decoded(prompts, before[:common])
     assert cursor.endswith(PREFIX[:-2]) or PREFIX in cursor  # the last token may change with what follows it
     assert all(file.text in cursor for file in FILES)
-
-
-def test_the_token_that_begins_every_text_comes_first() -> None:
-    tokenizer: Any = AutoTokenizer.from_pretrained(models.TARGET)
-    tokenizer.add_tokens(FAMILIES["CodeLlama"][0], special_tokens=True)
-    without = fill_in(PromptEncoder(tokenizer), FillInText(PREFIX, SUFFIX))
-    tokenizer.bos_token, encode = "<|user|>", tokenizer.encode
-
-    def encode_with_bos(text: str, **options: bool) -> list[int]:
-        return [*([1] if options.get("add_special_tokens", True) else []), *encode(text, **options)]
-
-    tokenizer.encode = encode_with_bos
-    assert fill_in(PromptEncoder(tokenizer), FillInText(PREFIX, SUFFIX)) == [1, *without]
 
 
 def parts(prefix: int, suffix: int, files: int = 0) -> FillInParts:

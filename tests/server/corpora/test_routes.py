@@ -116,19 +116,6 @@ def test_keys_have_their_own_corpora() -> None:
     assert [each.corpus for each in engine.requests] == [None]
 
 
-def test_a_corpus_beyond_its_share_is_refused_and_nothing_is_lost() -> None:
-    async def flow(send: Send) -> None:
-        made = await ok(send("POST", PATH, {"name": "a", "texts": ["one"]}, KEYS["alice"]))
-        share = made["bytes"] * 3 // 2
-        assert share > made["bytes"]
-        large = {"name": "a", "files": files(big="word " * 9000)}
-        await fails(send("POST", PATH, large, KEYS["alice"]), 400, "Nothing was changed.")
-        kept = await ok(send("GET", f"{PATH}/a", key=KEYS["alice"]))
-        assert (kept["files"], kept["bytes"]) == (1, made["bytes"])
-
-    run(app_with(FakeEngine("a"), auth__keys=KEYS, corpora__total_bytes=2 * 60_000), flow)
-
-
 def test_corpora_outlive_a_restart_with_the_sessions(tmp_path: Path) -> None:
     async def before(send: Send) -> None:
         await ok(send("POST", PATH, {"name": "default", "texts": ["one"], "default": True}))

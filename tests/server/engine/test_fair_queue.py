@@ -69,21 +69,6 @@ def test_a_closed_queue_keeps_the_requests_that_have_not_started() -> None:
     assert rig.turns == ["a", "b"]
 
 
-def test_the_retry_time_follows_the_measured_rate() -> None:
-    now = [0.0]
-    rig = Rig(max_active=2, max_waiting=4, clock=lambda: now[0])
-    for number in range(200):
-        rig.queue.enter(str(number))
-        now[0] += 3.0
-        rig.queue.leave(str(number))
-    assert rig.queue.seconds_per_request == pytest.approx(3.0)
-    for name in "abcdef":
-        rig.queue.enter(name)
-    with pytest.raises(QueueFull) as raised:
-        rig.queue.enter("g")
-    assert raised.value.seconds == pytest.approx(3.0)  # two of four waiting requests run in one round of two
-
-
 def test_the_queue_is_fair_between_principals() -> None:
     rig = Rig(max_active=2)
     rig.enter([f"a{number}" for number in range(20)])

@@ -14,7 +14,7 @@ import pytest
 
 from outrider.server.engine import supervisor
 from outrider.server.engine.messages import FromWorker
-from outrider.server.engine.supervisor import MAX_FAILED_STARTS, Supervisor
+from outrider.server.engine.supervisor import Supervisor
 from outrider.server.settings import Settings, load_settings
 from tests.server.engine.fakes import READY, Launcher
 
@@ -147,20 +147,6 @@ def test_a_worker_that_can_never_be_spawned_is_reported_while_the_attempts_go_on
         watched.launcher.started[1].send(READY)
         await until(lambda: len(watched.messages) == 2)
         assert watched.supervisor._failed_starts == 0
-        await watched.supervisor.stop()
-
-    run(body)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_workers_that_end_before_they_are_ready_are_reported_after_several() -> None:
-    async def body(watched: Watched) -> None:
-        await watched.start()
-        for number in range(1, MAX_FAILED_STARTS + 2):
-            assert not watched.unavailable
-            watched.launcher.started[-1].die(1)
-            await until(lambda number=number: len(watched.launcher.started) == number + 1)  # type: ignore[misc]
-        assert watched.unavailable == ["The worker process ended unexpectedly (exit code 1)."]
         await watched.supervisor.stop()
 
     run(body)

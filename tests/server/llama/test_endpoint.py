@@ -13,7 +13,7 @@ from outrider.server.app import create_app
 from outrider.server.engine.engine import Engine, EngineError
 from outrider.server.settings import load_settings
 from outrider.verify.tokenizer import load_tokenizer
-from tests.server.fakes import CONTEXT_TOKENS, FakeEngine, events, fetch
+from tests.server.fakes import FakeEngine, events, fetch
 
 MARKERS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>", "<|fim_pad|>"]
 TOKENIZER = load_tokenizer(str(models.TARGET))
@@ -93,19 +93,6 @@ def test_the_answer_ends_at_a_line_of_less_indentation(stream: bool) -> None:
     answers = events(response) if stream else [response.json()]
     assert "".join(answer["content"] for answer in answers) == "x):\n    a\n    b\n"
     assert (answers[-1]["stop"], answers[-1]["stop_type"]) == (True, "limit")
-
-
-def test_a_long_file_is_cut_and_leaves_room_for_the_answer() -> None:
-    engine = FakeEngine("x")
-    fields = {
-        "input_prefix": "a = 1\n" * 500,
-        "input_suffix": "b = 2\n" * 500,
-        "input_extra": [{"text": "c = 3\n" * 500}],
-        "n_predict": 20,
-    }
-    assert post(engine, fields).status_code == 200
-    assert 20 < len(engine.requests[0].prompt) <= CONTEXT_TOKENS - 20
-    assert prompt_of(engine).endswith("<|fim_middle|>")
 
 
 @pytest.mark.parametrize(

@@ -152,16 +152,6 @@ def test_a_model_that_waits_for_room_keeps_no_other_one_from_loading() -> None:
     assert events.index("load c") < events.index("load b")
 
 
-def test_a_broken_model_fails_its_own_requests_only() -> None:
-    async def test(machine: Machine, pool: Pool[Counted]) -> None:
-        for _ in range(2):
-            with pytest.raises(WorkerLost, match="it is broken"):
-                await use(pool, "broken")
-        await use(pool, "a")
-
-    assert run(test) == ["load broken", "load broken", "load a"]
-
-
 def test_idle_models_are_unloaded() -> None:
     async def test(machine: Machine, pool: Pool[Counted]) -> None:
         task = asyncio.create_task(pool.unload_idle())

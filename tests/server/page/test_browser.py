@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.requests import PROMPT
-from tests.server.page.chromium import EXECUTABLE, PHONE, launched, said, shown_tokens, submit, submit_endless, visit
-from tests.servers import ALICE, Served, serving
+from tests.server.page.chromium import EXECUTABLE, PHONE, launched, said, shown_tokens, submit, visit
+from tests.servers import ALICE, Served
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")]
@@ -56,18 +56,6 @@ def test_tokens_have_the_colours_of_the_apis_sources(browser: Any, served: Serve
         page.locator("#chart canvas").wait_for()
 
 
-def test_a_chat_goes_on(browser: Any, served: Served) -> None:
-    with visit(browser, served.url) as page:
-        for number in (1, 2):
-            with page.expect_request("**/v1/chat/completions") as found:
-                submit(page, f"Question {number}", "Chat", max_tokens="5")
-                page.locator("#transcript article").nth(number - 1).wait_for()
-                said(page, "Done")
-        first = page.locator("#transcript .answer").nth(0).inner_text()
-        roles = [(message["role"], message["content"].strip()) for message in found.value.post_data_json["messages"]]
-        assert roles == [("user", "Question 1"), ("assistant", first.strip()), ("user", "Question 2")]
-
-
 def test_both_racers_end_with_the_same_text(browser: Any, served: Served) -> None:
     with visit(browser, served.url) as page:
         page.fill("textarea", PROMPT)
@@ -80,23 +68,6 @@ def test_both_racers_end_with_the_same_text(browser: Any, served: Served) -> Non
         page.click("#race .again")
         page.locator("#race[aria-busy=false]").wait_for()
         assert page.locator("#race .answer").nth(1).text_content() == plain
-
-
-def test_the_tree_of_a_step_opens(browser: Any, served: Served) -> None:
-    with visit(browser, served.url) as page:
-        with page.expect_response("**/v1/completions") as found:
-            submit(page, PROMPT, max_tokens="40")
-            said(page, "Done")
-        traces = traces_of(found.value)
-        number = next(i for i, trace in enumerate(traces) if 0 < len(trace["accepted"]) < len(trace["draft"]["tokens"]))
-        page.locator("#transcript .token").nth(sum(len(tokens_of(trace)) for trace in traces[:number])).click()
-        assert f"Step {number + 1} of {len(traces)}" in page.inner_text("#tree h2")
-        nodes = {state: page.locator(f"#tree .node.{state}").count() for state in ("accepted", "rejected", "bonus")}
-        drafted, accepted = len(traces[number]["draft"]["tokens"]), len(traces[number]["accepted"])
-        assert nodes == {"accepted": accepted, "rejected": drafted - accepted, "bonus": 1}
-        assert page.locator("#transcript .token.chosen").count() == len(tokens_of(traces[number]))
-        page.click("#tree .close")
-        assert page.is_hidden("#tree")
 
 
 def test_markup_stays_text(browser: Any, served: Served, tmp_path: Path) -> None:
@@ -154,18 +125,6 @@ def test_keys_are_entered_and_kept_in_memory(browser: Any, guarded: Served) -> N
         assert page.evaluate("localStorage.length + sessionStorage.length + document.cookie.length") == 0
         page.reload()
         said(page, "This server needs an API key")
-
-
-def test_a_server_that_ends_is_gone(browser: Any) -> None:
-    with serving("--model.dtype", "float32", "--server.drain_seconds", "0") as server, visit(browser, server.url) as page:
-        submit_endless(page, PROMPT)
-        page.locator("#transcript .token").nth(3).wait_for()
-        server.process.kill()
-        said(page, "The connection was lost before the answer was complete")
-        page.locator("#state", has_text="Gone").wait_for()
-        assert shown_tokens(page)
-        page.click("#run")
-        said(page, "The server is gone")
 
 
 def test_everything_works_by_keyboard(browser: Any, served: Served) -> None:

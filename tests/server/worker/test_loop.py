@@ -17,8 +17,6 @@ from outrider.server.worker.loop import Worker
 from outrider.server.worker.storage import session_files
 from outrider.verify import controller
 from outrider.verify.constraints.grammar import GrammarError
-from outrider.verify.cost import CostCurve, parse
-from outrider.verify.measurement import NODES
 from outrider.verify.model.cache import paging
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.server.worker.fakes import Rig, request
@@ -165,25 +163,6 @@ def test_paused_requests_hold_nothing_that_others_need(rig: Rig) -> None:
     rig.send(Resume("c"), Resume("a"), Resume("b"), Resume("unknown"))
     rig.step()
     assert rig.tokens("a") == rig.tokens("b") == rig.tokens("c") == rig.tokens("alone")
-
-
-def test_as_many_requests_as_pay_by_what_steps_take(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    """A noisy first measurement allows two; their steps correct the curve, which is saved for the next start."""
-    rig = Rig(tiny_runner, {"scheduling.max_active": None})
-    runtime = rig.worker._runtime
-    runtime.curve = CostCurve(NODES, (64,), [[1.0] * len(NODES)], stream_seconds=1.0)
-    runtime.curve_file, runtime.slots, runtime.max_active = tmp_path / "curve.json", 4, 2
-    assert runtime.curve.streams_worth_running(4) == 2
-    rig.send(*(request(id, max_tokens=40) for id in "ab"))
-    rig.step()
-    assert runtime.max_active == 4
-    assert [message.max_active for message in rig.sent if isinstance(message, Status)][-1] == 4
-    runtime.save_curve()
-    assert parse(runtime.curve_file.read_text()).stream_seconds == runtime.curve.stream_seconds < 0.5
-    runtime.curve_file.unlink()
-    runtime.save_curve()
-    assert not runtime.curve_file.exists()  # nothing new
-    rig.close()
 
 
 def test_rounds_of_half_the_requests_alternate(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,18 +25,6 @@ def key(name: str) -> SessionKey:
     return SessionKey("p", name)
 
 
-def test_the_text_of_a_kept_session_is_learned_after_each_request(tiny_runner: TorchRunner) -> None:
-    learned: list[tuple[str, SessionKey, list[int]]] = []
-    store = SessionStore(tiny_runner, 2, 60, learn=lambda principal, key, text: learned.append((principal, key, text.tolist())))
-    for name in ("a", None):
-        session = store.acquire("p", name, PROMPT)
-        assert session is not None
-        decode(session.verifier, NoDrafter(), PROMPT, DecodeOptions(SamplingParams(temperature=0), 2, max_nodes=0))
-        store.release(session)
-    ((principal, session_key, text),) = learned  # the session without a name leaves no state
-    assert (principal, session_key, text[:5], len(text)) == ("p", key("a"), PROMPT.tolist(), 7)
-
-
 def test_sessions_that_share_a_slot_keep_their_prefix(tiny_runner: TorchRunner) -> None:
     """Three sessions in one slot: each continues from its prefix, with the tokens of a session that is never swapped out."""
     options = DecodeOptions(SamplingParams(temperature=0), max_tokens=5)

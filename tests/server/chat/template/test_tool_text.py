@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outrider.server.chat.template.tool_text import calls_text, with_structures
+from outrider.server.chat.template.tool_text import calls_text
 from outrider.server.chat.tools import FORMATS, tool_parser
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "deep": {"type": "object"}}}
@@ -30,14 +30,3 @@ def test_the_parser_reads_the_calls(name: str) -> None:
         if part.kind == "call"
     ]
     assert found == CALLS
-
-
-def test_a_structure_follows_the_first_system_messages() -> None:
-    system, user = {"role": "system", "content": "a"}, {"role": "user", "content": "b"}
-    for head in ([], [system], [system, system]):
-        messages = [*head, user, {"role": "assistant", "content": "c"}, system, user]
-        found = with_structures(messages, ["a JSON object."])
-        described = found.pop(len(head))
-        assert found == messages
-        assert described["role"] == "system" and "a JSON object." in described["content"]
-        assert with_structures(messages, []) == messages
