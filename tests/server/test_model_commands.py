@@ -45,11 +45,7 @@ def test_models_are_listed_and_removed(cache: Path) -> None:
     ("arguments", "words"),
     [
         (("remove", "owner/other"), "The hub's cache has no model owner/other; outrider list shows"),
-        (("remove", "../hub"), "has no model ../hub"),
         (("pull", "small"), "small is no Hugging Face id; give owner/name"),
-        (("pull", "../owner/name"), "is no Hugging Face id"),
-        (("pull", "owner/name/file.txt"), "is no Hugging Face id"),
-        (("pull", "owner/name"), "owner/name cannot be downloaded: "),
         (("pull", "owner/name/a.gguf"), "owner/name/a.gguf cannot be downloaded: "),
         (("list", "--models.paths", '["nowhere"]'), "nowhere in models.paths is no file"),
     ],

@@ -48,9 +48,9 @@ def test_active_requests_share_rounds(rig: Rig) -> None:
 
 @pytest.fixture
 def long_rig(tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    """A worker that answers two requests at a time, with eight KV caches of 9,000 tokens, and chunks of 64 tokens."""
+    """A worker that answers two requests at a time, with eight KV caches of 4,000 tokens, and chunks of 64 tokens."""
     config = copy.deepcopy(tiny_config)
-    config.max_position_embeddings = 9000
+    config.max_position_embeddings = 4000
     monkeypatch.setattr(controller, "READING_SECONDS", 0.0)
     monkeypatch.setattr(controller, "READING_TOKENS", 64)
     made = Rig(TorchRunner(LlamaForCausalLM(config)), slots=8)
@@ -63,11 +63,11 @@ def prompt(tokens: int, first: int = 1) -> list[int]:
 
 
 def test_a_short_prompt_does_not_wait_for_long_ones(long_rig: Rig) -> None:
-    """An editor's two new tokens beside agents' prompts of 8,000 tokens: the first token comes in the second round."""
+    """An editor's two new tokens beside agents' prompts of 3,000 tokens: the first token comes in the second round."""
     rig = long_rig
     rig.send(request("cache", prompt=prompt(600, 7), max_tokens=1))
     rig.step()
-    rig.send(*(request(f"agent {number}", prompt=prompt(8000, number)) for number in range(4)))
+    rig.send(*(request(f"agent {number}", prompt=prompt(3000, number)) for number in range(4)))
     rig.step(3)
     rig.send(request("editor", prompt=[*prompt(600, 7), 5, 6], max_tokens=2))
     rig.step(2)

@@ -193,7 +193,7 @@ def test_answers_do_not_depend_on_reuse(tiny_runner: TorchRunner, data: st.DataO
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_a_name_is_never_worse_than_none(tiny_runner: TorchRunner, data: st.DataObject) -> None:
     """Turns of conversations that begin alike, under any names: each reuses what its last turn left, as without names."""
     named, unnamed = (Automatic(tiny_runner, capacity=20, slots=2) for _ in range(2))

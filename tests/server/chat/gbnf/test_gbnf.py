@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from outrider.server.chat.gbnf import is_gbnf, to_lark
+from outrider.server.chat.grammar_builder import build
+from outrider.server.chat.grammar_job import GrammarJob, Structure
 from outrider.verify.constraints.limits import LIMITS
-from tests.server.chat.gbnf.matching import BYTES, Follower, Tree
 
+BYTES = LLTokenizer("byte")
 WS = "ws ::= [ \\t\\n]*\n"
 JSON = (
     'root ::= value\nvalue ::= map | list | text | number | "true" ws\n'
@@ -110,6 +114,23 @@ LARK = [
 ]
 
 
+class Follower:
+    """A grammar that llguidance follows."""
+
+    def __init__(self, grammar: str, special: Mapping[str, int] | None = None) -> None:
+        """Raises ValueError if there is no such grammar."""
+        job = GrammarJob(64, 256, structure=Structure("grammar", grammar), special=special or {})
+        self.lark = build(job, lambda grammar: "").text
+        self._matcher = LLMatcher(BYTES, self.lark, log_level=0, limits=LIMITS)
+        if self._matcher.is_error():
+            raise ValueError(self._matcher.get_error())
+
+    def allows(self, text: str) -> bool:
+        """Whether it allows the text as the whole answer."""
+        matcher = self._matcher.deep_copy()
+        return all(matcher.consume_token(byte) for byte in text.encode()) and matcher.is_accepting()
+
+
 @pytest.mark.parametrize(("grammar", "matching", "others"), GRAMMARS.values(), ids=GRAMMARS)
 def test_every_kind_of_grammar_is_followed(grammar: str, matching: list[str], others: list[str]) -> None:
     known = Follower(grammar)
@@ -165,8 +186,3 @@ COSTLY = {
 def test_the_conversion_has_a_limit(grammar: str) -> None:
     with pytest.raises(ValueError, match="too many of its alternatives can begin with the same characters; simplify it"):
         to_lark(grammar, {})
-
-
-NAMES = ["root", "one", "two-b"]
-LEAVES: list[Tree] = [("text", "a"), ("text", "ab"), ("text", "ba"), ("text", "é"), ("text", "abc")]
-LEAVES += [("class", "ab"), ("class", "éa"), ("not", "a"), ("not", "éb"), ("any",), *(("rule", name) for name in NAMES)]

@@ -64,7 +64,7 @@ def text_of(message: dict[str, Any]) -> str:
 
 
 @given(CONVERSATIONS, ABILITIES, st.booleans())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_a_conversation_that_grows_keeps_its_beginning(
     turns: list[dict[str, Any]], abilities: TemplateAbilities, has_tools: bool
 ) -> None:
@@ -84,7 +84,7 @@ def test_a_conversation_that_grows_keeps_its_beginning(
 
 
 @given(CONVERSATIONS, ABILITIES, st.booleans())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_nothing_gets_lost_and_roles_alternate_where_they_must(
     turns: list[dict[str, Any]], abilities: TemplateAbilities, has_tools: bool
 ) -> None:

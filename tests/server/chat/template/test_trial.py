@@ -60,6 +60,7 @@ def hostile_model(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_server_with_such_a_template_ends_with_one_sentence(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -103,8 +103,6 @@ def test_tools_that_are_described_never_become_special_tokens() -> None:
     ("fields", "shown"),
     [
         ({"response_format": SCHEMA}, 'schema:\n{"type": "object"'),
-        ({"response_format": {"type": "json_object"}}, "a JSON object."),
-        ({"choice": ["yes", "no"]}, '["yes", "no"]'),
         ({"regex": "[0-9]+"}, "regex:\n[0-9]+"),
         ({"grammar": 'start: "a"'}, 'grammar:\nstart: "a"'),
     ],
