@@ -91,24 +91,6 @@ def test_other_structures(served: Served, structure: dict[str, Any], pattern: st
         assert re.fullmatch(pattern, found[0])
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": WORD}} for i in range(8)]} for j in range(8)]},
-        {"type": "string", "pattern": "^(.*a.{100}b){10}$"},
-        record(**{f"p{i}": {"type": "string", "maxLength": 10**6} for i in range(1000)}),
-    ],
-    ids=lambda schema: str(schema)[:30],
-)
-def test_hostile_schemas_are_answered_or_refused(served: Served, schema: dict[str, Any]) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
-    content = {"model": served.model, "messages": MESSAGES, "max_tokens": 4, "response_format": form}
-    response = served.http.post("/v1/chat/completions", json=content)
-    assert response.status_code in (200, 400), response.text
-    if response.status_code == 400:
-        assert "\n" not in response.json()["error"]["message"]
-
-
 def chat(**fields: Any) -> tuple[str, dict[str, Any]]:
     return "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4, **fields}
 

@@ -127,38 +127,6 @@ def test_keys_are_entered_and_kept_in_memory(browser: Any, guarded: Served) -> N
         said(page, "This server needs an API key")
 
 
-def test_everything_works_by_keyboard(browser: Any, served: Served) -> None:
-    with visit(browser, served.url) as page:
-        page.locator("#state", has_text="Ready").wait_for()
-        press_until(page, "Tab", "document.activeElement.name === 'prompt'")
-        page.keyboard.type(PROMPT)
-        page.keyboard.press("Control+Enter")
-        said(page, "Done")
-        press_until(page, "Tab", "document.activeElement.classList.contains('token')")
-        first = page.evaluate("document.activeElement.textContent")
-        for _ in range(3):
-            page.keyboard.press("ArrowRight")
-        assert page.evaluate("document.activeElement.dataset.index") == "3" and first == shown_tokens(page)[0][0]
-        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
-        page.keyboard.press("Enter")
-        page.locator("#tree").wait_for()
-        press_until(page, "Tab", "document.activeElement.className === 'next'")
-        before = page.inner_text("#tree h2")
-        page.keyboard.press("Enter")
-        assert page.inner_text("#tree h2") != before
-        page.keyboard.press("Escape")
-        assert page.is_hidden("#tree")
-
-
-def press_until(page: Any, key: str, condition: str) -> None:
-    """Presses a key until a condition holds in the page."""
-    for _ in range(60):
-        page.keyboard.press(key)
-        if page.evaluate(condition):
-            return
-    raise AssertionError(condition)
-
-
 def test_a_phone_shows_everything_without_scrolling_sideways(browser: Any, served: Served) -> None:
     with visit(browser, served.url, PHONE) as page:
         submit(page, PROMPT, max_tokens="60")

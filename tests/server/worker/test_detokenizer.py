@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.server.worker.detokenizer import AnswerText, Detokenizer, StopStrings
+from outrider.server.worker.detokenizer import AnswerText, Detokenizer
 
 
 def of_bytes(hidden: tuple[int, ...] = (), drops_first_space: bool = False) -> Detokenizer:
@@ -29,31 +29,6 @@ def test_text_does_not_depend_on_steps(tokens: list[int], block: int, stops: lis
 def test_only_the_first_space_is_dropped() -> None:
     detokenizer = of_bytes(hidden=(0,), drops_first_space=True)
     assert "".join(detokenizer.feed([byte]) for byte in b"\0  a b") == " a b"
-
-
-@given(
-    st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=12),
-    st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
-)
-def test_stop_strings_cut_exactly_however_the_text_is_split(pieces: list[str], stops: list[str]) -> None:
-    full = "".join(pieces)
-    # The first prefix that contains a stop string ends the text before it.
-    expected = full
-    for end in range(1, len(full) + 1):
-        found = [full[:end].find(stop) for stop in stops if stop in full[:end]]
-        if found:
-            expected = full[: min(found)]
-            break
-    stream = StopStrings(stops)
-    text = ""
-    for character in full:
-        text += stream.feed(character)
-        if stream.stopped:
-            break
-    assert stream.found is None or stream.found in stops
-    if stream.found is None:
-        text += stream.flush()
-    assert text == expected
 
 
 def feed_blocks(answer: AnswerText, data: bytes, block: int) -> tuple[str, int]:

@@ -89,17 +89,3 @@ def test_a_session_outlives_its_store(
     content[-100] ^= 1
     file.write_bytes(content)
     assert answer(store(), extend(text, 7, 8))[:2] == ("new", 0)
-
-
-@pytest.mark.parametrize("family", [pytest.param("kimi_linear", marks=pytest.mark.slow), "gemma4"])
-def test_layers_of_several_shapes_are_swapped_and_forked(family: str) -> None:
-    """Pages of other layouts hold every plane's rows."""
-    runner = TorchRunner(build(family, NAME))
-    session = Verifier(runner, runner.new_cache())
-    text = np.concatenate([LONG, np.array(decode(session, NoDrafter(), LONG, OPTIONS).tokens, np.int32)])
-    session.swap_in(session.swap_out())
-    forked = session.clone(runner.new_cache(), len(LONG))
-    for each in (session, forked):
-        prompt = extend(text[: len(each.sequence)], 4)
-        expected = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, OPTIONS).tokens
-        assert decode(each, NoDrafter(), prompt, OPTIONS).tokens == expected

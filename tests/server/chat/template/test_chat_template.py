@@ -1,14 +1,18 @@
-"""Chat templates: which of several counts, and what is tried where one refuses a conversation."""
+"""Chat templates: which of several counts, what each lacks, and calls as text where it has none."""
 
 from __future__ import annotations
 
 import copy
+import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
-from outrider.server.chat.template import ChatTemplate, ChatTemplates
-from tests.server.chat.template.restricted import FULL, TOOLS
+from outrider.server.chat.template import ChatTemplate, ChatTemplates, TemplateAbilities
+from outrider.server.chat.template.tool_text import calls_text
+from outrider.server.chat.tools import FORMATS, tool_parser
+from tests.server.chat.template.restricted import FULL, RESTRICTED, TOOLS
 from tests.server.fakes import TOKENIZER
 
 USER = {"role": "user", "content": "Hi"}
@@ -43,3 +47,32 @@ def test_fields_of_tools_that_a_template_reads_are_filled_in() -> None:
     refuses = "{{ raise_exception('no parameters') if tools and tools[0].function.parameters is undefined }}"
     template = ChatTemplate(TOKENIZER, refuses + reads + FULL.removeprefix(TOOLS))
     assert template.abilities.tools and template.write([USER], [TOOL]).startswith("look<user>Hi")
+
+
+@pytest.mark.parametrize("name", RESTRICTED)
+def test_restrictions_are_found(name: str) -> None:
+    template, lacks = RESTRICTED[name]
+    found, usual = asdict(ChatTemplate(TOKENIZER, template).abilities), asdict(TemplateAbilities())
+    assert {ability for ability, value in found.items() if value != usual[ability]} == lacks
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "deep": {"type": "object"}}}
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("look", {"city": "São \"Paulo\"", "days": 3}),
+    ("look", {"city": "5", "deep": {"a": [1, None, True], "b": {"c": "x"}}}),
+    ("now", {}),
+]  # fmt: skip
+READ_BY = {"harmony": "hermes"}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_parser_reads_the_calls(name: str) -> None:
+    parser = tool_parser(READ_BY.get(name, name), {"look": SCHEMA, "now": {"type": "object", "properties": {}}})
+    parts = [*parser.feed(calls_text(CALLS, FORMATS[name])), *parser.finish()]
+    assert not [part for part in parts if part.kind == "content"]
+    found = [
+        (part.text, json.loads("".join(each.text for each in parts if each.kind == "arguments" and each.call == part.call)))
+        for part in parts
+        if part.kind == "call"
+    ]
+    assert found == CALLS
