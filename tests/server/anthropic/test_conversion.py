@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -70,21 +68,6 @@ def test_a_line_that_changes_with_every_request_does_not_change_the_prompt(syste
         filled = system.format(line) if isinstance(system, str) else [text(each["text"].format(line)) for each in system]
         prompts.append(rendered([ASKED], system=filled))
     assert prompts[0] == prompts[1] == [{"role": "system", "content": "Be short."}, ASKED]
-
-
-def test_many_turns_of_one_role_are_merged_in_linear_time() -> None:
-    def calls(count: int) -> int:
-        body = CountTokensBody.model_validate({"model": "m", "messages": [{"role": "user", "content": "x" * 100}] * count})
-        counted = Counter[str]()
-        sys.setprofile(lambda _, event, __: counted.update([event]))
-        try:
-            merged = to_messages(body)
-        finally:
-            sys.setprofile(None)
-        assert len(merged) == 1
-        return counted.total()
-
-    assert calls(1600) < 11 * calls(160)
 
 
 def test_an_answer_that_was_begun_is_continued() -> None:

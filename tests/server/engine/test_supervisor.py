@@ -119,21 +119,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("error", [TOO_MANY_FILES, RuntimeError("can't start new thread"), MemoryError()])
-def test_a_worker_that_cannot_be_spawned_is_tried_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    async def body(watched: Watched) -> None:
-        await watched.start()
-        watched.launcher.errors = iter([error] * 3)
-        watched.launcher.started[0].die(-9)
-        await until(lambda: len(watched.launcher.started) == 2)
-        assert (watched.lost, watched.unavailable, watched.failures) == (1, [], [])
-        await watched.supervisor.stop()
-
-    run(body)
-    assert caplog.text.count(f"could not be started ({error})") == 3
-
-
-@pytest.mark.usefixtures("impatient")
 def test_a_worker_that_can_never_be_spawned_is_reported_while_the_attempts_go_on() -> None:
     async def body(watched: Watched) -> None:
         await watched.start()

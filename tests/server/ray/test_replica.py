@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any, cast
 
 from outrider.server.engine.engine import MAX_UNREAD_EVENTS, Engine
-from outrider.server.engine.messages import Cancel, Pause, Request, Resume, StepReport, TokenEvent, ToWorker
+from outrider.server.engine.messages import Cancel, Pause, Request, Resume, TokenEvent, ToWorker
 from outrider.server.engine.worker_process import encode_settings
 from outrider.server.ray import wire
 from outrider.server.ray.replica import ModelReplica
@@ -46,28 +46,6 @@ async def received(worker: FakeProcess) -> ToWorker:
 
 def event(text: str, **fields: Any) -> TokenEvent:
     return TokenEvent("a", [1], text, **fields)
-
-
-def test_events_that_are_ready_together_share_a_batch() -> None:
-    step = StepReport(1e-4, 1e-3, 1e-4, {"trigram": 3}, {"trigram": 1})
-    sent = [event("x", step=step), event("y", step=step), event("z", finish="stop", step=step)]
-
-    async def body(replica: ModelReplica, worker: FakeProcess) -> None:
-        assert wire.decode_ready(await replica.describe()) == READY
-        async with aclosing(replica.generate(CALL)) as batches:
-            first = asyncio.ensure_future(anext(batches))
-            assert await received(worker) == REQUEST
-            worker.send(sent[0])
-            found = wire.decode_batch(await first)
-            worker.send(sent[1])
-            worker.send(sent[2])
-            await asyncio.sleep(0.05)
-            async for batch in batches:
-                found += wire.decode_batch(batch)
-        assert found == sent
-        assert "outrider_steps_total 3.0" in replica.metrics.render().decode()
-
-    run(body)
 
 
 async def start(batches: AsyncGenerator[bytes, None], worker: FakeProcess) -> None:

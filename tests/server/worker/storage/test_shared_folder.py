@@ -54,19 +54,6 @@ def test_pages_that_no_session_names_are_removed_once_they_are_old(
     assert set(pages_in(tmp_path)) == kept
 
 
-def test_what_is_removed_from_a_full_folder_is_no_page_that_another_session_names(
-    tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int
-) -> None:
-    store = new_store(tiny_runner, tmp_path)
-    answer(store, LONG)
-    _, text, _ = answer(store, np.concatenate([LONG[:50], [5, 5]]).astype(np.int32))
-    save(store)
-    assert len(sessions_in(tmp_path)) == 2
-    SessionFiles(tmp_path, "model", bytes_in(tmp_path) - 1, Fits.of(tiny_runner))._trim()
-    assert len(sessions_in(tmp_path)) == 1 and len(pages_in(tmp_path)) == len(text) // page_tokens
-    assert answer(new_store(tiny_runner, tmp_path), np.concatenate([text, [7]]).astype(np.int32))[0] >= len(text) - 1
-
-
 @pytest.mark.parametrize("name", [None, "a"])
 def test_idle_sessions_move_between_servers_of_one_folder(tiny_runner: TorchRunner, tmp_path: Path, name: str | None) -> None:
     """Each turn goes to the other server, which continues what the one before has saved."""
