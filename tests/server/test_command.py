@@ -41,3 +41,10 @@ def test_the_shell_completes_choices() -> None:
     context = COMMAND.make_context("show", [], resilient_parsing=True)
     dtype = next(parameter for parameter in COMMAND.get_params(context) if "--model.dtype" in parameter.opts)
     assert [item.value for item in dtype.shell_complete(context, "b")] == ["bfloat16"]
+
+
+def test_help_lists_options_and_settings() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    for flag in ("--port ", "--server.port ", "--speculation.retrieval.datastores ", "--tracing.endpoint "):
+        assert flag in result.output
