@@ -18,9 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.server.settings import Settings, load_settings
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.servers import SHARED_SERVERS, coalescing, crowded, guarded, served
+from tests.servers import SHARED_SERVERS, crowded, guarded, served
 
-__all__ = ["coalescing", "crowded", "guarded", "served"]
+__all__ = ["crowded", "guarded", "served"]
 
 torch.set_num_threads(1)  # more threads do not speed up tiny models
 
@@ -49,7 +49,6 @@ LONG_GROUPS = (
     "tests/bench/live/test_run.py",
     "crowded",
     "tests/server/test_cli.py",
-    "tests/docker/test_dashboards.py",
     "tests/integration/faults/test_shutdown.py",
     "tests/integration/api/test_agent_loops.py",
 )

@@ -175,11 +175,4 @@ def crowded() -> Iterator[Served]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def coalescing() -> Iterator[Served]:
-    """A server that sends its streams every 100 ms and logs prompts."""
-    with serving("--model.dtype", "float32", "--server.coalesce_ms", "100", "--logging.prompts", "true") as server:
-        yield server
-
-
-SHARED_SERVERS = ("served", "guarded", "crowded", "coalescing")
+SHARED_SERVERS = ("served", "guarded", "crowded")

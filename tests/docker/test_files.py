@@ -18,13 +18,10 @@ from typing import Any
 
 import pytest
 import yaml
-from fastapi import FastAPI
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from starlette.datastructures import Headers
 
 from outrider.server.app import create_app
-from outrider.server.http.origins import OriginGuard
 from outrider.server.settings import Settings, load_settings
 from outrider.verify.tokenizer import load_tokenizer
 
@@ -63,14 +60,6 @@ def test_shellcheck_passes() -> None:
     assert lint("shellcheck", *(str(script) for script in DOCKER.glob("*.sh"))) == ""
 
 
-def test_the_base_is_pinned_and_the_user_is_not_root() -> None:
-    outside = {line.split()[0] for line in instructions("FROM")} - {"base"}
-    assert len(outside) == 1
-    assert re.fullmatch(r"python:\d+\.\d+\.\d+-slim-[a-z]+", outside.pop())
-    user, group = instructions("USER")[-1].split(":")  # numeric, so that Kubernetes can check that it is not root
-    assert int(user) > 0 and int(group) > 0
-
-
 def test_everything_that_is_installed_has_hashes() -> None:
     lines = [line.partition(" ") for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[a-z0-9.-]+==[^*]+", name) and "--hash=sha256:" in rest for name, _, rest in lines)
@@ -92,17 +81,6 @@ def test_the_entry_point_and_its_files_exist() -> None:
     load_settings(ROOT / "configs" / Path(command[2]).name)
 
 
-def test_dockerignore_admits_what_the_build_needs() -> None:
-    """The files and packages that are copied or installed."""
-    admitted = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    packages = ("server", "drafters", "engines", "verify", "models")
-    copied = [name for line in instructions("COPY") if "--from" not in line for name in line.split()[:-1] if name != "."]
-    project = PROJECT["project"]
-    for name in (*packages, *copied, project["readme"], *project["license-files"], "setup.py"):
-        assert any(PurePosixPath(name).is_relative_to(each) for each in admitted), name
-    assert all((ROOT / name).exists() for name in admitted)
-
-
 def test_package_data_is_installed() -> None:
     data: dict[str, list[str]] = PROJECT["tool"]["setuptools"]["package-data"]
     for package in ("server", "drafters", "engines", "verify", "models"):
@@ -113,14 +91,6 @@ def test_package_data_is_installed() -> None:
             if file.is_file() and not is_code and not is_built:
                 patterns = [*data["*"], *data.get(f"outrider.{package}", ())]
                 assert any(fnmatch(name, pattern) for pattern in patterns), f"{package}/{name} is not installed"
-
-
-def test_compose_mounts_exist() -> None:
-    declared = set(COMPOSE["volumes"])
-    for service in COMPOSE["services"].values():
-        for mount in service["volumes"]:
-            source = mount.split(":")[0]
-            assert (DOCKER / source).exists() if source.startswith(".") else source in declared, mount
 
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1), (None, 1)])
@@ -155,34 +125,6 @@ def test_everything_that_the_image_writes_is_writable_on_a_read_only_root() -> N
         assert all(any(PurePosixPath(path).is_relative_to(mount) for mount in mounts) for path in written)
 
 
-def compose_settings(monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """The settings of the server in the compose file."""
-    for name, value in (image_environment() | COMPOSE["services"]["outrider"]["environment"]).items():
-        if value is not None:
-            monkeypatch.setenv(name, value)
-    return load_settings()
-
-
-def test_the_services_of_compose_reach_the_server_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no keys, so it answers listed host names only."""
-    settings = compose_settings(monkeypatch)
-    guard = OriginGuard(FastAPI(), settings.server, has_keys=bool(settings.auth.keys))
-    allowed = {
-        name: guard.error(Headers({"host": name})) is None for name in ("outrider:8000", "127.0.0.1:8000", "evil.example")
-    }
-    assert allowed == {"outrider:8000": True, "127.0.0.1:8000": True, "evil.example": False}
-
-
-def test_prometheus_scrapes_the_server_of_compose(monkeypatch: pytest.MonkeyPatch) -> None:
-    scrape = yaml.safe_load((DOCKER / "prometheus.yml").read_text())
-    targets = [target for job in scrape["scrape_configs"] for config in job["static_configs"] for target in config["targets"]]
-    settings = compose_settings(monkeypatch)
-    assert targets == [f"{COMPOSE['services']['outrider']['hostname']}:{settings.metrics.port}"]
-    assert settings.metrics.host == "0.0.0.0" and settings.metrics.key is None
-    files = {Path(mount.split(":")[1]) for mount in COMPOSE["services"]["prometheus"]["volumes"]}
-    assert {Path("/etc/prometheus") / name for name in scrape["rule_files"]} <= files
-
-
 def variables() -> Iterator[tuple[str, str]]:
     """The file that sets a variable, and the variable's name."""
     yield from (("Dockerfile", name) for name in image_environment())
@@ -195,12 +137,6 @@ def variables() -> Iterator[tuple[str, str]]:
 def test_variables_are_settings(file: str, name: str) -> None:
     section, setting = name.removeprefix("OUTRIDER_").lower().split("__")
     assert setting in type(getattr(Settings(), section)).model_fields, f"{file}: {name}"
-
-
-def test_keys_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the comment in compose.yml and docs/operations.md describe."""
-    monkeypatch.setenv("OUTRIDER_AUTH__KEYS", '{"alice": "sk-alices-key"}')
-    assert load_settings().auth.keys["alice"].key.get_secret_value() == "sk-alices-key"
 
 
 def test_kubernetes_admits_everybody_to_the_servers_own_port_only() -> None:
@@ -226,12 +162,6 @@ def test_kubernetes_probes_are_endpoints() -> None:
     assert (probes["liveness"]["path"], probes["readiness"]["path"]) == ("/health", "/ready")
     checked = re.search(r"GET (/\w+)", instructions("HEALTHCHECK")[0])
     assert checked and checked[1] in paths
-
-
-def test_session_affinity_lasts_as_long_as_a_session() -> None:
-    spec = MANIFESTS["Service"]["spec"]
-    assert spec["sessionAffinity"] == "ClientIP"
-    assert spec["sessionAffinityConfig"]["clientIP"]["timeoutSeconds"] == Settings().sessions.ttl_seconds
 
 
 @pytest.mark.skipif(

@@ -9,9 +9,7 @@ from typing import Any
 import yaml
 
 from outrider.server.ray.command import ENVIRONMENT, NAME
-from outrider.server.ray.coordinator import merged
 from outrider.server.ray.scale import Scale
-from outrider.server.telemetry.metrics import Metrics
 from tests.docker.test_files import MANIFESTS
 
 ROOT = Path(__file__).parents[2]
@@ -62,12 +60,3 @@ def test_every_pod_is_as_hard_as_that_of_one_server() -> None:
             assert written == {"/var/lib/outrider", "/tmp"}
     for group in GROUPS[1:]:
         assert group["template"]["spec"]["automountServiceAccountToken"] is False
-
-
-def test_dashboards_choose_a_label_that_the_page_has() -> None:
-    page = merged({"one": Metrics().render()}).decode()
-    for file in (ROOT / "docker" / "grafana" / "dashboards").glob("*.json"):
-        text = file.read_text()
-        assert text.count('replica=~\\"$replica\\"') > 10
-        assert "label_values(outrider_steps_total" in text
-    assert 'outrider_steps_total{replica="one"}' in page

@@ -78,18 +78,3 @@ def test_adapters_share_no_session(adapted: Served, expected: dict[str, Any]) ->
             fields = {"prompt": f"# {session}\n{prompt}", **session}
             details = complete(adapted, name, **fields).json()["usage"]["prompt_tokens_details"]
             assert (details["cached_tokens"] > 0) == cached, (session, name)
-
-
-def test_the_model_list_names_adapters(adapted: Served) -> None:
-    cards = {card["id"]: card for card in adapted.http.get("/v1/models").json()["data"]}
-    assert list(cards) == [models.NAME, "one", "two"]
-    assert cards["one"]["parent"] == models.NAME and "parent" not in cards[models.NAME]
-    assert adapted.http.get("/v1/models/two").json()["parent"] == models.NAME
-
-
-def test_unknown_adapters_are_named(adapted: Served) -> None:
-    answer = complete(adapted, models.NAME, lora="../three")
-    assert answer.status_code == 404
-    assert answer.json()["error"]["message"] == "There is no adapter '../three'; this server has one, two."
-    assert complete(adapted, models.NAME, lora=[]).status_code == 200  # as llama-server's clients send it
-    assert complete(adapted, models.NAME, lora=[{"id": 0, "scale": 1.0}]).status_code == 400

@@ -7,7 +7,6 @@ import pty
 import re
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -116,26 +115,6 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(chat: Terminal, served: Served
     assert len(chat.enter(QUESTION)) > 10
     chat.type("\x04")
     assert chat.exit_code() == 0
-
-
-def test_text_is_coloured_by_its_drafter(chat: Terminal) -> None:
-    chat.enter(f"/seed {SHORT}")
-    plain = chat.enter(QUESTION)
-    assert "trigram" in chat.enter("/colours")
-    coloured = chat.enter("/again")
-    assert "\x1b[3" in coloured
-    assert re.sub(r"\x1b\[\d+m", "", coloured) == plain
-
-
-def test_without_a_server_the_chat_is_one_sentence(tmp_path: Path) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-    with terminal(tmp_path, "--url", url) as window:
-        output = window.wait(lambda _: False)
-        assert output.startswith(f"outrider: No server answers at {url}; start one with `outrider serve`")
-        assert output.count("\n") == 1
-        assert window.exit_code() == 2
 
 
 @pytest.mark.slow

@@ -37,14 +37,6 @@ def test_answers_do_not_depend_on_the_drafter(server: Served, fields: dict[str, 
         assert list(pool.map(answer, DRAFTERS)) == [expected] * len(DRAFTERS)
 
 
-def test_the_report_counts_the_draft_models_tokens(server: Served) -> None:
-    for drafter in NEED_A_MODEL:
-        asked = {"drafter": drafter, "report": True, "max_nodes": 8}  # measured costs may allow none
-        speculation = complete(server, max_tokens=60, speculation=asked)["speculation"]
-        assert speculation["accepted_tokens"]["draft"] > 0
-        assert speculation["drafted_tokens"]["draft"] >= speculation["accepted_tokens"]["draft"]
-
-
 def test_a_session_is_valid_after_a_disconnect(server: Served) -> None:
     expected = complete(server, max_tokens=40)["choices"]
     for drafter in ("pearl", "draft-graph"):
@@ -72,16 +64,3 @@ def test_a_draft_model_of_another_family_is_refused(stories: Path) -> None:
     assert done.returncode == 2
     assert "cannot draft for this target: token 0" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_a_request_may_choose_the_rejection_rule(server: Served) -> None:
-    """Greedy answers stay the same; sampled answers differ, but keep their length."""
-    for drafter in ("draft", "draft-graph", "trigram", "pearl", "fusion"):
-        greedy = {"max_tokens": 30, "temperature": 0}
-        expected = complete(server, **greedy)["choices"]
-        assert complete(server, **greedy, speculation={"drafter": drafter, "rule": "rejection"})["choices"] == expected
-        chosen = {"drafter": drafter, "rule": "rejection", "report": True, "max_nodes": 8}
-        found = complete(server, max_tokens=150, temperature=1.0, seed=4, ignore_eos=True, speculation=chosen)
-        assert found["usage"]["completion_tokens"] == 150
-        assert found["speculation"]["steps"] < 150  # of fewer tokens, the tables may guess none

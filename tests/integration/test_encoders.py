@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +12,11 @@ import numpy as np
 import pytest
 from openai import OpenAI
 from sentence_transformers import CrossEncoder, SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 from outrider import models
 from tests.hub import MODEL, serving_hub
-from tests.server.encoders.encoders import DIMENSIONS, MAX_TOKENS, save_all
-from tests.servers import Served, read_metrics, serving, wait_until
+from tests.server.encoders.encoders import DIMENSIONS, save_all
+from tests.servers import Served, serving
 
 pytestmark = pytest.mark.slow  # each encoder's process imports sentence-transformers
 
@@ -65,12 +61,6 @@ def test_embeddings(served: Served, folder: Path) -> None:
     assert np.allclose(vectors(embed(served, input=TEXTS, dimensions=8)[0]), cut, atol=1e-5)
 
 
-def test_static_embeddings_of_the_hub(served: Served, folder: Path) -> None:
-    expected = SentenceTransformer(modules=[StaticEmbedding.from_model2vec(str(folder / "static"))], device="cpu")
-    body, _ = embed(served, model=MODEL.rpartition("/")[2], input=TEXTS)
-    assert np.allclose(vectors(body), expected.encode(TEXTS), atol=1e-5)
-
-
 def test_openais_client_asks_for_base64(served: Served) -> None:
     client = OpenAI(base_url=f"{served.http.base_url}/v1", api_key="none")
     found = client.embeddings.create(model="embedder", input=TEXTS)
@@ -89,28 +79,12 @@ def test_reranking(served: Served, folder: Path) -> None:
     assert len(best) == 1 and best[0]["document"]["text"] == TEXTS[found[0]["index"]]
 
 
-def test_many_clients_get_their_own_vectors(served: Served) -> None:
-    texts = [f"text number {index}" for index in range(40)]
-    expected = vectors(embed(served, input=texts)[0])
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda text: vectors(embed(served, input=text)[0])[0], texts))
-    assert np.allclose(found, expected, atol=1e-5)
-
-
-def test_texts_that_are_cut_are_named(served: Served) -> None:
-    body, response = embed(served, input=["a", "a " * 100])
-    assert response.headers["x-outrider-ignored"] == "input.1"
-    assert body["usage"]["prompt_tokens"] == 3 + MAX_TOKENS
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"input": ""}, "a text must not be empty"),
-        ({"input": []}, "at least 1 item"),
         ({"input": ["a"] * 2049}, "at most 2048 items"),
         ({"input": [[1, 2]]}, "token ids are not accepted"),
-        ({"input": [1, 2]}, "token ids are not accepted"),
         ({"input": "a", "dimensions": DIMENSIONS + 1}, f"embedder has {DIMENSIONS}"),
         ({"input": "a", "model": "classifier"}, "classifier ranks documents; its only endpoint is /v1/rerank"),
         ({"input": "a", "model": models.NAME}, "writes text; name one that makes embeddings"),
@@ -128,27 +102,3 @@ def test_other_paths_of_an_encoder(served: Served) -> None:
         assert response.status_code == 400 and "its only endpoint is /v1/embeddings" in response.json()["error"]["message"]
     ranked = served.http.post("/v1/rerank", json={"model": "classifier", "query": "a", "documents": ["b"]})
     assert ranked.status_code == 503 and "it has 3 labels, and a reranker has one" in ranked.json()["error"]["message"]
-
-
-def test_the_model_list_says_what_an_encoder_does(served: Served) -> None:
-    embed(served, input="a")
-    cards = {card["id"]: card for card in served.http.get("/v1/models").json()["data"]}
-    assert cards["embedder"]["capabilities"] == ["embeddings"] and cards["embedder"]["dimensions"] == DIMENSIONS
-    assert cards["embedder"]["max_model_len"] == MAX_TOKENS
-    assert 'outrider_encoded_texts_total{model="embedder"}' in read_metrics(served)
-
-
-def test_an_encoder_whose_process_has_ended_starts_again(served: Served) -> None:
-    embed(served, input="a")
-    for process in encoders(served):
-        os.kill(process, signal.SIGKILL)
-    wait_until(lambda: not encoders(served))
-    _, response = embed(served, input="a")
-    assert response.status_code == 200, response.text
-
-
-def encoders(served: Served) -> list[int]:
-    """The ids of the encoders' processes."""
-    children = (path.read_text().split() for path in Path(f"/proc/{served.process.pid}/task").glob("*/children"))
-    commands = {child: Path(f"/proc/{child}/cmdline") for found in children for child in found}
-    return [int(child) for child, line in commands.items() if line.exists() and b"server.encoders.encoder" in line.read_bytes()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import jsonschema
 import pytest
 
 from outrider.models import smollm2
-from tests.integration.real.questions import QUESTIONS, chat, text
+from tests.integration.real.questions import chat, text
 from tests.requests import TOOL_SCHEMAS, TOOLS, events
-from tests.servers import Served, read_metrics, serving
+from tests.servers import Served, serving
 
 pytest.importorskip("llama_cpp")
 pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("llama"), pytest.mark.timeout(600)]
@@ -75,13 +74,6 @@ def test_answers_streams_and_messages(llama: Served) -> None:
     assert message.content[0].text == text(answer)
 
 
-def test_drafts_are_accepted(llama: Served) -> None:
-    long = chat(llama, "Repeat this word for word: the quick brown fox jumps over the lazy dog. " * 4, max_tokens=120)
-    assert long["usage"]["completion_tokens"] > 20
-    accepted = [line for line in read_metrics(llama).splitlines() if line.startswith("outrider_accepted_tokens_total")]
-    assert sum(float(line.rsplit(" ", 1)[1]) for line in accepted) > 20
-
-
 def test_a_schema_and_a_tool_are_followed(llama: Served) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "colour", "strict": True, "schema": COLOUR}}
     answer = json.loads(text(chat(llama, "Which colour is grass?", response_format=schema)))
@@ -104,31 +96,3 @@ def test_sessions_are_continued_and_forked(llama: Served) -> None:
     assert cached(chat(llama, FRUITS, **fields)) < 100
     forked = chat(llama, "Name a colour.", **fields)
     assert 200 < cached(forked) < forked["usage"]["prompt_tokens"] - 4
-
-
-def test_more_sessions_than_slots_are_swapped_and_go_on(llama: Served) -> None:
-    firsts = [chat(llama, f"Name {number} fruits.", session_id=f"swapped {number}", max_tokens=24) for number in range(3, 10)]
-    for number, first in zip(range(3, 10), firsts, strict=True):
-        history = [{"role": "user", "content": f"Name {number} fruits."}, {"role": "assistant", "content": text(first)}]
-        again = chat(llama, "Thank you.", session_id=f"swapped {number}", messages=history, max_tokens=8)
-        assert cached(again) >= first["usage"]["prompt_tokens"]
-
-
-def test_four_streams_at_once(llama: Served) -> None:
-    def ask(question: str) -> dict[str, Any]:
-        return chat(llama, question, max_tokens=48)
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(ask, [FRUITS, *QUESTIONS[:3]]))
-    assert text(found[0]).count("\n") >= 2 and len({text(each) for each in found}) == 4
-
-
-def test_a_session_outlives_a_restart(tmp_path: Path) -> None:
-    installed()
-    flags = (*FLAGS, "--speculation.max_nodes", "12", "--sessions.folder", str(tmp_path))
-    with serving(*flags) as server:
-        first = chat(server, FRUITS, session_id="kept")
-    history = [{"role": "user", "content": FRUITS}, {"role": "assistant", "content": text(first)}]
-    with serving(*flags) as server:
-        again = chat(server, "And three more?", session_id="kept", messages=history, max_tokens=8)
-    assert cached(again) >= first["usage"]["prompt_tokens"]

@@ -169,10 +169,6 @@ def test_bad_pictures_get_one_sentence_and_others_go_on(served: Served) -> None:
     assert said(ask(served, "qwen", [user("hello")]))
 
 
-def test_the_card_says_that_the_model_reads_pictures(served: Served) -> None:
-    assert "vision" in served.http.get("/v1/models").json()["data"][0]["capabilities"]
-
-
 @pytest.mark.slow
 def test_families(tmp_path: Path) -> None:
     """Line breaks that become one token with the text before them, tiles, and templates that take parts only."""

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from outrider import models
-from tests.servers import Served, read_metrics, serving, wait_until
+from tests.servers import Served, serving, wait_until
 
 pytestmark = pytest.mark.slow  # workers start, and are waited for until they end
 
@@ -90,34 +89,6 @@ def test_a_model_that_cannot_be_loaded_fails_its_own_requests(several: Served, p
         event = [line for line in streamed.iter_lines() if line.startswith("data: ")][-1]
     assert json.loads(event[6:])["error"]["message"] == response.json()["error"]["message"]
     assert chat(several, "one").status_code == 200
-
-
-@pytest.mark.parametrize("name", ["nobody", "../one", "x" * 5000])
-def test_unknown_models(several: Served, name: str) -> None:
-    response = chat(several, name)
-    assert response.status_code == 404
-    assert "this server has broken, damaged, one, two" in response.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("body", [b"[", b"[]", b'{"model": ', b"[" * 100_000])
-def test_bodies_that_name_nothing(several: Served, body: bytes) -> None:
-    response = several.http.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
-    assert response.status_code == 400 and response.json()["error"]["code"] in ("invalid_json", "too_deep")
-
-
-def test_other_routes_reach_the_model_that_is_named(several: Served) -> None:
-    counted = several.http.post("/tokenize", json={"model": "two", "prompt": "def add"}).json()
-    assert counted["count"] > 0
-    stored = several.http.post("/v1/responses", json={"model": "two", "input": "x", "max_output_tokens": 4}).json()
-    assert several.http.get(f"/v1/responses/{stored['id']}", params={"model": "two"}).json()["id"] == stored["id"]
-    assert several.http.get("/v1/responses/nothing").status_code == 404
-
-
-def test_the_metrics_of_a_model_have_its_name(several: Served) -> None:
-    chat(several, "one")
-    families = {family.name: family for family in text_string_to_metric_families(read_metrics(several))}
-    assert {"model": "one"} in [sample.labels for sample in families["outrider_requests_running"].samples]
-    assert "/v1/chat/completions" in {sample.labels.get("endpoint") for sample in families["outrider_requests"].samples}
 
 
 def test_memory_of_unloaded_models_is_returned(several: Served) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.tokenizer import load_tokenizer
-from tests.requests import complete, events, text
+from tests.requests import events
 from tests.servers import Served, serving
 from tests.tokenizers import FAMILIES, write_model
 
@@ -115,19 +115,3 @@ def test_characters_of_several_tokens_are_streamed_whole(family: Family) -> None
         assert found == FORCED if most == 1 else set(found) <= set(ALIKE) and len(found) == most
         assert len(ids) > len(found)
         assert len([piece for piece in pieces if piece]) == most
-
-
-def test_a_completion_continues_its_prompt(family: Family) -> None:
-    prompt = "The capital of"
-    fields: dict[str, Any] = {
-        "prompt": prompt,
-        "max_tokens": 24,
-        "temperature": 1.0,
-        "ignore_eos": True,
-        "logit_bias": family.no_bytes,
-    }
-    for seed in range(8):
-        answer = complete(family.server, **fields, seed=seed, return_token_ids=True)
-        ids = family.tokenizer.encode(prompt) + answer["choices"][0]["token_ids"]
-        assert prompt + text(answer) == family.decode(ids)
-        assert text(complete(family.server, **fields, seed=seed, echo=True)) == prompt + text(answer)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -19,10 +15,6 @@ from typer.testing import CliRunner, Result
 
 from outrider.server import cli
 from outrider.server.cli import app
-from outrider.server.datastore_commands import print_update
-from outrider.server.datastore_watch import Update
-from tests.repositories import make_repository, write
-from tests.servers import Served, start
 
 
 def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -56,14 +48,6 @@ def test_errors_are_one_sentence(arguments: list[str], words: str) -> None:
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
-@pytest.mark.slow
-def test_the_program_reports_a_missing_model_in_one_sentence() -> None:
-    done = outrider("serve", "--model", "/no/such/model")
-    assert done.returncode == 2
-    assert "/no/such/model" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-
-
 @lru_cache
 def complete_application() -> typer.Typer:
     """The application with the commands of all entry points."""
@@ -76,26 +60,6 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(complete_application(), arguments)
 
 
-def test_help_imports_nothing_heavy() -> None:
-    script = """
-import sys
-from outrider.server import cli
-sys.argv = ["outrider", "--help"]
-try:
-    cli.main()
-except SystemExit:
-    heavy = {"torch", "numpy", "transformers", "fastapi", "pydantic", "yaml"} & set(sys.modules)
-    sys.exit(f"imported {heavy}" if heavy else 0)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "serve" in done.stdout
-
-
-def test_the_version_is_printed() -> None:
-    assert run("--version").output == f"outrider {version('outrider')}\n"
-
-
 def test_the_command_without_arguments_prints_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "URL", "http://127.0.0.1:1")
     assert "Usage:" in run().output
@@ -103,22 +67,6 @@ def test_the_command_without_arguments_prints_help(monkeypatch: pytest.MonkeyPat
         "; start one with `outrider serve`, or chat with a model of its own: `outrider chat --model MODEL`.\n"
     )
     assert "Usage:" in run("datastore").output
-
-
-def test_the_command_without_arguments_waits_shortly_for_a_silent_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(cli, "URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(cli, "CHECK_SECONDS", 0.01)
-        assert "does not answer" in run().stdout.splitlines()[-1]
-
-
-def test_the_command_without_arguments_names_a_running_server(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "URL", served.url)
-    assert run().stdout.splitlines()[-1] == f"A server runs at {served.url}; talk to it with `outrider chat`."
-
-
-def test_shell_completion_is_offered() -> None:
-    assert {"--install-completion", "--show-completion"} <= set(run("--help").output.split())
 
 
 def test_config_prints_the_effective_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -135,55 +83,6 @@ def test_config_prints_the_effective_settings(monkeypatch: pytest.MonkeyPatch, t
     assert "sk-alices-key" not in result.output
 
 
-def test_serve_help_lists_the_settings() -> None:
-    output = run("serve", "--help").output
-    assert "--scheduling.max_active " in output
-    assert "Address to listen on." in output
-
-
-class Plugin:
-    """An entry point that adds one command, or fails."""
-
-    name, value = "extra", "extra.cli:register"
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self._error = error
-
-    def load(self) -> Callable[[typer.Typer], None]:
-        if self._error:
-            raise self._error
-
-        def register(application: typer.Typer) -> None:
-            application.command("extra")(lambda: print("extra command"))
-
-        return register
-
-
-def test_entry_points_add_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "entry_points", lambda group: [Plugin()])
-    application = typer.Typer()
-    application.command("first")(lambda: None)
-    cli.add_plugins(application)
-    assert CliRunner().invoke(application, ["extra"]).output == "extra command\n"
-
-
-def test_a_broken_entry_point_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "entry_points", lambda group: [Plugin(ImportError("No module\nnamed 'extra'"))])
-    cli.add_plugins(typer.Typer())
-    message = "outrider: the commands of 'extra' (extra.cli:register) cannot be loaded: No module named 'extra'\n"
-    assert capsys.readouterr().err == message
-
-
-def test_a_port_in_use_is_one_sentence() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        done = outrider("serve", "--port", str(taken.getsockname()[1]))
-    assert done.returncode == 2
-    assert "Cannot listen" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
 @pytest.mark.slow
 def test_a_worker_that_cannot_load_ends_the_server(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.ngram"
@@ -192,63 +91,6 @@ def test_a_worker_that_cannot_load_ends_the_server(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "is not a datastore file" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_ctrl_c_ends_quietly() -> None:
-    process, _ = start()
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert "Traceback" not in errors
-    assert process.returncode == 0
-
-
-@pytest.mark.slow
-def test_a_watched_tree_is_indexed_until_ctrl_c(tmp_path: Path) -> None:
-    root, store = make_repository(tmp_path / "tree", {"a.py": "a = 1\n"}), tmp_path / "store"
-    once = run("datastore", "watch", str(root), "--out", str(store), "--once")
-    assert once.exit_code == 0, once.stderr
-    assert "1 changed, 0 deleted: 1 files, " in once.stdout
-    program = [
-        sys.executable,
-        "-m",
-        "outrider.server.cli",
-        "datastore",
-        "watch",
-        str(root),
-        "--out",
-        str(store),
-        "--interval",
-        "0.1",
-    ]
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    lines = [process.stdout.readline() for _ in range(2)]
-    write(root, {"b.py": "b = 2\n"})
-    lines.append(process.stdout.readline())
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
-    assert (process.returncode, output, errors) == (0, "", "")
-    assert "0 changed, 0 deleted: 1 files, " in lines[1]
-    assert "1 changed, 0 deleted: 2 files, " in lines[2]
-
-
-def test_an_update_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    print_update(Update(changed=99_999, deleted=99_999, files=99_999, tokens=32_000_000, seconds=999.99))
-    assert len(capsys.readouterr().out.rstrip()) <= 80
-
-
-def test_a_table_is_built_from_texts(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("import os\nimport sys\n" * 20)
-    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "def f(x):\n    return x\n"}) + "\n")
-    out = tmp_path / "table.ngram"
-    done = run("datastore", "build", str(tmp_path / "a.py"), str(tmp_path / "b.jsonl"), "--out", str(out))
-    assert done.exit_code == 0, done.stderr
-    assert "contexts" in done.stdout
-    assert out.stat().st_size > 0
-    (tmp_path / "bad.jsonl").write_text("{}\n")
-    bad = run("datastore", "build", str(tmp_path / "bad.jsonl"), "--out", str(out))
-    assert bad.exit_code == 2
-    assert "bad.jsonl line 1" in bad.stderr
 
 
 def test_a_report_has_the_machine_and_what_is_set_but_no_texts(monkeypatch: pytest.MonkeyPatch) -> None:

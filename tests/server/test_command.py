@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import typer
 from typer.testing import CliRunner
 
-from outrider.server.command import EXTRA_FLAGS, SettingsCommand, fail
+from outrider.server.command import EXTRA_FLAGS, SettingsCommand
 
 app = typer.Typer()
 
@@ -25,13 +24,6 @@ COMMAND: Any = typer.main.get_command(app)
 def completions(arguments: list[str], incomplete: str) -> list[str]:
     context = COMMAND.make_context("show", arguments, resilient_parsing=True)
     return [item.value for item in COMMAND.shell_complete(context, incomplete)]
-
-
-def test_help_lists_options_and_settings() -> None:
-    result = CliRunner().invoke(app, ["--help"])
-    assert result.exit_code == 0
-    for flag in ("--port ", "--server.port ", "--speculation.retrieval.datastores ", "--tracing.endpoint "):
-        assert flag in result.output
 
 
 def test_settings_are_passed_as_arguments() -> None:
@@ -51,6 +43,8 @@ def test_the_shell_completes_choices() -> None:
     assert [item.value for item in dtype.shell_complete(context, "b")] == ["bfloat16"]
 
 
-def test_fail_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fail("It broke.").exit_code == 2
-    assert capsys.readouterr().err == "outrider: It broke.\n"
+def test_help_lists_options_and_settings() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    for flag in ("--port ", "--server.port ", "--speculation.retrieval.datastores ", "--tracing.endpoint "):
+        assert flag in result.output

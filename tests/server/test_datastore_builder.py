@@ -49,11 +49,6 @@ def test_a_suffix_datastore_is_built_and_appended_to(corpus: Path, tmp_path: Pat
     assert datastore_builder.describe(out)["kind"] == "suffix"
 
 
-def test_a_table_describes_itself(corpus: Path, tmp_path: Path) -> None:
-    contexts = datastore_builder.build_ngram([corpus], tmp_path / "t", TOKENIZER, 12, None)
-    assert datastore_builder.describe(tmp_path / "t")["contexts"] == contexts
-
-
 def test_errors_are_sentences(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(DatastoreError, match="no file or folder"):
         datastore_builder.find_files([tmp_path / "nothing"])

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from outrider.server.datastore_builder import DatastoreError
 from outrider.server.datastore_tree import MAX_FILE_BYTES, WorkingTree, git, read_file
 from tests.repositories import make_repository, write
 
@@ -45,11 +44,6 @@ def test_a_folder_outside_a_repository_is_read_with_its_gitignore(tmp_path: Path
     assert listed(tmp_path / "plain") == {".gitignore", "a.py", "deep/c.py"}
 
 
-def test_repositories_inside_are_read_with_their_own_rules(repository: Path) -> None:
-    make_repository(repository / "inner", {"i.py": "i", ".gitignore": "j.py\n", "j.py": "j"})
-    assert listed(repository) == {"a.py", "deep/b.py", "inner/i.py", "inner/.gitignore"}
-
-
 def test_the_store_links_lock_files_and_huge_files_are_absent(repository: Path) -> None:
     write(
         repository,
@@ -76,22 +70,6 @@ def test_git_variables_and_programs_of_the_repository_are_not_used(repository: P
     monkeypatch.setenv("GIT_DIR", "/no/such/repository")
     assert listed(repository) == {"a.py", "deep/b.py"}
     assert not ran.exists()
-
-
-def test_errors_are_sentences(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for path in (tmp_path / "nothing", repository / "a.py"):
-        with pytest.raises(DatastoreError, match="There is no directory"):
-            WorkingTree(path, tmp_path)
-    tree = WorkingTree(repository, tmp_path / "store")
-    (repository / ".git" / "config").write_text("[core\n")
-    with pytest.raises(DatastoreError, match=r"git cannot list the files of .*config"):
-        tree.scan()
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(DatastoreError, match="git is not installed; install it"):
-        tree.scan()
-    os.rename(repository, tmp_path / "moved")
-    with pytest.raises(DatastoreError, match="There is no directory"):
-        tree.scan()
 
 
 @pytest.mark.parametrize(
@@ -122,11 +100,6 @@ def test_a_file_that_becomes_a_link_after_the_scan_is_not_read(tmp_path: Path, p
     replaced.rename(tmp_path / "moved")
     replaced.symlink_to(outside / "file" if place == "file" else outside)
     assert read_file(root, "folder/file") == (b"", "")
-
-
-def test_a_pipe_in_the_place_of_a_file_is_not_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    assert read_file(tmp_path, "pipe") == (b"", "")
 
 
 def test_files_of_secrets_are_left_out(tmp_path: Path) -> None:

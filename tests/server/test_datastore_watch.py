@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,13 +67,6 @@ def update(watcher: Watcher) -> Update:
     return found
 
 
-def test_the_store_has_the_texts_of_the_tree(root: Path, watcher: Watcher, store: Path) -> None:
-    write(root, {"no.py": "ignored = True\n"})
-    assert watcher.poll() is None
-    assert watcher.poll() is None
-    assert texts(store) == set(FILES.values())
-
-
 def test_an_edit_appears_and_a_deletion_disappears(root: Path, watcher: Watcher, store: Path) -> None:
     write(root, {"one.py": "def one(third):\n", "deep/three.py": "three = 3\n"})
     found = update(watcher)
@@ -120,34 +112,6 @@ def test_only_changed_files_are_tokenized(
     assert texts(store) == {"one = 1\n", "three = 3\n", FILES["two.py"], FILES[".gitignore"]}
 
 
-def test_a_tree_that_never_rests_is_indexed_at_last(root: Path, watcher: Watcher, store: Path) -> None:
-    found = None
-    for number in range(datastore_watch.MAX_UNSETTLED_POLLS + 1):
-        write(root, {"one.py": f"number = {number}\n" * (number + 1)})
-        found = watcher.poll()
-    assert found is not None
-    assert found.changed == 1
-
-
-def test_files_without_text_are_known_but_not_indexed(root: Path, watcher: Watcher, store: Path) -> None:
-    version = datastore.version(store)
-    (root / "image.png").write_bytes(b"\x89PNG\0")
-    assert [watcher.poll() for _ in range(3)] == [None] * 3
-    assert datastore.version(store) == version
-    (root / "one.py").write_bytes(b"\0")
-    found = update(watcher)
-    assert (found.changed, found.deleted, found.files) == (1, 0, 2)
-
-
-def test_the_previous_block_stays_for_readers_and_older_ones_go(root: Path, watcher: Watcher, store: Path) -> None:
-    (store / "000009.block.partial").write_text("left by a process that was killed")
-    for number in range(3):
-        write(root, {"one.py": f"one = {number}\n"})
-        update(watcher)
-        assert len(list(store.glob("*.block"))) == 2
-    assert sorted(path.suffix for path in store.iterdir()) == ["", ".block", ".block", ".json", ".json", ".json"]
-
-
 @pytest.mark.parametrize("damage", ["manifest.json", "*.json", "*.block", "truncated"])
 def test_a_damaged_store_is_built_again(root: Path, watcher: Watcher, store: Path, damage: str) -> None:
     watcher.close()
@@ -160,17 +124,6 @@ def test_a_damaged_store_is_built_again(root: Path, watcher: Watcher, store: Pat
     again = Watcher(root, store, str(TARGET))
     assert again.update().changed == 3
     assert texts(store) == set(FILES.values())
-    again.close()
-
-
-def test_a_store_of_another_tokenizer_is_built_again(
-    root: Path, watcher: Watcher, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watcher.close()
-    monkeypatch.setattr(datastore_watch, "fingerprint", lambda _: "another")
-    again = Watcher(root, store, str(TARGET))
-    assert again.update().changed == 3
-    assert datastore.describe(store).fingerprint == "another"
     again.close()
 
 
@@ -191,26 +144,6 @@ def test_a_folder_that_cannot_be_the_store_is_refused(root: Path, watcher: Watch
     with pytest.raises(DatastoreError, match=r"is the datastore of .*tree; give another folder"):
         Watcher(other, store, str(TARGET))
     Watcher(root, store, str(TARGET)).close()  # the refusal has released the lock
-
-
-def test_a_tree_with_too_much_text_is_refused(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datastore_watch, "BLOCK_TOKENS", 5)
-    made = Watcher(root, tmp_path / "store", str(TARGET))
-    with pytest.raises(DatastoreError, match=r"tokens of text, but at most 5 are indexed; watch a part of it"):
-        made.update()
-    made.close()
-
-
-def test_a_store_that_is_deleted_or_damaged_while_it_is_watched_is_reported(root: Path, watcher: Watcher, store: Path) -> None:
-    write(root, {"one.py": "one = 1\n"})
-    path = next(store.glob("*.block"))
-    path.write_bytes(path.read_bytes()[:-100])
-    assert watcher.poll() is None
-    with pytest.raises(DatastoreError, match="is truncated"):
-        watcher.poll()
-    shutil.rmtree(store)
-    with pytest.raises(DatastoreError, match="is not a datastore folder"):
-        watcher.update()
 
 
 @pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])

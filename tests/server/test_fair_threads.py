@@ -6,9 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 
-import pytest
-
-from outrider.server.fair_threads import ANYONE, FairThreads
+from outrider.server.fair_threads import FairThreads
 
 
 class Rig:
@@ -62,17 +60,6 @@ def test_one_principal_cannot_hold_all_threads() -> None:
     run(body)
 
 
-def test_clients_without_keys_may_have_all_threads() -> None:
-    async def body(rig: Rig) -> None:
-        work = [rig.submit(ANYONE, f"{number}") for number in range(3)]
-        await rig.until_started(2)
-        assert rig.used == {"first", "second"}
-        rig.release.set()
-        assert await asyncio.gather(*work) == ["0", "1", "2"]
-
-    run(body)
-
-
 def test_principals_take_turns() -> None:
     async def body(rig: Rig) -> None:
         work = [rig.submit("a", "a0"), rig.submit("b", "b0")]
@@ -100,31 +87,5 @@ def test_work_whose_caller_left_is_not_started() -> None:
         assert await last == "last"
         assert rig.started == ["first", "last"]
         assert not rig.pool._waiting and not rig.pool._running
-
-    run(body)
-
-
-def test_errors_reach_the_caller_and_the_resource_stays_usable() -> None:
-    def fail(resource: str) -> None:
-        raise ValueError("text")
-
-    async def body(rig: Rig) -> None:
-        for _ in range(3):
-            with pytest.raises(ValueError, match="text"):
-                await rig.pool.run("a", fail)
-        assert await rig.pool.run("a", lambda resource: resource) == "first"
-
-    run(body)
-
-
-def test_a_resource_in_use_is_not_idle() -> None:
-    async def body(rig: Rig) -> None:
-        work = rig.submit("a", "a")
-        await rig.until_started(1)
-        assert (rig.pool.is_idle("first"), rig.pool.is_idle("second")) == (False, True)
-        rig.release.set()
-        await work
-        assert rig.pool.is_idle("first")
-        rig.pool.close()
 
     run(body)

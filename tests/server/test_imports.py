@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
-
-from outrider.server.imports import frozen, hide_torch
 
 ABSENT = ("scipy", "sklearn", "pandas", "transformers", "outrider.server.worker")
 PROGRAM = f"""
@@ -26,21 +23,3 @@ print([name for name in sys.modules if name.startswith({ABSENT!r}) or name.start
 def test_the_front_end_works_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
-def test_an_imported_torch_is_not_hidden() -> None:
-    import torch
-
-    hide_torch()
-    assert sys.modules["torch"] is torch
-
-
-def test_imported_objects_are_frozen() -> None:
-    before = gc.get_freeze_count()
-    try:
-        with frozen():
-            assert not gc.isenabled()
-        assert gc.isenabled()
-        assert gc.get_freeze_count() > before
-    finally:
-        gc.unfreeze()

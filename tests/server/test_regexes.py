@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,8 +26,7 @@ from outrider.server.http.protocol import HOST
 from outrider.server.openai.tools.custom_input import CHARACTERS, ESCAPE, OPENING, SURROGATES
 from outrider.server.telemetry.logs import CONTROLS
 
-SIZE = 800
-MAX_RATIO = 3.2  # of the times at twice the size and at the size: 2 if linear, 4 if quadratic, 8 if cubic
+SIZE = 200_000  # characters, whose square is minutes of work
 HEADER_START = "<|start|>assistant to=a<|channel|>analysis"
 
 Use = Callable[[str], Any]
@@ -109,34 +107,18 @@ OTHERS = {
 }
 
 
-def seconds(use: Use, text: str) -> float:
-    """The shortest of some times of one use."""
-    times = [1.0]
-    for _ in range(100):
-        started = time.perf_counter()
-        with suppress(ValueError):
-            use(text)
-        times.append(time.perf_counter() - started)
-        if sum(times) > 1.2:
-            break
-    return min(times[1:])
-
-
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("use", "begin", "part", "end"), [each[1:] for each in USES])
-def test_twice_the_text_takes_about_twice_the_time(use: Use, begin: str, part: str, end: str) -> None:
-    ratio = 0.0
-    for _ in range(3):  # a pause of the machine is no proof
-        once, twice = (seconds(use, begin + part * (count * SIZE // len(part)) + end) for count in (1, 2))
-        ratio = twice / (once + 1e-6)  # without the cost of a call
-        if ratio < MAX_RATIO:
-            return
-    pytest.fail(f"twice the text takes {ratio:.1f} times as long")
+def test_long_text_is_read_in_linear_time(use: Use, begin: str, part: str, end: str) -> None:
+    """Quadratic time would exceed the test's time limit."""
+    with suppress(ValueError):
+        use(begin + part * (SIZE // len(part)) + end)
 
 
 def test_every_use_of_re_is_known() -> None:
     root = Path(__file__).parents[2]
     found = set()
-    for path in sorted((root / "server").rglob("*.py")):
+    for path in sorted(path for path in (root / "server").rglob("*.py") if "import re\n" in path.read_text()):
         names = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
         if any(isinstance(node.value, ast.Name) and node.value.id == "re" and node.attr in vars(re) for node in names):
             found.add(".".join(["outrider", *path.relative_to(root).with_suffix("").parts]))

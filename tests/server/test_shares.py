@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,12 +30,3 @@ def test_who_holds_nothing_is_admitted_and_nobody_takes_more_than_a_share_above_
         ledger.release(principal, amount)
     ledger.take("d", 1)
     ledger.take("d", BOUND - 1)  # everything was given back
-
-
-def test_a_block_that_fails_holds_nothing() -> None:
-    ledger = Ledger(1)
-    for _ in range(2):
-        with pytest.raises(KeyError), ledger.hold("a", 1):
-            with pytest.raises(NoRoom):
-                ledger.take("a", 1)
-            raise KeyError

@@ -80,7 +80,6 @@ def main(
     record = soak.record
     figures = {
         "minutes": minutes,
-        "memory_limit_bytes": servers.memory_bytes,
         "counts": dict(record.counts),
         "intruder": dict(intruder.counts),
         "folder": dict(trouble.counts),

@@ -1,4 +1,4 @@
-"""Servers that share a folder of sessions, each in a control group where one can be made."""
+"""Servers that share a folder of sessions."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 from bench.http.process import ServerProcess, start_server
-from tests.soak.control_group import joined, memory_group
-
-# The memory limit of each server.
-MEMORY_BYTES = 2 << 30
 
 
 class Servers:
@@ -22,23 +17,15 @@ class Servers:
     def __init__(self, flags: Sequence[str], count: int) -> None:
         self._flags = flags
         self._rng = random.Random(3)
-        self._stack = ExitStack()
-        self._groups: list[Path | None] = []
         self._stacks: list[ExitStack] = []
         self._running: list[ServerProcess] = []
         self._requests: Counter[str] = Counter()  # that run, by the server's address
         self._restarting: str = ""  # address
         self.ids: list[int] = []  # of the servers' processes
         for _ in range(count):
-            self._groups.append(self._stack.enter_context(memory_group(MEMORY_BYTES)))
             self._stacks.append(ExitStack())
             self._running.append(self._start(len(self._stacks) - 1))
             self.ids.append(self._running[-1].process.pid)
-
-    @property
-    def memory_bytes(self) -> int | None:
-        """The limit of each server's memory; None if there is none."""
-        return MEMORY_BYTES if all(self._groups) else None
 
     @property
     def urls(self) -> list[str]:
@@ -51,8 +38,7 @@ class Servers:
         return [line.rstrip() for server in self._running for line in server.log]
 
     def _start(self, index: int) -> ServerProcess:
-        with joined(self._groups[index]):
-            return self._stacks[index].enter_context(start_server(self._flags))
+        return self._stacks[index].enter_context(start_server(self._flags))
 
     @contextmanager
     def one(self) -> Iterator[str]:
@@ -83,4 +69,3 @@ class Servers:
         """Stops all."""
         for stack in self._stacks:
             stack.close()
-        self._stack.close()

@@ -7,26 +7,9 @@ import re
 from typing import Any
 
 import jsonschema
-import numpy as np
-import openai
-import pydantic
 import pytest
-from llguidance import LLMatcher
 
-from outrider import models
-from outrider.drafters.none import NoDrafter
-from outrider.server.chat.grammar_builder import joined
-from outrider.server.chat.reasoning_parser import THINK, ReasoningParser
-from outrider.server.chat.tools import FORMATS, calls_grammar, tool_parser
-from outrider.verify.constraints.grammar import GrammarCompiler
-from outrider.verify.decode import decode
-from outrider.verify.model.backend import load_model
-from outrider.verify.model.load_options import LoadOptions
-from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.stream import DecodeOptions
-from outrider.verify.tokenizer import load_tokenizer, stop_ids
-from outrider.verify.verifier import Verifier
-from tests.grammars import json_grammar, nested_grammars, reference_chain, rule_chain, terminal_chain
+from tests.grammars import reference_chain, rule_chain
 from tests.requests import MESSAGES, complete, text
 from tests.servers import Served
 
@@ -34,32 +17,24 @@ WORD = {"type": "string", "maxLength": 12}
 SMALL = {"type": "integer", "minimum": -99, "maximum": 99}
 
 
-def record(*required: str, **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(required or properties), "additionalProperties": False}
+def record(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 NUMBER = record(number={"type": "number", "minimum": 0, "maximum": 1})
 SCHEMAS: list[dict[str, Any]] = [
-    record(name=WORD),
     record(name=WORD, age=SMALL),
     record(ok={"type": "boolean"}, note={"type": ["string", "null"], "maxLength": 8}),
     record(kind={"enum": ["cat", "dog", 3, None]}),
-    record(kind={"const": "fixed"}, size=SMALL),
     record(tags={"type": "array", "items": WORD, "maxItems": 3}),
     record(point={"type": "array", "prefixItems": [SMALL, SMALL], "items": False, "minItems": 2}),
-    record(inner=record(a=SMALL, b=record(c={"type": "boolean"}))),
-    record("a", a=SMALL, b=SMALL),
-    record(value={"anyOf": [SMALL, WORD]}),
     record(value={"anyOf": [record(x=SMALL), record(y=WORD)]}),
     record(code={"type": "string", "pattern": "^[A-Z]{2}[0-9]{3}$"}),
     record(date={"type": "string", "format": "date"}),
-    record(id={"type": "string", "format": "uuid"}),
     NUMBER,
     record(matrix={"type": "array", "maxItems": 2, "items": {"type": "array", "maxItems": 2, "items": SMALL}}),
     {**record(tree={"$ref": "#/$defs/node"}), "$defs": {"node": record(left=SMALL, right={"enum": ["leaf"]})}},
     {"type": "array", "items": record(x=SMALL), "minItems": 1, "maxItems": 2},
-    {"enum": ["red", "green", "blue"]},
-    record(text={"type": "string", "minLength": 3, "maxLength": 5}, flag={"type": "null"}),
 ]
 
 
@@ -98,112 +73,22 @@ def test_forced_tokens_are_drafted(served: Served) -> None:
     assert found["speculation"]["mean_tokens_per_step"] > 5
 
 
-class Person(pydantic.BaseModel):
-    name: str = pydantic.Field(max_length=20)
-    age: int = pydantic.Field(ge=0, le=150)
-
-
-def test_the_official_client_parses(served: Served) -> None:
-    answer = served.client.chat.completions.parse(model=served.model, messages=MESSAGES, response_format=Person, seed=1)
-    assert isinstance(answer.choices[0].message.parsed, Person)
-
-
-def test_other_structures(served: Served) -> None:
-    assert text(complete(served, choice=["yes", 'no "never"'], temperature=1, seed=2)) in ("yes", 'no "never"')
-    assert re.fullmatch(r"\d{3}-[a-z]{2}", text(complete(served, regex=r"\d{3}-[a-z]{2}", temperature=1, seed=2)))
-    assert text(complete(served, grammar='start: "a" ("," "a")~3', temperature=1, seed=2)) == "a,a,a,a"
-    found = complete(served, response_format={"type": "json_object"}, temperature=0, max_tokens=200)["choices"][0]
-    assert found["text"].startswith("{")
-    if found["finish_reason"] == "stop":
-        assert isinstance(json.loads(found["text"]), dict)
-
-
-def test_an_unsupported_schema_names_the_keyword(served: Served) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
-    strict: Any = schema_format(schema)
-    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
-        served.client.chat.completions.create(model=served.model, messages=MESSAGES, response_format=strict)
-    loose = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": False}}
-    assert complete(served, response_format=loose, max_tokens=3)["usage"]["completion_tokens"] == 3
-    deep: dict[str, Any] = {}
-    for _ in range(40):
-        deep = {"properties": {"a": deep}}
-    response = served.http.post(
-        "/v1/completions", json={"model": served.model, "prompt": "x", "response_format": schema_format(deep)}
-    )
-    assert response.status_code == 400
-    assert "deeper than 64" in response.json()["error"]["message"]
-
-
-FUNCTIONS = {"weather": record("city", city=WORD, days=SMALL), "clock": record(zone={"enum": ["utc", "cet"]})}
-
-
-class Enforced:
-    """The embedded model, decoding under grammars."""
-
-    def __init__(self) -> None:
-        self._runner = load_model(LoadOptions(str(models.TARGET), dtype="float32"))
-        self._tokenizer = load_tokenizer(str(models.TARGET))
-        self._stops = stop_ids(self._runner.stop_tokens, self._tokenizer)
-        self._compiler = GrammarCompiler(self._tokenizer, self._runner.vocabulary, self._stops)
-
-    def answer(self, grammar: str, seed: int, max_tokens: int = 300) -> str:
-        """A complete answer that follows the grammar."""
-        prompt = np.array(self._tokenizer.encode("def call():\n"), np.int32)
-        options = DecodeOptions(SamplingParams(seed=seed), max_tokens, self._stops)
-        verifier = Verifier(self._runner, self._runner.new_cache())
-        decoded = decode(verifier, NoDrafter(), prompt, options, self._compiler.compile(grammar))
-        assert decoded.finish == "stop"
-        return str(self._tokenizer.decode(decoded.tokens[:-1]))
-
-
-@pytest.fixture(scope="module")
-def enforced() -> Enforced:
-    return Enforced()
-
-
-@pytest.mark.parametrize("format", sorted(FORMATS))
-def test_enforced_calls_parse_in_every_format(enforced: Enforced, format: str) -> None:
-    grammar = LLMatcher.grammar_from_lark(calls_grammar(format, FUNCTIONS, 3, {}))
-    for seed in range(3):
-        reader = tool_parser(format, FUNCTIONS)
-        parts = [*reader.feed(enforced.answer(grammar, seed)), *reader.finish()]
-        assert {part.kind for part in parts} == {"call", "arguments"}
-        for number, name in [(part.call, part.text) for part in parts if part.kind == "call"]:
-            arguments = "".join(part.text for part in parts if part.kind == "arguments" and part.call == number)
-            jsonschema.validate(json.loads(arguments), FUNCTIONS[name])
-
-
-def test_a_schema_applies_after_the_reasoning(enforced: Enforced) -> None:
-    schema = record(name=WORD, age=SMALL)
-    structure = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_flexible": False})
-    short = 'start: r @answer\nr[suffix="</think>"]: /(?s:.{0,40})/'  # a small model would not end its reasoning
-    for seed in range(3):
-        parser = ReasoningParser(None, True, reasoning=True)
-        parts = [*parser.feed(enforced.answer(joined(short, {"structure": structure}), seed)), *parser.finish()]
-        content = "".join(part.text for part in parts if part.kind == "content")
-        jsonschema.validate(json.loads(content), schema)
-    assert THINK.prefix({}, calls=False).endswith('[suffix="</think>"]: /(?s:.*)/')
-
-
 @pytest.mark.parametrize(
-    "schema",
+    ("structure", "pattern"),
     [
-        {"type": "integer", "multipleOf": 99991, "minimum": 1, "maximum": 10**30},
-        {"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": WORD}} for i in range(8)]} for j in range(8)]},
-        {"type": "string", "pattern": "^(.*a.{100}b){10}$"},
-        {"type": "array", "minItems": 10**6, "items": {"type": "array", "maxItems": 10**6, "items": WORD}},
-        record(**{f"p{i}": {"type": "string", "maxLength": 10**6} for i in range(1000)}),
+        ({"choice": ["yes", 'no "never"']}, 'yes|no "never"'),
+        ({"regex": r"\d{3}-[a-z]{2}"}, r"\d{3}-[a-z]{2}"),
+        ({"grammar": 'start: "a" ("," "a")~3'}, "a,a,a,a"),
+        ({"grammar": 'root ::= "(" root ")" | [0-9]{1,3}'}, r"\(*\d{1,3}\)*"),
+        ({"response_format": {"type": "json_object"}}, r"\{[\s\S]*"),
     ],
-    ids=lambda schema: str(schema)[:30],
 )
-def test_hostile_schemas_are_answered_or_refused(served: Served, schema: dict[str, Any]) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
-    content = {"model": served.model, "messages": MESSAGES, "max_tokens": 4, "response_format": form}
-    response = served.http.post("/v1/chat/completions", json=content)
-    assert response.status_code in (200, 400), response.text
-    if response.status_code == 400:
-        assert "\n" not in response.json()["error"]["message"]
+def test_other_structures(served: Served, structure: dict[str, Any], pattern: str) -> None:
+    for seed in range(3):
+        fields = {**structure, "temperature": 1, "seed": seed, "max_tokens": 60}
+        found = [text(complete(served, **fields, speculation={"drafter": each})) for each in ("none", "fusion", "lookup")]
+        assert found[0] == found[1] == found[2]
+        assert re.fullmatch(pattern, found[0])
 
 
 def chat(**fields: Any) -> tuple[str, dict[str, Any]]:
@@ -218,14 +103,9 @@ DEEP = reference_chain(900)
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"a": DEEP}, "$defs": DEEP["$defs"]}}
 BOMBS = [
     completion(grammar=rule_chain(2900)),
-    completion(grammar=terminal_chain(2400)),
-    completion(grammar=nested_grammars(2900)),
-    completion(grammar=json_grammar(DEEP)),
     completion(grammar="start: " + "(" * 30_000 + '"x"' + ")" * 30_000),
-    completion(regex="(" * 30_000 + "a" + ")" * 30_000),
     completion(choice=[f"w{number}" for number in range(6000)]),
     completion(response_format=schema_format(DEEP)),
-    chat(response_format=schema_format(reference_chain(900, "anyOf"))),
     chat(tools=[{"type": "function", "function": {**TOOL, "strict": True}}], tool_choice="required"),
     ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": DEEP, "strict": True}}}),
     ("/v1/responses", {"input": "x", "tools": [{"type": "function", **TOOL, "strict": True}], "tool_choice": "required"}),
@@ -240,19 +120,3 @@ def test_a_chain_of_rules_does_not_end_the_server(served: Served, path: str, fie
     assert served.process.poll() is None
     assert "outrider_worker_restarts_total 0.0" in served.http.get("/metrics").text
     assert text(complete(served, choice=["yes"], max_tokens=8)) == "yes"
-
-
-def test_a_schema_that_is_not_strict_is_relaxed(served: Served) -> None:
-    path, fields = completion(json_schema=DEEP)
-    response = served.http.post(path, json={"model": served.model, **fields})
-    assert response.status_code == 200
-    assert re.fullmatch(r"json_schema[.items]*\.schema", response.headers["x-outrider-ignored"])
-
-
-@pytest.mark.parametrize(
-    "grammar",
-    [rule_chain(250), terminal_chain(250), *(json_grammar(reference_chain(150, link)) for link in ("$ref", "items", "anyOf"))],
-    ids=range(5),
-)
-def test_the_worker_compiles_the_deepest_grammars_that_pass(served: Served, grammar: str) -> None:
-    complete(served, grammar=grammar, max_tokens=4)

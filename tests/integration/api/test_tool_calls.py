@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import jsonschema
@@ -41,24 +40,6 @@ def test_required_calls_parse_streamed_or_not(served: Served, seed: int) -> None
     assert one == [(c.function.name, c.function.arguments) for c in streamed.message.tool_calls or []]
 
 
-def test_a_named_tool_is_called_once(served: Served) -> None:
-    choice: Any = {"type": "function", "function": {"name": "clock"}}
-    answer = served.client.chat.completions.create(
-        model=served.model, messages=MESSAGES, tools=TOOLS, tool_choice=choice, seed=1
-    ).choices[0]
-    check(answer.message.tool_calls)
-    assert [call.function.name for call in answer.message.tool_calls or []] == ["clock"]  # type: ignore[union-attr]
-    assert answer.finish_reason == "stop"
-
-
-def test_one_call_without_parallel_calls(served: Served) -> None:
-    for seed in range(4):
-        answer = served.client.chat.completions.create(
-            model=served.model, messages=MESSAGES, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed
-        )
-        assert len(answer.choices[0].message.tool_calls or []) == 1
-
-
 def test_results_continue_the_conversation(served: Served) -> None:
     conversation = list(MESSAGES)
     create = served.client.chat.completions.create
@@ -69,16 +50,3 @@ def test_results_continue_the_conversation(served: Served) -> None:
     answer = create(model=served.model, messages=conversation, tools=TOOLS, tool_choice="none", max_tokens=8, seed=3)
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].message.content is not None
-
-
-def test_a_custom_tool_is_called_with_text_of_its_grammar(served: Served) -> None:
-    grammar = {"syntax": "lark", "definition": 'start: ("ls" | "cd") " " /[a-z]{1,8}/'}
-    tool: Any = {"type": "custom", "custom": {"name": "run", "format": {"type": "grammar", "grammar": grammar}}}
-    common: Any = {"model": served.model, "messages": MESSAGES, "tools": [tool, *TOOLS], "seed": 1}
-    common["tool_choice"] = {"type": "custom", "custom": {"name": "run"}}
-    answer = served.client.chat.completions.create(**common).choices[0]
-    [call] = answer.message.tool_calls or []
-    assert call.type == "custom" and re.fullmatch("(ls|cd) [a-z]{1,8}", call.custom.input)
-    chunks: list[Any] = list(served.client.chat.completions.create(**common, stream=True))
-    deltas = [made for chunk in chunks for choice in chunk.choices for made in choice.delta.tool_calls or []]
-    assert "".join(delta.custom["input"] for delta in deltas) == call.custom.input

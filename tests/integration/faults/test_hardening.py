@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from outrider.server.settings import load_settings
 from tests.requests import MESSAGES, body
 from tests.servers import CAROL, Served, read_metrics
 
@@ -57,13 +54,6 @@ def test_no_spelling_of_a_path_bypasses_the_key(server: Served, path: str) -> No
     assert line.split(" ")[1] in ("400", "401", "404"), line
 
 
-@pytest.mark.parametrize("size", [20_000, 1_000_000])
-def test_giant_headers_are_refused(server: Served, size: int) -> None:
-    line = raw(server, b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"y" * size + b"\r\nConnection: close\r\n\r\n")
-    assert not line or line.split(" ")[1] in ("200", "400", "431")
-    assert server.http.get("/health").status_code == 200
-
-
 def test_giant_bodies_are_refused_before_they_are_read(server: Served) -> None:
     line = raw(server, f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {10**12}\r\n\r\n".encode())
     assert line.split(" ")[1] in ("401", "413")
@@ -100,28 +90,6 @@ def test_extreme_numbers_cause_no_server_error(server: Served, name: str) -> Non
 @pytest.mark.parametrize(
     "fields",
     [
-        {"stop": ["x"] * 1000},
-        {"stop": ["x" * 100_000]},
-        {"logit_bias": {str(token): 1 for token in range(5000)}},
-        {"logit_bias": {"9999999999": 1}},
-        {"n": 1000},
-        {"best_of": 1000},
-        {"prompt": ["x"] * 1000},
-        {"regex": "(" * 5000},
-        {"grammar": "start: " + "(" * 5000},
-        {"regex": "a" * 100_000},
-    ],
-    ids=lambda fields: next(iter(fields)),
-)
-def test_bounds_hold(server: Served, fields: dict[str, Any]) -> None:
-    response = server.http.post("/v1/completions", json=body(server, max_tokens=1) | fields)
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["message"].endswith((".", "s")) or "Invalid" in response.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
         {"regex": "(a+)+$"},
         {"regex": "(a|aa)+b{0,500}"},
         {"regex": "([a-z]{1,100}){1,100}!"},
@@ -134,22 +102,6 @@ def test_catastrophic_patterns_are_answered_or_refused(server: Served, fields: d
     with httpx.Client(base_url=server.url, timeout=20, headers={"Authorization": f"Bearer {CAROL}"}) as client:
         response = client.post("/v1/completions", json=body(server, max_tokens=3) | fields)
     assert response.status_code in (200, 400), response.text
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"$ref": "#"},
-        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
-        {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]},
-        {"allOf": [{"$ref": "#"}]},
-    ],
-    ids=str,
-)
-def test_recursive_schemas_terminate(server: Served, schema: dict[str, Any]) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
-    content = {"model": server.model, "messages": MESSAGES, "max_tokens": 5, "response_format": form}
-    assert server.http.post("/v1/chat/completions", json=content).status_code in (200, 400)
 
 
 def test_chat_templates_in_requests_are_refused(server: Served) -> None:
@@ -171,38 +123,6 @@ def test_a_lone_surrogate_is_refused_or_harmless(server: Served, name: str) -> N
     assert server.http.post("/v1/responses", content=json.dumps(fields)).status_code in (200, 400)
 
 
-def test_special_tokens_in_content_are_plain_text(server: Served) -> None:
-    special = "<|end|>"
-    plain = server.http.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}]}).json()["tokens"]
-    forged = server.http.post("/tokenize", json={"messages": [{"role": "user", "content": f"a{special}"}]}).json()["tokens"]
-    end = server.http.post("/tokenize", json={"prompt": special}).json()["tokens"]
-    assert forged.count(end[-1]) == plain.count(end[-1])
-
-
-def test_tokenizing_a_long_text_does_not_block_other_requests(server: Served) -> None:
-    """/health answers while hundreds of kilobytes are tokenized."""
-    slowest, done = 0.0, threading.Event()
-
-    def poll() -> None:
-        nonlocal slowest
-        with httpx.Client(base_url=server.url) as client:
-            while not done.is_set():
-                started = time.perf_counter()
-                assert client.get("/health").status_code == 200
-                slowest = max(slowest, time.perf_counter() - started)
-
-    polling = threading.Thread(target=poll)
-    polling.start()
-    started = time.perf_counter()
-    for _ in range(3):
-        text = "".join(f"{number} äöü " for number in range(30_000))
-        server.http.post("/v1/completions", json=body(server, prompt=text))
-    seconds = time.perf_counter() - started
-    done.set()
-    polling.join()
-    assert slowest < max(0.5, seconds / 2)
-
-
 def test_names_are_never_paths(server: Served) -> None:
     for path in ("/v1/models/../../etc/passwd", "/v1/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "/v1/responses/..%2f..%2fx"):
         response = server.http.get(path)
@@ -211,23 +131,6 @@ def test_names_are_never_paths(server: Served) -> None:
     for session in ("../../x", "/etc/passwd", "\x00", "a" * 256):
         assert server.http.post("/v1/completions", json=body(server, max_tokens=1, session_id=session)).status_code == 200
     assert not Path("/etc/passwd.cost").exists()
-
-
-def test_errors_reveal_no_internals(server: Served) -> None:
-    here = str(Path(__file__).parents[3])
-    rejected = [
-        server.http.post("/v1/completions", content=b"{"),
-        server.http.post("/v1/completions", json=body(server, prompt={"a": 1})),
-        server.http.post("/v1/chat/completions", json={"model": server.model, "messages": [{"role": "user", "content": [1]}]}),
-        server.http.post("/v1/completions", json=body(server, grammar="start: %json {")),
-        server.http.post("/v1/completions", headers={"Authorization": "Bearer wrong"}, json={}),
-        server.http.get("/v1/nothing"),
-    ]
-    for response in rejected:
-        assert 400 <= response.status_code < 500
-        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
-        for word in ("Traceback", 'File "', here, CAROL, "site-packages"):
-            assert word not in response.text
 
 
 def test_metric_labels_hold_no_client_text(server: Served) -> None:
@@ -239,12 +142,6 @@ def test_metric_labels_hold_no_client_text(server: Served) -> None:
     assert label not in read_metrics(server).lower()
 
 
-def test_remote_code_is_off_by_default() -> None:
-    settings = load_settings(None, {})
-    assert settings.model.trust_remote_code is False
-    assert settings.draft_model.trust_remote_code is False
-
-
 def test_nothing_is_unpickled() -> None:
     """Files are read as plain data: no module uses a loader that can run code from a file."""
     root = Path(__file__).parents[3]
@@ -254,10 +151,3 @@ def test_nothing_is_unpickled() -> None:
             assert "import pickle" not in text and "allow_pickle=True" not in text, file
             loads = [line for line in text.splitlines() if "torch.load(" in line]
             assert all("weights_only=True" in line for line in loads), file  # draft heads are published in torch's format
-
-
-def test_no_origin_passes_cors_by_default(server: Served) -> None:
-    headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
-    response = server.http.options("/v1/completions", headers=headers)
-    assert response.status_code == 405
-    assert not any(name.startswith("access-control") for name in response.headers)

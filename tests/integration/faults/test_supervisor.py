@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.requests import ENDLESS
-from tests.servers import Served, wait_for_metric, worker_of
+from tests.servers import Served, worker_of
 
 
 def fetch(server: Served, **fields: Any) -> httpx.Response:
@@ -54,16 +54,3 @@ def test_a_response_of_a_lost_worker_fails(crowded: Served) -> None:
     assert last.response.status == "failed"
     assert last.response.error is not None and "lost" in last.response.error.message
     assert [event.sequence_number for event in events] == list(range(len(events)))
-
-
-@pytest.mark.slow
-def test_without_a_stream_a_lost_worker_is_a_503(crowded: Served) -> None:
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(fetch, crowded, temperature=1.5, max_tokens=1900, n=16)
-        wait_for_metric(crowded, "outrider_requests_running 1.0")
-        os.kill(worker_of(crowded), signal.SIGKILL)
-        response = waiting.result(60)
-    assert response.status_code == 503
-    assert response.json()["error"]["code"] == "worker_unavailable"
-    assert int(response.headers["Retry-After"]) > 0
-    assert "outrider_worker_restarts_total" in crowded.http.get("/metrics").text

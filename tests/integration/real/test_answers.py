@@ -6,10 +6,9 @@ import json
 from typing import Any
 
 import jsonschema
-import pytest
 
 from tests.integration.real.questions import CAPITAL, chat, text
-from tests.requests import TOOL_SCHEMAS, TOOLS, events
+from tests.requests import TOOL_SCHEMAS, TOOLS
 from tests.servers import Served
 
 PLACE = {
@@ -25,23 +24,6 @@ def test_the_capital_of_france(real: Served) -> None:
     assert real.model == answer["model"] == "SmolLM2-135M-Instruct"
     assert "Paris" in text(answer) and "<|" not in text(answer)
     assert answer["choices"][0]["finish_reason"] == "stop" and answer["usage"]["completion_tokens"] < 40
-
-
-def test_a_stream_has_the_same_text(real: Served) -> None:
-    body = {"model": real.model, "messages": [{"role": "user", "content": CAPITAL}], "temperature": 0, "stream": True}
-    *chunks, done = events(real, "/v1/chat/completions", body)
-    assert done == "[DONE]" and len(chunks) > 2
-    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == text(chat(real, CAPITAL))
-
-
-def test_the_messages_api(real: Served) -> None:
-    anthropic: Any = pytest.importorskip("anthropic")
-    with anthropic.Anthropic(base_url=real.url, api_key="none", max_retries=0) as client:
-        asked: dict[str, Any] = {"model": real.model, "messages": [{"role": "user", "content": CAPITAL}]}
-        message = client.messages.create(**asked, max_tokens=40, extra_body={"temperature": 0})
-        counted = client.messages.count_tokens(**asked)
-    assert (message.content[0].text, message.stop_reason) == (text(chat(real, CAPITAL)), "end_turn")
-    assert counted.input_tokens == chat(real, CAPITAL)["usage"]["prompt_tokens"]
 
 
 def test_the_template_and_its_tokens(real: Served) -> None:

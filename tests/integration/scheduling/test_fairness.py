@@ -36,17 +36,6 @@ def test_many_choices_do_not_delay_another_keys_first_token(guarded: Served) -> 
             assert json.loads(next(each)[6:])["choices"][0]["index"] == 0
 
 
-def test_choices_read_their_prompt_once(guarded: Served) -> None:
-    prompt = "def f(x):\n    return x + 1\n" * 20
-    whole = complete(guarded, prompt=prompt, n=3, max_tokens=8, seed=7, temperature=1.0)
-    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
-    assert whole["usage"]["prompt_tokens"] == complete(guarded, prompt=prompt, max_tokens=1)["usage"]["prompt_tokens"]
-    assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    first = complete(guarded, prompt=prompt, max_tokens=8, seed=7, temperature=1.0)
-    assert first["choices"][0]["text"] == whole["choices"][0]["text"]
-    assert len({choice["text"] for choice in whole["choices"]}) > 1
-
-
 def test_a_stalled_reader_holds_no_turn_and_loses_nothing(guarded: Served) -> None:
     options = {**ENDLESS, "max_tokens": 700, "logprobs": 20}  # several kilobytes per token, more than the sockets hold
     with stalled(guarded, key=ALICE, stream_options={"include_usage": True}, **options) as connection:
@@ -60,27 +49,6 @@ def test_a_stalled_reader_holds_no_turn_and_loses_nothing(guarded: Served) -> No
     chunks = [json.loads(line[6:]) for line in received.split(b"\n") if line.startswith(b"data: {")]
     scores = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"]]
     assert sum(len(each["tokens"]) for each in scores if each) == chunks[-1]["usage"]["completion_tokens"] == 700
-
-
-def test_a_special_token_bomb_of_one_key_does_not_delay_another(guarded: Served) -> None:
-    """The bombs are refused unread, also when their senders hang up."""
-    bomb = {"model": guarded.model, "messages": [{"role": "user", "content": "<|end|>" * 50_000}]}
-    with ThreadPoolExecutor(4) as threads, guarded.login(BOB) as bob:
-        refused = [threads.submit(guarded.http.post, "/v1/chat/completions", json=bomb, timeout=60) for _ in range(4)]
-        assert complete(bob, max_tokens=1)["usage"]["completion_tokens"] == 1
-        for each in refused:
-            response = each.result()
-            assert response.status_code == 400, response.text
-            assert response.json()["error"]["code"] == "context_length_exceeded"
-
-
-def test_requests_whose_clients_left_are_gone(guarded: Served) -> None:
-    for _ in range(3):
-        with stalled(guarded, key=ALICE, **ENDLESS, n=16):
-            wait_for_metric(guarded, "outrider_requests_running 1.0")
-        wait_for_metric(guarded, "outrider_requests_running 0.0")
-    wait_for_metric(guarded, "outrider_requests_waiting 0.0")
-    assert complete(guarded, max_tokens=1)["usage"]["completion_tokens"] == 1
 
 
 def test_a_worker_killed_mid_stream_mid_prefill_and_mid_grammar_beside_a_stalled_reader(guarded: Served) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
 from typing import Any
 
 import pytest
 
 from outrider.server.anthropic.conversion import to_chat, to_messages
 from outrider.server.anthropic.schema import CountTokensBody, MessagesBody
-from outrider.server.http.errors import APIError
-from outrider.server.openai.conversation import NamedTool, Tool, content_text
+from outrider.server.openai.conversation import content_text
 from outrider.server.openai.schema import ChatBody
 
 TOOL = {"name": "read", "description": "Reads.", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}
@@ -63,14 +60,6 @@ def test_a_conversation_with_parallel_calls() -> None:
     ]
 
 
-def test_a_result_without_content_and_a_found_tool() -> None:
-    results = user(
-        {"type": "tool_result", "tool_use_id": "a"},
-        {"type": "tool_result", "tool_use_id": "b", "content": [{"type": "tool_reference", "tool_name": "grep"}]},
-    )
-    assert [message["content"] for message in rendered([ASKED, results])][1:] == ["", "Found tool: grep"]
-
-
 @pytest.mark.parametrize("system", ["{}\nBe short.", [text("{}"), text("Be short.")], [text("{}\n"), text("Be short.")]])
 def test_a_line_that_changes_with_every_request_does_not_change_the_prompt(system: Any) -> None:
     prompts = []
@@ -79,43 +68,6 @@ def test_a_line_that_changes_with_every_request_does_not_change_the_prompt(syste
         filled = system.format(line) if isinstance(system, str) else [text(each["text"].format(line)) for each in system]
         prompts.append(rendered([ASKED], system=filled))
     assert prompts[0] == prompts[1] == [{"role": "system", "content": "Be short."}, ASKED]
-
-
-def test_a_prompt_of_nothing_but_that_line_has_no_system_message() -> None:
-    assert rendered([ASKED], system="x-anthropic-billing-header: a") == [ASKED]
-    assert rendered([ASKED], system="About x-anthropic-billing-header: a")[0]["role"] == "system"
-
-
-def test_system_messages_stay_where_they_are() -> None:
-    note = {"role": "system", "content": "Note."}
-    answered = {"role": "assistant", "content": "Yes."}
-    assert rendered([note, ASKED], system="Be short.") == [{"role": "system", "content": "Be short.\nNote."}, ASKED]
-    turns = [ASKED, answered, note, ASKED]
-    assert rendered(turns) == turns
-
-
-def test_consecutive_turns_of_one_role_are_one_turn() -> None:
-    answers = [{"role": "assistant", "content": "A"}, {"role": "assistant", "content": [text("B"), CALLS[0]]}]
-    merged = rendered([ASKED, ASKED, *answers, user({"type": "tool_result", "tool_use_id": "toolu_1", "content": "x"})])
-    assert [(message["role"], message["content"]) for message in merged] == [
-        *(("user", "Hi\nHi"), ("assistant", "AB"), ("tool", "x"))
-    ]
-    assert len(merged[1]["tool_calls"]) == 1
-
-
-def test_many_turns_of_one_role_are_merged_in_linear_time() -> None:
-    def calls(count: int) -> int:
-        body = CountTokensBody.model_validate({"model": "m", "messages": [{"role": "user", "content": "x" * 100}] * count})
-        counted = Counter[str]()
-        sys.setprofile(lambda _, event, __: counted.update([event]))
-        try:
-            merged = to_messages(body)
-        finally:
-            sys.setprofile(None)
-        assert len(merged) == 1
-        return counted.total()
-
-    assert calls(1600) < 11 * calls(160)
 
 
 def test_an_answer_that_was_begun_is_continued() -> None:
@@ -128,52 +80,10 @@ def test_an_answer_that_was_begun_is_continued() -> None:
         assert not empty.continue_final_message and len(empty.messages) == 1
 
 
-@pytest.mark.parametrize(
-    ("turns", "expected"),
-    [
-        ([{"role": "assistant", "content": ""}], "no messages of the user"),
-        ([{"role": "system", "content": "x"}], "no messages of the user"),
-    ],
-)
-def test_conversations_that_cannot_be_continued(turns: Any, expected: str) -> None:
-    with pytest.raises(APIError, match=expected) as raised:
-        chat(turns)
-    assert raised.value.status_code == 400
-
-
-def test_tools() -> None:
-    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
-    body = chat(tools=[TOOL, search, {**TOOL, "type": "custom", "name": "x" * 128}], tool_choice={"type": "auto"})
-    assert [tool.function.name for tool in body.tools or () if isinstance(tool, Tool)] == ["read", "x" * 128]
-    first = body.tools and body.tools[0]
-    assert isinstance(first, Tool) and first.function.parameters == {"type": "object"}
-    assert body.tool_choice == "auto" and body.parallel_tool_calls is None
-    assert chat(tools=[search]).tools is None
-
-
 @pytest.mark.parametrize(("kind", "expected"), [("auto", "auto"), ("any", "required"), ("none", "none")])
 def test_tool_choices(kind: str, expected: str) -> None:
     body = chat(tools=[TOOL], tool_choice={"type": kind, "disable_parallel_tool_use": True})
     assert (body.tool_choice, body.parallel_tool_calls) == (expected, False)
-
-
-def test_a_named_tool() -> None:
-    choice = chat(tools=[TOOL], tool_choice={"type": "tool", "name": "read"}).tool_choice
-    assert isinstance(choice, NamedTool) and choice.function.name == "read"
-
-
-def test_sampling_and_output_fields() -> None:
-    schema = {"type": "object"}
-    body = chat(
-        temperature=0.5,
-        top_p=0.9,
-        top_k=4,
-        stop_sequences=["END"],
-        output_config={"effort": "max", "format": {"type": "json_schema", "schema": schema}},
-    )
-    assert (body.max_tokens, body.temperature, body.top_p, body.top_k, body.stop) == (9, 0.5, 0.9, 4, ["END"])
-    assert body.reasoning_effort == "high"
-    assert body.response_format and body.response_format.json_schema and body.response_format.json_schema.schema_ == schema
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}

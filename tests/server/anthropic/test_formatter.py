@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from outrider.drafters.sequence import Finish
-from outrider.server.anthropic.formatter import PING, SIGNATURE, MessageFormatter
+from outrider.server.anthropic.formatter import SIGNATURE, MessageFormatter
 from outrider.server.anthropic.schema import MessagesBody
 from outrider.server.chat.reasoning_parser import ReasoningParser
 from outrider.server.chat.tools import tool_parser
 from outrider.server.engine.messages import TokenEvent
-from outrider.server.http.errors import APIError
 from outrider.server.openai.conversation import parse_arguments
 from outrider.server.openai.generation import ChoiceOutput
 from outrider.server.openai.usage import Usage
@@ -144,27 +143,3 @@ def test_stop_reasons(text: str, finish: Finish, stop_string: str | None, expect
     for message in (whole(text, finish, stop_string), message_of(data_of([text], finish, stop_string))):
         assert (message["stop_reason"], message["stop_sequence"]) == expected
         assert len(message["content"]) == (text != "")
-
-
-def test_a_thinking_block_without_its_text() -> None:
-    thinking = {"type": "adaptive", "display": "omitted"}
-    for message in (whole(ANSWER, thinking=thinking), message_of(data_of([*ANSWER], thinking=thinking))):
-        assert message["content"][0] == {"type": "thinking", "thinking": "", "signature": SIGNATURE}
-
-
-def test_arguments_that_are_no_object_are_not_lost() -> None:
-    assert parse_arguments("") == parse_arguments(" ") == parse_arguments("{}") == {}
-    assert parse_arguments('{"a": 1}') == {"a": 1}
-    assert parse_arguments('{"a": ') == {"raw_arguments": '{"a": '}
-    assert parse_arguments("[1]") == {"raw_arguments": "[1]"}
-
-
-def test_an_error_in_mid_stream() -> None:
-    [event] = formatter().error(APIError(503, "The worker was lost; retry."))
-    assert event.name == "error"
-    assert event.data == {
-        "type": "error",
-        "error": {"type": "overloaded_error", "message": "The worker was lost; retry."},
-        "request_id": "req_1",
-    }
-    assert PING.encode() == b'event: ping\ndata: {"type":"ping"}\n\n'

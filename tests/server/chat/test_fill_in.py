@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,17 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from outrider import models
-from outrider.server.chat.fill_in import (
-    CUT_TOKENS,
-    FORMATS,
-    REPOSITORY_FORMATS,
-    ContextFile,
-    FillInParts,
-    FillInText,
-    assemble,
-    find_tokens,
-    fit,
-)
+from outrider.server.chat.fill_in import CUT_TOKENS, FORMATS, ContextFile, FillInParts, FillInText, fit
 from outrider.server.chat.prompt import PromptEncoder
 
 PREFIX, SUFFIX = "def f(", "):\n    pass\n"
@@ -53,14 +41,8 @@ FAMILIES = {
         ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", "<|EOT|>"],  # noqa: RUF001
         "a.py\nA = 1\nb.py\nB = 2\n<｜fim▁begin｜>def f(<｜fim▁hole｜>):\n    pass\n<｜fim▁end｜>",  # noqa: RUF001
     ),
-    "CodeLlama": (
-        ["▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"],
-        "a.py\nA = 1\nb.py\nB = 2\n▁<PRE>def f(▁<SUF>):\n    pass\n▁<MID>",
-    ),
-    "Codestral": (
-        ["[PREFIX]", "[SUFFIX]", "[MIDDLE]"],
-        "a.py\nA = 1\nb.py\nB = 2\n[SUFFIX]):\n    pass\n[PREFIX]def f(",
-    ),
+    "CodeLlama": (["▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"], "a.py\nA = 1\nb.py\nB = 2\n▁<PRE>def f(▁<SUF>):\n    pass\n▁<MID>"),
+    "Codestral": (["[PREFIX]", "[SUFFIX]", "[MIDDLE]"], "a.py\nA = 1\nb.py\nB = 2\n[SUFFIX]):\n    pass\n[PREFIX]def f("),
 }
 
 
@@ -122,30 +104,6 @@ def test_consecutive_keystrokes_share_what_precedes_the_cursor(family: str) -> N
     assert all(file.text in cursor for file in FILES)
 
 
-def test_the_token_that_begins_every_text_comes_first() -> None:
-    tokenizer: Any = AutoTokenizer.from_pretrained(models.TARGET)
-    tokenizer.add_tokens(FAMILIES["CodeLlama"][0], special_tokens=True)
-    without = fill_in(PromptEncoder(tokenizer), FillInText(PREFIX, SUFFIX))
-    tokenizer.bos_token, encode = "<|user|>", tokenizer.encode
-
-    def encode_with_bos(text: str, **options: bool) -> list[int]:
-        return [*([1] if options.get("add_special_tokens", True) else []), *encode(text, **options)]
-
-    tokenizer.encode = encode_with_bos
-    assert fill_in(PromptEncoder(tokenizer), FillInText(PREFIX, SUFFIX)) == [1, *without]
-
-
-def test_a_vocabulary_without_markers_cannot_fill_in() -> None:
-    assert find_tokens({"a": 1, "<|fim_prefix|>": 2, "<|file_sep|>": 3}) is None
-    assert find_tokens({name: i for i, name in enumerate(["[PREFIX]", "[SUFFIX]"])}) is not None
-
-
-def test_the_table_names_each_marker_once_per_format() -> None:
-    for markers in FORMATS:
-        assert len({markers.prefix, markers.suffix, markers.middle}) == 3
-    assert len({file for _, file in REPOSITORY_FORMATS}) == len(REPOSITORY_FORMATS)
-
-
 def parts(prefix: int, suffix: int, files: int = 0) -> FillInParts:
     return FillInParts(
         prefix=[*range(prefix)],
@@ -158,18 +116,6 @@ def parts(prefix: int, suffix: int, files: int = 0) -> FillInParts:
 
 def size(given: FillInParts) -> int:
     return len(given.context) + len(given.prefix) + len(given.suffix)
-
-
-def test_what_fits_is_kept() -> None:
-    given = parts(30, 20, files=2)
-    assert fit(given, size(given)) == given
-
-
-def test_the_first_files_are_left_out_first() -> None:
-    given = parts(30, 20, files=3)
-    assert fit(given, size(given) - 5).files == [[1] * 10, [2] * 10]
-    assert fit(given, 51).context == []
-    assert (fit(given, 51).prefix, fit(given, 51).suffix) == (given.prefix, given.suffix)
 
 
 def test_a_long_prefix_keeps_its_end_and_begins_alike_at_consecutive_keystrokes() -> None:
@@ -188,22 +134,3 @@ def test_the_parts_fit_the_room(prefix: int, suffix: int, files: int, room: int)
     assert given.suffix[: len(fitted.suffix)] == fitted.suffix
     if size(given) <= room:
         assert fitted == given
-
-
-def test_without_files_there_is_no_repository() -> None:
-    tokens = find_tokens({text: i for i, text in enumerate(FAMILIES["Qwen 2.5 Coder"][0])})
-    assert tokens is not None
-    assert assemble(tokens, FillInParts([10], [11], (), [8], [9])) == [0, 10, 1, 11, 2]
-
-
-def test_leaving_out_files_takes_time_linear_in_their_number() -> None:
-    def seconds(count: int) -> float:
-        given = FillInParts([1], [2], [[7] * 2500] * count)
-        times = []
-        for _ in range(5):
-            started = time.perf_counter()
-            fit(given, 10_000)
-            times.append(time.perf_counter() - started)
-        return min(times)
-
-    assert seconds(400) < 3 * seconds(200) + 1e-4

@@ -27,14 +27,11 @@ def test_the_depth_of_rules_counts_references_from_start(chain: Any, size: int) 
 @pytest.mark.parametrize(
     ("grammar", "depth"),
     [
-        ('start: "a"', 1),
         ('start: "b: c"\nb: c\nc: d\nd: "x"', 1),
         ('start: /b c/ // b\nb: c\nc: "x"', 1),
         ('?start: b | c\n!b.-2: "x"\nc[capture="d", max_tokens=3]: D\n  | b\nD: "y"', 3),
         ("start: start b\nb: start b", 2),
         ('start: "unclosed b\n  | c\nc: "x"\nb: c', 2),
-        ('b: c\nc: "x"', 1),
-        ("", 0),
         ('{"grammars": [{"json_schema": {}}]}', 0),
         (nested_grammars(5000), 0),
     ],

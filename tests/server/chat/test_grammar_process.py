@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.server.chat.grammar_job import LENIENT, GrammarJob, Structure
-from outrider.server.chat.grammar_process import CACHED_GRAMMARS, FATAL, Built, GrammarProcess, GrammarValidator
+from outrider.server.chat.grammar_process import FATAL, Built, GrammarProcess, GrammarValidator
 from outrider.server.engine import program
 from outrider.server.system import is_stopped
 from tests.grammars import json_grammar, reference_chain, rule_chain, terminal_chain
@@ -90,36 +89,6 @@ def test_a_process_that_is_killed_or_stopped_says_nothing_about_the_grammar(
     assert validate(validator, 'start: "b"') == ""
 
 
-def test_no_process_is_started_before_the_first_grammar() -> None:
-    GrammarValidator().close()
-    assert GrammarValidator()._process is None
-
-
-def test_the_process_is_kept_and_valid_grammars_are_validated_once(
-    validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert validate(validator, VALID) == ""
-    process = validator._process
-    assert process is not None
-    assert validate(validator, 'start: "b"') == "" and validator._process is process
-    monkeypatch.setattr(process, "build", None)
-    assert validate(validator, VALID) == ""
-
-
-def test_the_cache_is_bounded(validator: GrammarValidator) -> None:
-    for number in range(CACHED_GRAMMARS + 5):
-        assert validate(validator, f'start: "{number}"') == ""
-    assert len(validator._valid) == CACHED_GRAMMARS
-
-
-def test_a_process_that_was_killed_while_idle_is_replaced(validator: GrammarValidator) -> None:
-    assert validate(validator, VALID) == ""
-    assert validator._process is not None
-    validator._process._process.kill()
-    validator._process._process.wait()
-    assert validate(validator, 'start: "b"') == ""
-
-
 def test_many_grammars_of_one_client_delay_another_by_one_at_most(validator: GrammarValidator) -> None:
     done: list[str] = []
 
@@ -134,18 +103,6 @@ def test_many_grammars_of_one_client_delay_another_by_one_at_most(validator: Gra
     assert "alice" in done[:2]
 
 
-def test_a_client_that_hangs_up_gives_its_turn_away(validator: GrammarValidator) -> None:
-    async def run() -> str:
-        tasks = [asyncio.create_task(validator.build(job(f'start: "{number}"'))) for number in range(5)]
-        await asyncio.sleep(0)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        return (await validator.build(job(VALID))).reason
-
-    assert asyncio.run(run()) == ""
-
-
 def test_the_process_ends_with_its_front_end_and_ignores_ctrl_c() -> None:
     process = GrammarProcess()
     process._process.send_signal(signal.SIGINT)
@@ -154,17 +111,6 @@ def test_the_process_ends_with_its_front_end_and_ignores_ctrl_c() -> None:
     process._socket.close()  # as if the front end had died
     assert process._process.wait(20) == 0
     process.close()
-
-
-def test_a_closed_or_forgotten_process_leaves_no_zombie() -> None:
-    for close in (True, False):
-        process = GrammarProcess()
-        pid = process._process.pid
-        if close:
-            process.close()
-        del process
-        with pytest.raises(ChildProcessError):
-            os.waitpid(pid, 0)
 
 
 def test_a_process_that_cannot_start_is_an_error(validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch) -> None:

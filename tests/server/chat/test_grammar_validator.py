@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import pytest
@@ -15,28 +13,10 @@ from llguidance import LLMatcher, LLTokenizer
 
 from outrider.server.chat import grammar_validator
 from outrider.server.chat.grammar_job import GrammarJob, Structure
-from outrider.server.chat.grammar_validator import reason, serve, stack_bytes
-from tests.grammars import json_grammar, recursive_rules, reference_chain, rule_chain, terminal_chain
+from outrider.server.chat.grammar_validator import reason, stack_bytes
+from tests.grammars import json_grammar, reference_chain, rule_chain, terminal_chain
 
 BYTES = LLTokenizer("byte")
-
-
-@pytest.mark.parametrize(
-    "grammar",
-    [
-        'start: "a"',
-        'start: "a" ("," "a")*',
-        "start: /[a-z]+/ <|im_end|>",
-        "start: <[151657]> /x+/",
-        'start: a\na[stop="!", max_tokens=9]: /.*/',
-        json_grammar(reference_chain(20)),
-        rule_chain(600),
-        LLMatcher.grammar_from_regex(r"(?i)\d{3}-\w+"),
-        LLMatcher.grammar_from_json_schema({"type": "object"}, overrides={"whitespace_flexible": False}),
-    ],
-)
-def test_ordinary_grammars_are_valid(grammar: str) -> None:
-    assert reason(grammar, BYTES) == ""
 
 
 @pytest.mark.parametrize(
@@ -51,21 +31,6 @@ def test_ordinary_grammars_are_valid(grammar: str) -> None:
 )
 def test_invalid_and_expensive_grammars_have_a_reason(grammar: str, expected: str) -> None:
     assert expected in reason(grammar, BYTES)
-
-
-def test_answers_each_line_until_the_socket_closes() -> None:
-    ours, theirs = socket.socketpair()
-    thread = threading.Thread(target=serve, args=(theirs,))
-    thread.start()
-    with ours, ours.makefile("rw", encoding="ascii") as lines:
-        assert json.loads(lines.readline()) == ["", "", "", []]
-        for grammar in ('start: "é\n"', 'start: "é"', "start: b"):
-            lines.write(GrammarJob(64, 64, structure=Structure("grammar", grammar)).encode() + "\n")
-            lines.flush()
-            built, why, *_ = json.loads(lines.readline())
-            assert bool(why) is not bool(built) is (grammar == 'start: "é"')
-    thread.join()
-    theirs.close()
 
 
 def compiles(grammar: str, stack: int) -> bool:
@@ -94,17 +59,7 @@ def references(link: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("bomb", "refused"),
-    [
-        (rule_chain, 800),
-        (recursive_rules, 800),
-        (terminal_chain, 1000),
-        (references("$ref"), 800),
-        (references("items"), 350),
-        (references("anyOf"), 350),
-        (references("allOf"), 450),
-        (references("properties"), 300),
-    ],
+    ("bomb", "refused"), [(rule_chain, 800), (terminal_chain, 1000), (references("$ref"), 800), (references("properties"), 300)]
 )
 def test_what_the_validator_survives_leaves_the_worker_a_margin(bomb: Any, refused: int) -> None:
     """The smallest grammars that end the validator need less than half of the worker's stack of 8 MB."""

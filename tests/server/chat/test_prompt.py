@@ -51,19 +51,6 @@ def test_template_arguments_never_become_special_tokens() -> None:
     assert tokenizer.decode(ids).count(evil) == 4  # all as text
 
 
-def test_what_no_form_of_a_conversation_can_mend_is_a_client_error() -> None:
-    template = "{{ messages[0].content }}{{ 1 / effort if effort is defined }}"
-    with pytest.raises(APIError, match="The chat template rejects these messages"):
-        options = TemplateOptions({"effort": 0})
-        asyncio.run(encoder(chat_template=template).chat("alice", [{"role": "user", "content": "a"}], options, 1000))
-
-
-def test_a_tokenizer_without_markers_cannot_fill_in() -> None:
-    with pytest.raises(APIError, match="fill-in-the-middle") as raised:
-        asyncio.run(encoder().fill_in("alice", FillInText("a", "b"), 1000))
-    assert raised.value.param == "suffix"
-
-
 @pytest.mark.parametrize("special", [True, False])
 def test_tokens_that_a_template_uses_as_markers_stay_text_in_messages(special: bool) -> None:
     tokenizer = AutoTokenizer.from_pretrained(models.TARGET)
@@ -127,9 +114,3 @@ def test_a_bomb_of_special_tokens_is_refused_unread_and_their_ids_are_encoded_on
     ids = asyncio.run(prompts.chat("alice", many, TemplateOptions(), 40_000))
     assert tokenizer.eos_token_id not in ids[5:-5] and len(ids) > 1000
     assert tokenizer.calls < 10
-
-
-def test_a_token_by_its_text() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(models.TARGET)
-    assert encoder().token(str(tokenizer.eos_token)) == tokenizer.eos_token_id
-    assert encoder().token("no such token") is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -16,11 +16,10 @@ from outrider.server.chat.grammar_builder import build, joined
 from outrider.server.chat.grammar_job import GrammarJob, InputGrammar, Structure
 from outrider.server.chat.reasoning_parser import REASONING_FORMATS, THINK, ReasoningFormat
 from outrider.server.chat.structured_output import GrammarChecker
-from outrider.server.chat.tools import FORMATS, tool_parser
-from outrider.server.engine import program
+from outrider.server.chat.tools import FORMATS
 from outrider.server.http.errors import APIError
 from outrider.server.settings import Limits
-from tests.grammars import json_grammar, nested_grammars, reference_chain, rule_chain, terminal_chain
+from tests.grammars import json_grammar, reference_chain, rule_chain, terminal_chain
 
 BYTES = llguidance.LLTokenizer("byte")
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
@@ -37,65 +36,10 @@ def accepts(grammar: str | None, text: str) -> bool:
     return matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
 
 
-def checked(structures: Mapping[str, Structure], grammar_bytes: int = 1 << 16, **depths: int) -> str | None:
-    with closing(GrammarChecker(Limits(grammar_bytes=grammar_bytes), **depths)) as checker:
-        return asyncio.run(checker.grammar(structures)).grammar
-
-
-@pytest.mark.parametrize(
-    ("structure", "valid", "invalid"),
-    [
-        (Structure("json_object", None), '{"a": 1}', "[1]"),
-        (Structure("json_schema", POINT), '{"x": 1}', '{"x":  1}'),
-        (Structure("lenient_json_schema", POINT | {"unknown": 1}), '{"x": 1}', '{"y": 1}'),
-        (Structure("regex", "[ab]+c"), "abc", "abd"),
-        (Structure("choice", ["yes", 'no "never"']), 'no "never"', "no"),
-        (Structure("grammar", 'start: "a" ("," "a")*'), "a,a", "a,"),
-    ],
-)
-def test_structures(structure: Structure, valid: str, invalid: str) -> None:
-    grammar = to_grammar(structure)
-    assert accepts(grammar, valid)
-    assert not accepts(grammar, invalid)
-    assert checked({"field": structure}) == grammar
-
-
-def test_at_most_one_structure() -> None:
-    assert checked({}) is None
-    with pytest.raises(APIError, match="only one of 'regex' and 'choice'"):
-        checked({"regex": Structure("regex", "a"), "choice": Structure("choice", ["b"])})
-
-
-@pytest.mark.parametrize(
-    ("structure", "code"),
-    [
-        (Structure("regex", "a" * 101), "too_long"),
-        (Structure("regex", "é" * 51), "too_long"),
-        (Structure("choice", ["é" * 50]), "too_long"),
-        (Structure("json_schema", {"a": {"b": {}}, "c": 1}), "too_deep"),
-        (Structure("grammar", rule_chain(2)), "too_deep"),
-        (Structure("regex", "("), "invalid_grammar"),
-        (Structure("json_schema", {"type": "array", "uniqueItems": True}), "invalid_grammar"),
-    ],
-)
-def test_invalid_structures_name_their_field(structure: Structure, code: str) -> None:
-    with pytest.raises(APIError) as raised:
-        checked({"field": structure}, grammar_bytes=100, schema_depth=2, rule_depth=3)
-    assert (raised.value.code, raised.value.param) == (code, "field")
-
-
-def test_limits_are_bytes_of_utf_8_and_levels() -> None:
-    assert checked({"field": Structure("regex", "é" * 50)}, grammar_bytes=100)
-    assert checked({"field": Structure("choice", ["é" * 40])}, grammar_bytes=100)
-    assert checked({"field": Structure("grammar", rule_chain(1))}, rule_depth=3)
-
-
-def test_json_that_is_too_deep_for_the_json_module_is_refused() -> None:
-    schema: dict[str, Any] = {}
-    for _ in range(100_000):
-        schema = {"items": schema}
-    with pytest.raises(APIError, match="deeper than 64"):
-        checked({"field": Structure("json_schema", schema)})
+@pytest.fixture(scope="module")
+def checker() -> Iterator[GrammarChecker]:
+    with closing(GrammarChecker(Limits())) as checker:
+        yield checker
 
 
 @pytest.mark.parametrize(
@@ -103,28 +47,19 @@ def test_json_that_is_too_deep_for_the_json_module_is_refused() -> None:
     [
         Structure("grammar", rule_chain(2900)),
         Structure("grammar", terminal_chain(2500)),
-        Structure("grammar", nested_grammars(2900)),
         Structure("grammar", json_grammar(reference_chain(1000))),
         Structure("json_schema", reference_chain(1000)),
-        Structure("json_schema", reference_chain(1000, "anyOf")),
         Structure("json_schema", reference_chain(500, "properties")),
         Structure("regex", "(" * 30_000 + ")" * 30_000),
         Structure("choice", [f"w{number}" for number in range(6000)]),
     ],
-    ids=range(9),
+    ids=range(7),
 )
-def test_a_chain_of_rules_does_not_end_the_server(structure: Structure) -> None:
+def test_a_chain_of_rules_does_not_end_the_server(checker: GrammarChecker, structure: Structure) -> None:
     with pytest.raises(APIError) as raised:
-        checked({"field": structure})
+        asyncio.run(checker.grammar({"field": structure}))
     assert (raised.value.status_code, raised.value.param) == (400, "field")
     assert "\n" not in raised.value.message
-
-
-def test_without_a_process_the_error_is_temporary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "command", lambda *_: ["false"])
-    with pytest.raises(APIError) as raised:
-        checked({"regex": Structure("regex", "a")})
-    assert raised.value.status_code == 503
 
 
 def test_tool_calls_are_checked_and_bounded() -> None:
@@ -150,41 +85,12 @@ def test_tool_calls_are_checked_and_bounded() -> None:
         ({"properties": {"a": {"type": "file"}}}, "f.a.type"),
     ],
 )
-def test_malformed_parameters_are_ignored_by_name_or_refused(parameters: Any, place: str) -> None:
-    with closing(GrammarChecker(Limits())) as checker:
-        for format in FORMATS:
-            assert f"tools.{place}" in asyncio.run(checker.tool_calls({"f": parameters}, format, {})).ignored
-            with pytest.raises(
-                APIError, match=r"tool 'f' is strict, and '\w+'.* cannot be enforced: it is malformed"
-            ) as raised:
-                asyncio.run(checker.tool_calls({"f": parameters}, format, {}, strict=["f"]))
-            assert (raised.value.status_code, raised.value.param) == (400, "tools")
-
-
-LOOP = {"anyOf": [{"$ref": "#/$defs/a"}] * 50}
-ODD = [
-    {"properties": {"a": {"enum": 5}}},
-    {"properties": {"a": {"type": "string", "enum": ["x", 1, ["y"]]}}},
-    {"properties": {"a": {"type": "string", "minLength": "x", "maxLength": -1}}},
-    {"properties": {"a": {"type": ["string", "nonsense", 5]}}},
-    {"properties": {"a": {"$ref": 5}}},
-    {"properties": {"a": {"$ref": "#/nowhere"}}},
-    {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/a"}}},
-    {"properties": {"a": LOOP}, "$defs": {"a": LOOP}},
-    {"properties": {"a": {"$ref": "#"}, "b": {"$ref": "#"}, "c": {"type": "array", "items": {"$ref": "#"}}}},
-    {"properties": {"a": {"type": "array", "items": {"type": "string"}, "minItems": 5, "maxItems": 2}}},
-    {"properties": {"a b": {}, 'a"<>:': {"type": "string"}}},
-]
-
-
-@pytest.mark.parametrize("parameters", ODD, ids=range(len(ODD)))
-def test_odd_schemas_are_answered(parameters: Any) -> None:
-    with closing(GrammarChecker(Limits())) as checker:
-        for format in FORMATS:
-            assert asyncio.run(checker.tool_calls({"f": parameters}, format, {})).grammar
-        parser = tool_parser("glm45", {"f": parameters})
-        parts = [*parser.feed("<tool_call>f<arg_key>a</arg_key><arg_value>x</arg_value></tool_call>"), *parser.finish()]
-        assert "".join(part.text for part in parts) == 'f{"a": "x"}'
+def test_malformed_parameters_are_ignored_by_name_or_refused(checker: GrammarChecker, parameters: Any, place: str) -> None:
+    for format in FORMATS:
+        assert f"tools.{place}" in asyncio.run(checker.tool_calls({"f": parameters}, format, {})).ignored
+        with pytest.raises(APIError, match=r"tool 'f' is strict, and '\w+'.* cannot be enforced: it is malformed") as raised:
+            asyncio.run(checker.tool_calls({"f": parameters}, format, {}, strict=["f"]))
+        assert (raised.value.status_code, raised.value.param) == (400, "tools")
 
 
 @pytest.mark.parametrize("reasoning", [each for each in REASONING_FORMATS if not each.channels], ids=lambda each: each.name)
@@ -198,31 +104,31 @@ def test_odd_schemas_are_answered(parameters: Any) -> None:
     ],
     ids=lambda each: each.kind if isinstance(each, Structure) else "",
 )
-def test_a_structure_applies_after_the_reasoning(reasoning: ReasoningFormat, structure: Structure, answer: str) -> None:
+def test_a_structure_applies_after_the_reasoning(
+    checker: GrammarChecker, reasoning: ReasoningFormat, structure: Structure, answer: str
+) -> None:
     grammar = joined(reasoning.prefix({}, calls=False), {"structure": to_grammar(structure)})
     for thought in ("", "Well, {}.\n\n", "< a </ b"):
         assert accepts(grammar, f"{thought}{reasoning.closing}{answer}")
         assert accepts(grammar, f"{thought}{reasoning.closing}\n\n{answer}")
         assert not accepts(grammar, f"{thought}{reasoning.closing}other")
     assert not accepts(grammar, answer)
-    with closing(GrammarChecker(Limits())) as checker:
-        prefix = reasoning.prefix({}, calls=False)
-        assert asyncio.run(checker.grammar({"field": structure}, prefix=prefix)).grammar == grammar
-        calls = asyncio.run(checker.tool_calls({"f": POINT}, "hermes", {}, prefix=prefix)).grammar
+    prefix = reasoning.prefix({}, calls=False)
+    assert asyncio.run(checker.grammar({"field": structure}, prefix=prefix)).grammar == grammar
+    calls = asyncio.run(checker.tool_calls({"f": POINT}, "hermes", {}, prefix=prefix)).grammar
     assert calls and accepts(
         calls, f'Hm.{reasoning.closing}\n\n<tool_call>\n{{"name": "f", "arguments": {{"x": 1}}}}\n</tool_call>'
     )
 
 
-def test_harmony_puts_a_structure_into_the_final_channel() -> None:
+def test_harmony_puts_a_structure_into_the_final_channel(checker: GrammarChecker) -> None:
     harmony = REASONING_FORMATS[0]
     grammar = joined(harmony.prefix({}, calls=False), {"structure": to_grammar(Structure("json_schema", POINT))})
     final = '<|channel|>final<|message|>{"x": 1}'
     assert accepts(grammar, final)
     assert accepts(grammar, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{final}")
     assert not accepts(grammar, '{"x": 1}')
-    with closing(GrammarChecker(Limits())) as checker:
-        calls = asyncio.run(checker.tool_calls({"f": POINT}, "harmony", {}, prefix=harmony.prefix({}, calls=True))).grammar
+    calls = asyncio.run(checker.tool_calls({"f": POINT}, "harmony", {}, prefix=harmony.prefix({}, calls=True))).grammar
     call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}'
     assert calls and accepts(calls, call)
     assert accepts(calls, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{call}")
@@ -270,12 +176,13 @@ CALLS = {
         (Structure("grammar", 'root ::= "a" [b-c]+'), "abc"),
     ],
 )
-def test_with_tools_an_answer_has_calls_or_the_structure(format: str, structure: Structure, answer: str) -> None:
-    with closing(GrammarChecker(Limits())) as checker:
-        grammar = asyncio.run(checker.tool_calls({"f": POINT}, format, {}, structures={"field": structure})).grammar
-        reasoned = asyncio.run(
-            checker.tool_calls({"f": POINT}, format, {}, prefix=THINK.prefix({}, False), structures={"field": structure})
-        ).grammar
+def test_with_tools_an_answer_has_calls_or_the_structure(
+    checker: GrammarChecker, format: str, structure: Structure, answer: str
+) -> None:
+    grammar = asyncio.run(checker.tool_calls({"f": POINT}, format, {}, structures={"field": structure})).grammar
+    reasoned = asyncio.run(
+        checker.tool_calls({"f": POINT}, format, {}, prefix=THINK.prefix({}, False), structures={"field": structure})
+    ).grammar
     for text in (answer, CALLS[format]):
         assert accepts(grammar, text)
         assert accepts(reasoned, f"Hm.</think>{text}")
@@ -285,9 +192,3 @@ def test_with_tools_an_answer_has_calls_or_the_structure(format: str, structure:
     if structure.kind == "json_schema":
         assert not accepts(grammar, '{"name": "f", "arguments": {"y": 1}}')
         assert not accepts(grammar, '{"name": "g", "arguments": {"x": 1}}')
-
-
-def test_with_tools_only_one_structure_is_allowed_too() -> None:
-    two = {"regex": Structure("regex", "a"), "choice": Structure("choice", ["a"])}
-    with closing(GrammarChecker(Limits())) as checker, pytest.raises(APIError, match="only one of 'regex' and 'choice'"):
-        asyncio.run(checker.tool_calls({"f": POINT}, "hermes", {}, structures=two))

@@ -1,13 +1,11 @@
 """Bytes of single tokens: joined, they are the text."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from outrider import models
-from outrider.server.chat.vocabulary import Vocabulary, byte_level_alphabet
-from tests.conftest import SHARED
+from outrider.server.chat.vocabulary import Vocabulary
 
 EMBEDDED = AutoTokenizer.from_pretrained(models.TARGET)
 
@@ -17,22 +15,3 @@ def test_the_bytes_of_all_tokens_join_to_the_text(text: str) -> None:
     vocabulary = Vocabulary(EMBEDDED)
     ids = EMBEDDED.encode(text, add_special_tokens=False, split_special_tokens=True)
     assert b"".join(vocabulary.bytes_of(id) for id in ids) == text.encode()
-
-
-def test_every_byte_has_a_character() -> None:
-    table = byte_level_alphabet()
-    assert sorted(table.values()) == list(range(256))
-    assert table["Ġ"] == ord(" ")
-
-
-def test_special_tokens_are_their_own_text() -> None:
-    vocabulary = Vocabulary(EMBEDDED)
-    assert vocabulary.text_of(EMBEDDED.eos_token_id) == EMBEDDED.eos_token
-
-
-@pytest.mark.skipif(not (SHARED / "stories260k").exists(), reason="needs another tokenizer")
-def test_a_sentencepiece_vocabulary() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(SHARED / "stories260k")
-    vocabulary = Vocabulary(tokenizer)
-    ids = tokenizer.encode("Once upon a time é", add_special_tokens=False)
-    assert b"".join(vocabulary.bytes_of(id) for id in ids).decode().strip() == "Once upon a time é"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.drafters.tables import datastore
 from outrider.drafters.tables.suffix import sort_suffixes
 from outrider.server.corpora.indexer import answer, read_listing
-from outrider.server.corpora.messages import LISTING, Change, NewDocument, Outcome
+from outrider.server.corpora.messages import Change, NewDocument, Outcome
 
 SEPARATOR = 50
 
@@ -59,26 +58,7 @@ def test_the_block_before_stays_for_requests_that_have_chosen_it(tmp_path: Path)
     assert sorted(path.name for path in (tmp_path / "corpus").glob("*.block")) == blocks[1:]
 
 
-def test_a_damaged_listing_begins_the_corpus_anew(tmp_path: Path) -> None:
-    change(tmp_path, {"a": [1]})
-    (tmp_path / "corpus" / LISTING).write_text("{")
-    outcome = change(tmp_path, {"b": [2]})
-    assert outcome.listing is not None and [document.path for document in outcome.listing.documents] == ["b"]
-
-
 def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "principal").mkdir()
     (tmp_path / "principal").chmod(0o777)
     assert "not this user's own" in change(tmp_path / "principal", {"a": [1]}).error
-
-
-def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "corpus").write_text("a file")
-    assert "Error" in change(tmp_path, {"a": [1]}).error
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")
-def test_a_listing_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
-    (tmp_path / "corpus").mkdir()
-    os.mkfifo(tmp_path / "corpus" / LISTING)
-    assert read_listing(tmp_path / "corpus") is None

@@ -33,10 +33,7 @@ def router(type_name: str, part: str = "0") -> dict[str, Any]:
 
 HOSTILE: dict[str, dict[str, Any]] = {
     "a module": {"modules.json": module("evil.Evil", "")},
-    "an installed class": {"modules.json": module("subprocess.Popen")},
     "a repository": {"modules.json": module("x/y--evil.Evil")},
-    "a similar name": {"modules.json": module("sentence_transformers_evil.Evil")},
-    "no name": {"modules.json": module(["evil.Evil"])},
     "a route": {"modules.json": module(ROUTER), "part/router_config.json": router("evil.Evil")},
     "a route of an earlier version": {"modules.json": module(ROUTER, ""), "config.json": router("evil.Evil")},
     "a route of a route": {

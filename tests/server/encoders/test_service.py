@@ -61,6 +61,12 @@ def run(test: Callable[[EncoderService, Program], Awaitable[None]], overrides: M
     asyncio.run(main())
 
 
+async def settled() -> None:
+    """Returns once all tasks wait for the process."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 def embed(service: EncoderService, principal: str, *texts: str) -> asyncio.Task[tuple[bytes, list[int]]]:
     return asyncio.create_task(service.embed(principal, texts, None, None))
 
@@ -68,9 +74,9 @@ def embed(service: EncoderService, principal: str, *texts: str) -> asyncio.Task[
 def test_waiting_requests_are_encoded_together() -> None:
     async def test(service: EncoderService, program: Program) -> None:
         first = embed(service, "a", "slow")
-        await asyncio.sleep(0.05)
+        await settled()
         others = [embed(service, principal, principal) for principal in "bcd"]
-        await asyncio.sleep(0.05)
+        await settled()
         program.released.set()
         assert await first == (b"slow", [4])
         assert [await other for other in others] == [(b"b   ", [1]), (b"c   ", [1]), (b"d   ", [1])]
@@ -83,9 +89,9 @@ def test_waiting_requests_are_encoded_together() -> None:
 def test_texts_that_fail_do_not_fail_other_requests(text: str, error: type[Exception]) -> None:
     async def test(service: EncoderService, program: Program) -> None:
         first = embed(service, "a", "slow")
-        await asyncio.sleep(0.05)
+        await settled()
         failing, other = embed(service, "b", text), embed(service, "c", "good")
-        await asyncio.sleep(0.05)
+        await settled()
         program.released.set()
         await first
         with pytest.raises(error):
@@ -96,23 +102,14 @@ def test_texts_that_fail_do_not_fail_other_requests(text: str, error: type[Excep
     run(test)
 
 
-def test_a_process_that_has_ended_is_started_again() -> None:
-    async def test(service: EncoderService, program: Program) -> None:
-        program.alive = False
-        assert await embed(service, "a", "good") == (b"good", [4])
-        assert program.starts == 2
-
-    run(test)
-
-
 def test_a_client_that_leaves_is_not_encoded() -> None:
     async def test(service: EncoderService, program: Program) -> None:
         first = embed(service, "a", "slow")
-        await asyncio.sleep(0.05)
+        await settled()
         left = embed(service, "b", "b")
-        await asyncio.sleep(0.05)
+        await settled()
         left.cancel()
-        await asyncio.sleep(0.05)
+        await settled()
         program.released.set()
         await first
         assert await embed(service, "c", "c") == (b"c   ", [1])
@@ -143,31 +140,6 @@ def test_what_waits_is_bounded_and_shared() -> None:
     run(test, {"scheduling.max_waiting": 2, "scheduling.max_waiting_tokens": 10})
 
 
-def test_a_request_that_leaves_holds_nothing() -> None:
-    async def test(service: EncoderService, program: Program) -> None:
-        running = embed(service, "a", "slow")
-        left = [embed(service, "b", "b" * 40) for _ in range(2)]
-        await asyncio.sleep(0)
-        for each in left:
-            each.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        again = embed(service, "b", "b" * 36)
-        program.released.set()
-        assert [(await each)[1] for each in (running, again)] == [[4], [36]]
-
-    run(test, {"scheduling.max_waiting_tokens": 10})
-
-
-def test_more_than_the_bound_is_refused_also_when_nothing_waits() -> None:
-    async def test(service: EncoderService, program: Program) -> None:
-        with pytest.raises(APIError, match="have 41 characters, and 40 are allowed in a request; send fewer texts") as raised:
-            await embed(service, "a", "x" * 20, "x" * 21)
-        assert raised.value.status_code == 400 and not program.batches
-        assert (await embed(service, "b", "x" * 40))[1] == [40]
-
-    run(test, {"scheduling.max_waiting_tokens": 10})
-
-
 def test_texts_are_cut_before_they_are_paired_and_tokenized() -> None:
     async def test(service: EncoderService, program: Program) -> None:
         assert (await embed(service, "a", "x" * 8_000_000, "x" * 144))[1] == [144, 144]  # 9 tokens of 16 characters
@@ -180,9 +152,9 @@ def test_texts_are_cut_before_they_are_paired_and_tokenized() -> None:
 def test_shutting_down_fails_what_runs_and_what_waits() -> None:
     async def test(service: EncoderService, program: Program) -> None:
         running = embed(service, "a", "slow")
-        await asyncio.sleep(0.05)
+        await settled()
         waiting = embed(service, "b", "b")
-        await asyncio.sleep(0.05)
+        await settled()
         service.abort()
         for each in (running, waiting, embed(service, "c", "c")):
             with pytest.raises(ShuttingDown):
@@ -191,7 +163,11 @@ def test_shutting_down_fails_what_runs_and_what_waits() -> None:
     run(test)
 
 
-def test_without_sentence_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.server.encoders.service.find_spec", lambda _: None)
-    with pytest.raises(WorkerLost, match=r"pip install 'outrider\[encoders\]'"):
-        run(lambda service, program: asyncio.sleep(0))
+def test_more_than_the_bound_is_refused_also_when_nothing_waits() -> None:
+    async def test(service: EncoderService, program: Program) -> None:
+        with pytest.raises(APIError, match="have 41 characters, and 40 are allowed in a request; send fewer texts") as raised:
+            await embed(service, "a", "x" * 20, "x" * 21)
+        assert raised.value.status_code == 400 and not program.batches
+        assert (await embed(service, "b", "x" * 40))[1] == [40]
+
+    run(test, {"scheduling.max_waiting_tokens": 10})

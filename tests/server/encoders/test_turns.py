@@ -8,16 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.server.encoders.turns import (
-    CHARACTERS,
-    PART_CHARACTERS,
-    PART_TEXTS,
-    TEXTS,
-    Part,
-    Turns,
-    characters,
-    divide,
-)
+from outrider.server.encoders.turns import CHARACTERS, PART_CHARACTERS, PART_TEXTS, TEXTS, Part, Turns, characters, divide
 
 REQUESTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, PART_TEXTS), st.sampled_from([None, 1]), st.booleans()))
 
@@ -68,17 +59,5 @@ def test_a_principal_with_many_texts_does_not_delay_another() -> None:
         one = Part(["text"], None)
         turns.add("one", one)
         assert one in turns.take()
-
-    asyncio.run(check())
-
-
-def test_parts_with_other_options_wait() -> None:
-    async def check() -> None:
-        turns = Turns()
-        parts = [Part(["text"], options) for options in (1, 2, 1)]
-        for principal, part in zip("abc", parts, strict=True):
-            turns.add(principal, part)
-        assert turns.take() == [parts[0], parts[2]]
-        assert turns.take() == [parts[1]]
 
     asyncio.run(check())

@@ -3,51 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import itertools
 from contextlib import aclosing
 from typing import cast
 
 import pytest
 
-from outrider.server.engine import engine, supervisor
-from outrider.server.engine.engine import (
-    MAX_UNREAD_EVENTS,
-    DeadlineExceeded,
-    EngineError,
-    InvalidRequest,
-    Overloaded,
-    ShuttingDown,
-    WorkerLost,
-)
-from outrider.server.engine.messages import (
-    Cancel,
-    Failed,
-    Forget,
-    Pause,
-    Refused,
-    Request,
-    Resume,
-    Status,
-    TokenEvent,
-)
+from outrider.server.engine import engine
+from outrider.server.engine.engine import MAX_UNREAD_EVENTS, DeadlineExceeded, Overloaded, ShuttingDown, WorkerLost
+from outrider.server.engine.messages import Cancel, Pause, Request, Resume, TokenEvent
 from tests.server.engine.fakes import READY
 from tests.server.engine.rig import Rig, event, request, run
-
-
-def test_each_request_gets_its_own_events() -> None:
-    async def body(rig: Rig) -> None:
-        await rig.start()
-        assert rig.engine.state == "ready"
-        one, two = (asyncio.ensure_future(rig.answer(id)) for id in "ab")
-        found = await rig.received(2)
-        assert [cast(Request, each).id for each in found] == ["a", "b"]
-        for each in (event("b", "x"), event("a", "y"), event("b", "z", last=True), event("a", "w", last=True)):
-            rig.worker.send(each)
-        assert (await one, await two) == (["y", "w"], ["x", "z"])
-        assert rig.engine._queue.active == 0
-
-    run(body)
 
 
 def test_closing_the_iterator_cancels_the_request() -> None:
@@ -61,19 +26,6 @@ def test_closing_the_iterator_cancels_the_request() -> None:
         assert await rig.received() == [Cancel("a")]
         rig.worker.send(event("a", "late"))  # ignored: the request is cancelled
         await asyncio.sleep(0.02)
-
-    run(body)
-
-
-def test_a_failed_request_ends_with_its_error() -> None:
-    async def body(rig: Rig) -> None:
-        await rig.start()
-        for client_error, kind in ((True, InvalidRequest), (False, EngineError)):
-            failing = asyncio.ensure_future(rig.answer("a"))
-            await rig.received()
-            rig.worker.send(Failed("a", "The prompt is empty.", client_error))
-            with pytest.raises(kind, match="empty"):
-                await failing
 
     run(body)
 
@@ -98,53 +50,6 @@ def test_a_lost_worker_fails_running_requests_and_serves_waiting_ones() -> None:
         assert await waiting == ["x"]
 
     run(body, **{"scheduling.max_active": 1})
-
-
-def test_a_worker_that_cannot_run_fails_all_requests() -> None:
-    async def body(rig: Rig) -> None:
-        await rig.start(ready=False)
-        assert rig.engine.state == "loading"
-        waiting = asyncio.ensure_future(rig.answer("a"))
-        await asyncio.sleep(0.01)
-        rig.worker.send(Refused("No model."))
-        rig.worker.die(0)
-        with pytest.raises(WorkerLost, match="No model"):
-            await waiting
-        with pytest.raises(WorkerLost, match="No model"):
-            await rig.engine.wait_started()
-        assert rig.failures == ["No model."]
-        assert rig.engine.state == "failed"
-
-    run(body)
-
-
-def test_a_worker_that_cannot_be_spawned_fails_waiting_requests_until_one_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MIN_DELAY_SECONDS", "MAX_DELAY_SECONDS"):
-        monkeypatch.setattr(supervisor, name, 0.001)
-
-    async def body(rig: Rig) -> None:
-        await rig.start()
-        rig.launcher.errors = itertools.repeat(OSError(errno.ENOMEM, "Cannot allocate memory"))
-        rig.worker.die(-9)
-        async with asyncio.timeout(30):
-            while rig.engine.ready:
-                await asyncio.sleep(0)
-            with pytest.raises(WorkerLost, match="Cannot allocate memory"):
-                await rig.answer("a")
-            with pytest.raises(WorkerLost, match="Cannot allocate memory"):
-                await rig.engine.wait_started()
-            assert (rig.engine.state, rig.failures) == ("failed", [])
-            assert b"outrider_worker_ready 0.0" in rig.engine._metrics.render()
-            rig.launcher.errors = iter(())
-            while len(rig.launcher.started) < 2:
-                await asyncio.sleep(0.001)
-            rig.worker.send(READY)
-            while not rig.engine.ready:
-                await asyncio.sleep(0.001)
-        assert (rig.engine.state, rig.engine.failure) == ("ready", None)
-        assert b"outrider_worker_ready 1.0" in rig.engine._metrics.render()
-
-    run(body)
 
 
 def test_silence_yields_keep_alives_and_ends_at_the_deadline() -> None:
@@ -243,63 +148,5 @@ def test_a_stream_that_nobody_reads_is_ended_in_time(monkeypatch: pytest.MonkeyP
             async for _ in stream:
                 pass
         assert not rig.engine._deliveries and not rig.engine._queue._places
-
-    run(body)
-
-
-def test_one_keys_many_requests_make_room_for_another_key() -> None:
-    async def body(rig: Rig) -> None:
-        await rig.start()
-        first, second = (asyncio.ensure_future(rig.answer(id, principal="a")) for id in ("a1", "a2"))
-        await rig.received(2)
-        third = asyncio.ensure_future(rig.answer("b", principal="b"))
-        found = await rig.received(2)
-        assert found[0] == Pause("a2") and cast(Request, found[1]).id == "b"
-        rig.worker.send(event("b", "x", last=True))
-        assert await third == ["x"]
-        assert await rig.received() == [Resume("a2")]
-        for id in ("a1", "a2"):
-            rig.worker.send(event(id, id, last=True))
-        assert (await first, await second) == (["a1"], ["a2"])
-
-    run(body, **{"scheduling.max_active": 2})
-
-
-@pytest.mark.parametrize(("setting", "active"), [(None, 3), (2, 2)])
-def test_the_worker_may_allow_more_requests_than_at_its_start(setting: int | None, active: int) -> None:
-    """Unless their number is set."""
-
-    async def body(rig: Rig) -> None:
-        await rig.start()
-        answers = {id: asyncio.ensure_future(rig.answer(id)) for id in "abcd"}
-        assert len(await rig.received(2)) == READY.max_active == 2
-        rig.worker.send(Status(1, 0.5, max_active=3))
-        rig.worker.send(event("a", "x", last=True))
-        assert await answers.pop("a") == ["x"]
-        assert rig.engine._queue.active == active
-        for id in answers:
-            rig.worker.send(event(id, "x", last=True))
-        await asyncio.gather(*answers.values())
-
-    run(body, **{"scheduling.max_active": setting})
-
-
-def test_the_time_limit_begins_with_the_http_request() -> None:
-    async def body(rig: Rig) -> None:
-        await rig.start()
-        early = asyncio.get_running_loop().time() - 100
-        with pytest.raises(DeadlineExceeded):
-            async for _ in rig.engine.generate(request("a"), arrived=early):
-                pass
-
-    run(body, **{"scheduling.request_seconds": 50})
-
-
-def test_a_session_is_forgotten() -> None:
-    async def body(rig: Rig) -> None:
-        await rig.start()
-        rig.engine.forget(request("a"))
-        rig.engine.forget(request("a", session="s", principal="p"))
-        assert await rig.received() == [Forget("p", "s")]
 
     run(body)

@@ -35,42 +35,6 @@ class Rig:
         return self.turns[before:]
 
 
-def test_turns_come_in_order() -> None:
-    rig = Rig(max_active=2)
-    rig.enter(["a1", "a2", "a3", "a4"])
-    assert rig.turns == ["a1", "a2"]
-    assert (rig.queue.active, rig.queue.waiting) == (2, 2)
-    assert rig.new_turns(rig.queue.leave, "a2") == ["a3"]
-    assert rig.new_turns(rig.queue.leave, "a2") == []  # no effect the second time
-
-
-def test_more_requests_may_be_allowed_and_fewer() -> None:
-    rig = Rig(max_active=2)
-    rig.enter(["a1", "a2", "a3", "a4"])
-    rig.queue.allow(3)
-    assert rig.turns == ["a1", "a2", "a3"]
-    rig.queue.allow(1)
-    assert rig.queue.active == 3  # who runs goes on
-    assert rig.new_turns(rig.queue.leave, "a1") == []
-
-
-def test_the_queue_is_bounded() -> None:
-    rig = Rig(max_active=1, max_waiting=1)
-    for id in "ab":
-        rig.queue.enter(id)
-    with pytest.raises(QueueFull):
-        rig.queue.enter("c")
-    rig.queue.enter("d", always=True)
-    assert rig.queue.waiting == 2
-
-
-def test_nobody_waits_in_a_queue_without_places() -> None:
-    rig = Rig(max_active=1, max_waiting=0)
-    rig.queue.enter("a", principal="alice")
-    with pytest.raises(QueueFull):
-        rig.queue.enter("b", principal="bob")
-
-
 @pytest.mark.parametrize("bound", ["max_waiting", "max_waiting_tokens"])
 def test_places_in_the_queue_have_shares(bound: str) -> None:
     bounds: Any = {"max_waiting": 1000, bound: 60}
@@ -93,13 +57,6 @@ def test_places_in_the_queue_have_shares(bound: str) -> None:
     assert enter("carol", 1) == 0
 
 
-def test_requests_that_left_get_no_turn() -> None:
-    rig = Rig(max_active=1)
-    rig.enter("abc")
-    rig.queue.leave("b")
-    assert rig.new_turns(rig.queue.leave, "a") == ["c"]
-
-
 def test_a_closed_queue_keeps_the_requests_that_have_not_started() -> None:
     rig = Rig(max_active=1, opened=False)
     rig.enter("a")
@@ -110,71 +67,6 @@ def test_a_closed_queue_keeps_the_requests_that_have_not_started() -> None:
     assert rig.new_turns(rig.queue.leave, "a") == []
     rig.queue.open()
     assert rig.turns == ["a", "b"]
-
-
-def test_a_worker_with_fewer_kv_caches_runs_fewer_requests() -> None:
-    rig = Rig(max_active=4, opened=False)
-    rig.enter("abc")
-    rig.queue.open(2)
-    assert rig.turns == ["a", "b"]
-    assert rig.queue.close() == ["a", "b"]
-    rig.queue.open(3)
-    assert rig.turns == ["a", "b", "c"]
-
-
-def test_lower_priority_numbers_run_first() -> None:
-    rig = Rig(max_active=1)
-    rig.queue.enter("a")
-    for name, priority in (("b", 1), ("c", -1), ("d", 1), ("e", -1)):
-        rig.queue.enter(name, priority=priority)
-    for name in "aceb":
-        rig.queue.leave(name)
-    assert rig.turns == ["a", "c", "e", "b", "d"]
-
-
-def test_the_queue_is_bounded_by_tokens() -> None:
-    rig = Rig(max_active=1, max_waiting_tokens=100)
-    rig.queue.enter("a", tokens=500)  # running, so it does not count
-    rig.queue.enter("b", tokens=500)  # accepted, because the queue is empty
-    with pytest.raises(QueueFull, match="a prompt of this length") as raised:
-        rig.queue.enter("c", tokens=1)
-    assert raised.value.reason == "tokens"
-    rig.queue.leave("b")
-    rig.queue.enter("d", tokens=60)
-    rig.queue.enter("e", tokens=40)
-    assert rig.queue.waiting_tokens == 100
-    with pytest.raises(QueueFull):
-        rig.queue.enter("f", tokens=1)
-
-
-def test_the_retry_time_follows_the_measured_rate() -> None:
-    now = [0.0]
-    rig = Rig(max_active=2, max_waiting=4, clock=lambda: now[0])
-    for number in range(200):
-        rig.queue.enter(str(number))
-        now[0] += 3.0
-        rig.queue.leave(str(number))
-    assert rig.queue.seconds_per_request == pytest.approx(3.0)
-    for name in "abcdef":
-        rig.queue.enter(name)
-    with pytest.raises(QueueFull) as raised:
-        rig.queue.enter("g")
-    assert raised.value.seconds == pytest.approx(3.0)  # two of four waiting requests run in one round of two
-
-
-def test_time_in_a_pause_does_not_count() -> None:
-    now = [0.0]
-    rig = Rig(max_active=1, clock=lambda: now[0])
-    for number in range(200):
-        name = str(number)
-        rig.queue.enter(name)
-        now[0] += 1.0
-        rig.queue.hold(name)
-        now[0] += 100.0
-        rig.queue.resume(name)
-        now[0] += 1.0
-        rig.queue.leave(name)
-    assert rig.queue.seconds_per_request == pytest.approx(2.0)
 
 
 def test_the_queue_is_fair_between_principals() -> None:
@@ -216,15 +108,6 @@ def test_a_held_request_frees_its_place() -> None:
     assert rig.queue.close() == ["a1"]
 
 
-def test_a_principal_without_requests_leaves_no_state() -> None:
-    rig = Rig(max_active=1)
-    for number in range(50):
-        rig.queue.enter(str(number), principal=f"user {number}")
-    for number in range(50):
-        rig.queue.leave(str(number))
-    assert (rig.queue.active, rig.queue.waiting, rig.queue._last_turn) == (0, 0, {})
-
-
 def test_a_priority_orders_one_principals_requests() -> None:
     rig = Rig(max_active=1)
     rig.enter(["a"])
@@ -253,20 +136,6 @@ def test_a_long_prompt_takes_a_place_when_its_answer_begins() -> None:
     assert rig.new_turns(rig.queue.leave, "a3") == []  # two answer
     assert rig.new_turns(rig.queue.leave, "a7") == ["a5", "a8"]
     rig.queue.answer("unknown")
-
-
-def test_long_prompts_of_one_principal_give_way() -> None:
-    rig = Rig(max_active=2, opened=False)
-    rig.queue.open(slots=3)
-    rig.enter(["a1", "a2"], tokens=LONG)
-    rig.enter(["a3"])
-    assert rig.turns == ["a1", "a2", "a3"]
-    rig.enter(["b1"])
-    assert rig.turns[3:] == ["-a3", "b1"]
-    rig.enter(["c1"], tokens=LONG)
-    assert rig.turns[5:] == ["-a2", "c1"]
-    rig.enter(["c2"])
-    assert rig.turns[7:] == []  # nobody has two more
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.lists(st.tuples(st.sampled_from("ealh"), st.integers(0, 30)), max_size=60))

@@ -12,8 +12,7 @@ REPORT = StepReport(0.1, 0.2, 0.3, {"trigram": 4}, {"trigram": 1}, TRACE)
 
 
 @pytest.mark.parametrize(
-    "message",
-    [messages.Request("r", [1, 2], SamplingParams(seed=(1 << 64) - 1), 5, ("x",), "s", True, "none", 3), *SHORT],
+    "message", [messages.Request("r", [1, 2], SamplingParams(seed=(1 << 64) - 1), 5, ("x",), "s", True, "none", 3), *SHORT]
 )
 def test_messages_to_the_worker_round_trip(message: ToWorker) -> None:
     assert messages.decode_to_worker(messages.encode(message)) == message

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from outrider.server.engine import supervisor
-from outrider.server.engine.messages import FromWorker, Refused, Shutdown, Status
-from outrider.server.engine.supervisor import MAX_DELAY_SECONDS, MAX_FAILED_STARTS, Supervisor
+from outrider.server.engine.messages import FromWorker
+from outrider.server.engine.supervisor import Supervisor
 from outrider.server.settings import Settings, load_settings
 from tests.server.engine.fakes import READY, Launcher
 
@@ -61,59 +61,6 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_messages_are_forwarded() -> None:
-    async def body(watched: Watched) -> None:
-        await watched.supervisor.start()
-        [worker] = watched.launcher.started
-        worker.send(READY)
-        worker.send(Status(1, 0.5))
-        await until(lambda: len(watched.messages) == 2)
-        assert watched.messages == [READY, Status(1, 0.5)]
-        stopping = asyncio.ensure_future(watched.supervisor.stop())
-        await stopping
-        assert not worker.alive
-        assert not watched.failures
-
-    run(body)
-
-
-def test_a_started_worker_is_taken_over() -> None:
-    async def body(watched: Watched) -> None:
-        process = watched.launcher(load_settings())
-        await watched.supervisor.start(process)
-        [worker] = watched.launcher.started
-        worker.send(READY)
-        await until(lambda: watched.messages)
-        watched.supervisor.send(Shutdown())
-        assert await asyncio.to_thread(worker.receive) == [Shutdown()]
-        await watched.supervisor.stop()
-
-    run(body)
-
-
-def test_a_worker_that_refuses_is_not_restarted() -> None:
-    async def body(watched: Watched) -> None:
-        await watched.supervisor.start()
-        [worker] = watched.launcher.started
-        worker.send(Refused("No model at 'x'."))
-        worker.die(0)
-        await until(lambda: watched.failures)
-        assert watched.failures == ["No model at 'x'."]
-        assert len(watched.launcher.started) == 1
-
-    run(body)
-
-
-def test_a_worker_that_dies_before_it_is_ready_is_not_restarted() -> None:
-    async def body(watched: Watched) -> None:
-        await watched.supervisor.start()
-        watched.launcher.started[0].die(-11)
-        await until(lambda: watched.failures)
-        assert watched.failures == ["The worker process ended unexpectedly (exit code -11)."]
-
-    run(body)
-
-
 def test_a_crashed_worker_is_restarted_at_once_and_its_successor_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "MIN_DELAY_SECONDS", 0.05)
 
@@ -128,16 +75,6 @@ def test_a_crashed_worker_is_restarted_at_once_and_its_successor_after_a_delay(m
         assert watched.supervisor._next_delay() == pytest.approx(0.1)
         assert not watched.failures
         await watched.supervisor.stop()
-
-    run(body)
-
-
-def test_the_delay_is_bounded_and_a_stable_worker_resets_it() -> None:
-    async def body(watched: Watched) -> None:
-        delays = [watched.supervisor._next_delay() for _ in range(8)]
-        assert delays == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, MAX_DELAY_SECONDS, MAX_DELAY_SECONDS]
-        watched.supervisor._ready_at = -1e9
-        assert [watched.supervisor._next_delay() for _ in range(2)] == [0.0, 0.0]
 
     run(body)
 
@@ -182,21 +119,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("error", [TOO_MANY_FILES, RuntimeError("can't start new thread"), MemoryError()])
-def test_a_worker_that_cannot_be_spawned_is_tried_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    async def body(watched: Watched) -> None:
-        await watched.start()
-        watched.launcher.errors = iter([error] * 3)
-        watched.launcher.started[0].die(-9)
-        await until(lambda: len(watched.launcher.started) == 2)
-        assert (watched.lost, watched.unavailable, watched.failures) == (1, [], [])
-        await watched.supervisor.stop()
-
-    run(body)
-    assert caplog.text.count(f"could not be started ({error})") == 3
-
-
-@pytest.mark.usefixtures("impatient")
 def test_a_worker_that_can_never_be_spawned_is_reported_while_the_attempts_go_on() -> None:
     async def body(watched: Watched) -> None:
         await watched.start()
@@ -216,20 +138,6 @@ def test_a_worker_that_can_never_be_spawned_is_reported_while_the_attempts_go_on
 
 
 @pytest.mark.usefixtures("impatient")
-def test_workers_that_end_before_they_are_ready_are_reported_after_several() -> None:
-    async def body(watched: Watched) -> None:
-        await watched.start()
-        for number in range(1, MAX_FAILED_STARTS + 2):
-            assert not watched.unavailable
-            watched.launcher.started[-1].die(1)
-            await until(lambda number=number: len(watched.launcher.started) == number + 1)  # type: ignore[misc]
-        assert watched.unavailable == ["The worker process ended unexpectedly (exit code 1)."]
-        await watched.supervisor.stop()
-
-    run(body)
-
-
-@pytest.mark.usefixtures("impatient")
 def test_a_worker_that_hangs_while_it_loads_is_replaced_and_reported() -> None:
     async def body(watched: Watched) -> None:
         await watched.start()
@@ -242,47 +150,3 @@ def test_a_worker_that_hangs_while_it_loads_is_replaced_and_reported() -> None:
         await watched.supervisor.stop()
 
     run(body, load_settings(None, {"scheduling.load_seconds": 0.05}))
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_first_worker_that_hangs_while_it_loads_ends_the_server() -> None:
-    async def body(watched: Watched) -> None:
-        await watched.supervisor.start()
-        watched.supervisor.watch(lambda: False)
-        await until(lambda: watched.failures)
-        assert "raise scheduling.load_seconds" in watched.failures[0]
-        await watched.supervisor.stop()
-
-    run(body, load_settings(None, {"scheduling.load_seconds": 0.05}))
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_worker_that_no_signal_ends_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a process that is stuck in a device driver."""
-    monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.05)
-
-    async def body(watched: Watched) -> None:
-        await watched.start()
-        stuck = watched.launcher.started[0]
-        monkeypatch.setattr(stuck, "kill", lambda: None)
-        watched.supervisor.watch(lambda: True)
-        await until(lambda: len(watched.launcher.started) >= 2)
-        assert stuck.alive and watched.lost
-        stuck.die(-9)
-        await watched.supervisor.stop()
-
-    run(body, load_settings(None, {"scheduling.stall_seconds": 0.05}))
-
-
-def test_an_error_in_the_supervision_is_logged_and_reported(caplog: pytest.LogCaptureFixture) -> None:
-    def fail() -> bool:
-        raise ValueError("a mistake")
-
-    async def body(watched: Watched) -> None:
-        await watched.start()
-        watched.supervisor.watch(fail)
-        await until(lambda: watched.unavailable)
-        await watched.supervisor.stop()
-
-    run(body)
-    assert "ValueError: a mistake" in caplog.text

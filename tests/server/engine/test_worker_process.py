@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from outrider.server.engine.program import command
 from outrider.server.engine.worker_process import WorkerProcess, decode_settings, encode_settings
 from outrider.server.settings import load_settings
 
@@ -43,39 +38,6 @@ def test_the_worker_inherits_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         assert b"a-long-secret" not in inherited and b"PATH=" in inherited
     finally:
         worker.close()
-
-
-def test_the_child_process_gets_the_module_search_path() -> None:
-    program = command("tests.server.engine.echo", "hello")
-    done = subprocess.run(program, capture_output=True, text=True, cwd="/")
-    assert done.stdout == f"hello {len(sys.path)}\n", done.stderr
-
-
-def test_a_process_that_cannot_be_started_leaves_no_socket_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[socket.socket] = []
-
-    def make_pair() -> tuple[socket.socket, socket.socket]:
-        made.extend(pair())
-        return made[0], made[1]
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    pair = socket.socketpair
-    monkeypatch.setattr(socket, "socketpair", make_pair)
-    monkeypatch.setattr(subprocess, "Popen", fail)
-    with pytest.raises(OSError, match="Too many open files"):
-        WorkerProcess(load_settings())
-    assert [each.fileno() for each in made] == [-1, -1]
-
-
-def test_a_killed_process_reports_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = WorkerProcess(load_settings())
-    assert process.alive and process.exit_code is None
-    process.kill()
-    process.wait(10)
-    assert process.exit_code == -signal.SIGKILL
-    process.close()
 
 
 def test_the_worker_ends_with_its_front_end_and_ignores_ctrl_c() -> None:

@@ -8,13 +8,11 @@ import threading
 import tracemalloc
 from typing import Any
 
-import httpx
 import pytest
 
 from outrider.server.anthropic.schema import MessagesBody
 from outrider.server.http import json_body, json_route
 from outrider.server.http.json_route import INLINE_BYTES, BodyPool
-from outrider.server.openai.conversation import Message
 from outrider.server.openai.schema import ChatBody
 from tests.server.fakes import FakeEngine, app_with, post
 
@@ -64,30 +62,6 @@ def test_a_large_body_is_decoded_off_the_event_loop(path: str, monkeypatch: pyte
     assert [name.startswith("outrider-bodies") for name in names] == [False, True]
 
 
-def test_a_chat_of_messages_is_built_off_the_event_loop_and_validated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = readers(monkeypatch, ChatBody)
-    threads: list[str] = []
-    rendered = Message.rendered
-
-    def record(message: Message, has_pictures: bool = False) -> Any:
-        threads.append(threading.current_thread().name)
-        return rendered(message, has_pictures)
-
-    monkeypatch.setattr(Message, "rendered", record)
-    body = chat(INLINE_BYTES) | {"max_tokens": 1}
-    assert post(long_engine(), "/v1/messages", body).status_code == 200
-    assert built == []
-    assert all(name.startswith("outrider-bodies") for name in threads) and threads
-
-
-def test_errors_of_large_bodies_name_the_field() -> None:
-    body = chat(INLINE_BYTES) | {"temperature": 5}
-    error = post(FakeEngine("a"), "/v1/chat/completions", body).json()["error"]
-    assert (error["param"], error["code"]) == ("temperature", "invalid_value")
-    body = chat(INLINE_BYTES) | {"max_tokens": 1, "tool_choice": {"type": "any"}}
-    assert "'tool_choice' needs 'tools'" in post(FakeEngine("a"), "/v1/messages", body).json()["error"]["message"]
-
-
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"])
 def test_messages_are_counted_before_they_are_validated(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = ChatBody if path == "/v1/chat/completions" else MessagesBody
@@ -117,25 +91,6 @@ def test_principals_take_turns_and_the_event_loop_stays_free() -> None:
 
     asyncio.run(run())
     assert "bob" in done[:2]
-
-
-def test_health_answers_while_large_bodies_wait() -> None:
-    async def run() -> tuple[int, bool]:
-        app = app_with(long_engine())
-        transport = httpx.ASGITransport(app=app)
-        gate = threading.Event()
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            held = asyncio.create_task(app.state.bodies.run("mallory", lambda: gate.wait(20)))
-            body = {"model": "outrider", **chat(INLINE_BYTES)}
-            waiting = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-            health = await client.get("/health")
-            early = waiting.done()
-            gate.set()
-            await held
-            await waiting
-        return health.status_code, early
-
-    assert asyncio.run(run()) == (200, False)
 
 
 def test_the_memory_of_a_body_whose_client_leaves_is_free_at_once() -> None:

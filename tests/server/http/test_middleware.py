@@ -10,10 +10,9 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Request
-from starlette.types import Message, Receive, Scope, Send
 
 from outrider.server.http import errors
-from outrider.server.http.middleware import BodyLimit, CountRequests, LogRequests, ResponseHeaders
+from outrider.server.http.middleware import BodyLimit, CountRequests, LogRequests
 from outrider.server.settings import Logging
 from outrider.server.telemetry.metrics import Metrics
 from tests.server.http.test_sse import Timeless
@@ -53,31 +52,11 @@ async def chunks(count: int) -> AsyncIterator[bytes]:
         yield b"x" * 10
 
 
-def test_bodies_up_to_the_limit_pass() -> None:
-    app = app_with(BodyLimit, limit_bytes=100, limit_seconds=30)
-    assert fetch(app, content=b"x" * 100).json() == 100
-    assert fetch(app, content=chunks(10)).json() == 100
-
-
 def test_larger_bodies_are_refused_with_and_without_content_length() -> None:
     app = app_with(BodyLimit, limit_bytes=100, limit_seconds=30)
     for content in (b"x" * 101, chunks(11)):
         response = fetch(app, content=content)
         assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
-
-
-def test_a_declared_size_is_refused_before_the_body_is_read() -> None:
-    read = []
-
-    async def body() -> AsyncIterator[bytes]:
-        read.append(True)
-        yield b"x"
-
-    response = fetch(
-        app_with(BodyLimit, limit_bytes=100, limit_seconds=30), content=body(), headers={"content-length": "1000000000"}
-    )
-    assert response.status_code == 413
-    assert not read
 
 
 @pytest.mark.parametrize(("size", "interval_seconds", "expected"), [(1, 1.0, 408), (0, 1e6, 408), (1 << 14, 0.9, 200)])
@@ -95,31 +74,6 @@ def test_a_body_that_trickles_is_refused_and_a_slow_one_is_not(size: int, interv
     assert response.status_code == expected
     if expected == 408:
         assert (response.json()["error"]["code"], response.headers["connection"]) == ("body_too_slow", "close")
-
-
-def test_a_client_that_waits_for_its_response_is_not_timed_out() -> None:
-    """A disconnect is waited for after the body, for as long as the response takes."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        assert (await receive())["type"] == "http.request"
-        assert (await receive())["type"] == "http.disconnect"
-
-    messages = iter(({"type": "http.request", "body": b"x"}, {"type": "http.disconnect"}))
-
-    async def receive() -> Message:
-        await asyncio.sleep(20)
-        return next(messages)
-
-    async def send(_: Message) -> None: ...
-
-    with asyncio.Runner(loop_factory=Timeless) as runner:
-        runner.run(BodyLimit(app, limit_bytes=100, limit_seconds=30)({"type": "http", "headers": []}, receive, send))
-
-
-def test_a_response_has_an_id_and_its_time() -> None:
-    response = fetch(app_with(ResponseHeaders), headers={"x-request-id": "unknown-client"})
-    assert response.headers["x-request-id"].startswith("req_")
-    assert int(response.headers["openai-processing-ms"]) >= 0
 
 
 def test_responses_are_counted_by_route_and_status() -> None:
@@ -149,9 +103,3 @@ def test_requests_are_logged_without_their_content(caplog: pytest.LogCaptureFixt
     assert (unmatched["route"], unmatched["status"]) == ("other", 404)
     assert (level, probe_level, probe["route"]) == (logging.INFO, logging.DEBUG, "/health")
     assert not any(word in str(logged(caplog)) for word in ("secret", "private"))
-
-
-def test_bodies_are_logged_only_if_enabled(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "outrider.requests")
-    fetch(app_with(LogRequests, settings=Logging(prompts=True)), content=b"a prompt")
-    assert logged(caplog)[0][1]["body"] == "a prompt"

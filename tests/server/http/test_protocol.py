@@ -170,30 +170,6 @@ def test_a_body_that_nobody_reads_cannot_trickle_for_ever() -> None:
     run(test())
 
 
-def test_a_silent_stream_is_not_cut() -> None:
-    async def test() -> None:
-        server = Served()
-        protocol, transport = server.connect()
-        protocol.data_received(GET.replace(b"/health", b"/stream"))
-        await asyncio.sleep(100 * WRITE_SECONDS)
-        assert transport.ended is None
-        server.released.set()
-
-    run(test())
-
-
-def test_requests_on_one_connection_get_their_time_anew() -> None:
-    async def test() -> None:
-        _, transport = (served := Served()).connect()
-        protocol = next(iter(served.state.connections))
-        for _ in range(20):
-            cast(LimitedProtocol, protocol).data_received(GET)
-            await asyncio.sleep(4.0)  # less than uvicorn's keep-alive time
-        assert transport.ended is None and transport.written.count(b"HTTP/1.1 200") == 20
-
-    run(test())
-
-
 async def paused_stream(server: Served) -> tuple[LimitedProtocol, FakeTransport]:
     """A connection whose client has stopped to read a stream."""
     protocol, transport = server.connect()
@@ -215,45 +191,6 @@ def test_a_reader_that_stands_still_is_aborted_and_a_slow_one_is_not() -> None:
         await asyncio.sleep(2 * WRITE_SECONDS)
         assert transport.ended == "aborted" and closed(server.metrics) == {"stalled": 1}
         protocol.connection_lost(None)
-
-    run(test())
-
-
-def test_a_paused_reader_that_continues_is_not_aborted() -> None:
-    async def test() -> None:
-        protocol, transport = await paused_stream(Served())
-        protocol.resume_writing()
-        await asyncio.sleep(10 * WRITE_SECONDS)
-        assert transport.ended is None
-        protocol.connection_lost(None)
-
-    run(test())
-
-
-def test_the_end_of_a_response_cannot_stay_unread_for_ever() -> None:
-    """The transport closes only after it has sent everything, and reports no pause for a small rest."""
-
-    async def test() -> None:
-        protocol, transport = Served().connect()
-        transport.reads_all = False
-        protocol.data_received(GET)
-        await asyncio.sleep(2 * WRITE_SECONDS)
-        assert transport.ended == "aborted"
-
-    run(test())
-
-
-def test_a_disconnect_reaches_every_pipelined_request() -> None:
-    async def test() -> None:
-        server = Served()
-        protocol, _ = server.connect()
-        protocol.data_received(b"".join(GET.replace(b"/health", b"/stream?%d" % number) for number in range(3)))
-        await asyncio.sleep(1.0)
-        protocol.connection_lost(None)
-        server.released.set()
-        await asyncio.sleep(1.0)
-        assert server.disconnected == ["0"]  # the others were never started
-        assert not server.state.tasks and not server.state.connections
 
     run(test())
 
@@ -284,25 +221,6 @@ def test_a_refused_request_comes_after_the_answers_to_those_before_it(sent: byte
         statuses = [line for line in transport.written.split(b"\r\n") if b"HTTP/1.1 " in line]
         assert [int(line.partition(b"HTTP/1.1 ")[2][:3]) for line in statuses] == [200] * answers + [status]
         assert transport.ended == "closed"
-
-    run(test())
-
-
-def test_a_lost_connection_leaves_nothing_behind() -> None:
-    async def test() -> None:
-        server = Served()
-        loop = asyncio.get_running_loop()
-        for sent in (b"", GET, GET[:9], UPLOAD):
-            protocol, transport = server.connect()
-            transport.reads_all = False
-            protocol.data_received(sent) if sent else None
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            protocol.pause_writing()
-            protocol.connection_lost(None)
-        await asyncio.sleep(0)
-        assert not server.connections.close_idle()
-        assert not [timer for timer in loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
 
     run(test())
 
@@ -372,20 +290,6 @@ def test_heads_that_are_too_large_or_not_http_are_refused(sent: list[bytes], sta
     run(test())
 
 
-@pytest.mark.parametrize("host", [b"a", b"a_b.c:80", b"127.0.0.1:", b"[::1]:8000", b"[fe80::1%25eth0]", b""])
-def test_large_heads_within_the_bounds_are_answered(host: bytes) -> None:
-    async def test() -> None:
-        protocol, transport = Served().connect()
-        head = GET[:-2].replace(b"localhost", host)
-        lines = LINES.split(b"\r\n", 2)[2] + b"Z: " + b"z" * (HEAD_BYTES - len(LINES) - len(head) - 100) + b"\r\n\r\n"
-        for _ in range(2):
-            protocol.data_received(head + lines)
-            await asyncio.sleep(1.0)
-        assert transport.written.count(b"HTTP/1.1 200") == 2 and transport.ended is None
-
-    run(test())
-
-
 CHUNKED = UPLOAD.replace(b"Content-Length: 1000", b"Transfer-Encoding: chunked")
 # What can follow a head without being a body.
 BESIDE = {
@@ -419,17 +323,6 @@ def test_bytes_beside_a_body_are_bounded_and_kept_nowhere(beside: list[bytes], p
     run(test())
 
 
-def test_a_body_in_tiny_chunks_is_no_byte_beside_it() -> None:
-    async def test() -> None:
-        protocol, transport = Served().connect()
-        protocol.data_received(CHUNKED.replace(b"/v1/completions", b"/stream") + b"1\r\nx\r\n" * HEAD_BYTES)
-        protocol.data_received(b"0\r\nA: b\r\n\r\n")
-        assert transport.ended is None and len(protocol.cycle.body) == HEAD_BYTES and not protocol.cycle.more_body
-        protocol.connection_lost(None)
-
-    run(test())
-
-
 @pytest.mark.parametrize("upgrade", [b"h2c", b"websocket", b"a, b"])
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
 def test_a_request_that_offers_an_upgrade_keeps_its_body(upgrade: bytes, size: int) -> None:
@@ -445,19 +338,5 @@ def test_a_request_that_offers_an_upgrade_keeps_its_body(upgrade: bytes, size: i
             assert b"upgrade" not in dict(protocol.headers)
             await asyncio.sleep(1.0)
         assert transport.written.count(b"HTTP/1.1 200") == len(bodies) and transport.ended is None
-
-    run(test())
-
-
-@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-def test_an_upgrade_is_ignored_also_if_the_connection_ends_with_the_answer(version: bytes) -> None:
-    async def test() -> None:
-        protocol, transport = Served().connect()
-        fields = b"\r\nConnection: close, Upgrade\r\nUpgrade: h2c\r\n\r\n"
-        head = UPLOAD.replace(b"1000", b"3").replace(b"HTTP/1.1", b"HTTP/" + version)
-        protocol.data_received(head[:-4] + fields + b"abc")
-        assert bytes(protocol.cycle.body) == b"abc" and not protocol.cycle.more_body
-        await asyncio.sleep(1.0)
-        assert transport.written.count(b"HTTP/1.1 200") == 1 and transport.ended is not None
 
     run(test())

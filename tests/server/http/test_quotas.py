@@ -70,19 +70,6 @@ def test_requests_per_minute_are_limited() -> None:
         spend(limits)
 
 
-def test_many_choices_use_up_the_rate() -> None:
-    now = [100.0]
-    limits = quotas(lambda: now[0], requests_per_minute=6)
-    with hold(limits, "anyone"):
-        limits.charge("anyone", 11)
-    now[0] += 60.0
-    with pytest.raises(APIError) as raised:
-        spend(limits)
-    assert raised.value.retry_seconds == pytest.approx(10.0)
-    now[0] += 10.0
-    spend(limits)
-
-
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE"])
 def test_a_quota_is_held_while_the_request_is_answered_and_no_body_is_read_without_one(method: str) -> None:
     answering: list[str] = []
@@ -149,3 +136,16 @@ def test_who_has_read_an_answer_to_its_end_may_send_the_next_request() -> None:
 
     asyncio.run(run())
     assert admitted == ["/first", "/next", "/last"]
+
+
+def test_many_choices_use_up_the_rate() -> None:
+    now = [100.0]
+    limits = quotas(lambda: now[0], requests_per_minute=6)
+    with hold(limits, "anyone"):
+        limits.charge("anyone", 11)
+    now[0] += 60.0
+    with pytest.raises(APIError) as raised:
+        spend(limits)
+    assert raised.value.retry_seconds == pytest.approx(10.0)
+    now[0] += 10.0
+    spend(limits)

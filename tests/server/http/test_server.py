@@ -5,123 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import resource
-import signal
 import socket
 import threading
 from collections.abc import AsyncGenerator, Iterator
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
 import uvicorn
-from fastapi import FastAPI
 
 from outrider import models
 from outrider.server.engine.messages import Request, TokenEvent
-from outrider.server.http.exposition import create_metrics_app
-from outrider.server.http.server import DrainingServer, MetricsServer, new_config
+from outrider.server.http.server import new_config
 from outrider.server.serve import listen
 from outrider.server.settings import load_settings
-from outrider.server.system import allow_open_files
-from outrider.server.telemetry.metrics import Metrics
 from tests.server.fakes import FakeEngine, app_with
 from tests.server.http.test_protocol import GET, UPLOAD
 from tests.servers import wait_until
 
 SOCKET_SECONDS = 60.0  # a test fails if the server does not act within this time
-
-
-def test_the_first_signal_drains_until_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-
-    async def shutdown(self: uvicorn.Server, sockets: object = None) -> None:
-        await asyncio.sleep(0.05)
-
-    monkeypatch.setattr(uvicorn.Server, "shutdown", shutdown)
-    engine = SimpleNamespace(drain=lambda: calls.append("drain"), abort=lambda: calls.append("abort"))
-
-    async def stop(drain_seconds: float) -> None:
-        await DrainingServer(uvicorn.Config(lambda: None), cast(Any, engine), drain_seconds).shutdown()
-
-    asyncio.run(stop(10.0))
-    assert calls == ["drain"]
-    asyncio.run(stop(0.0))
-    assert calls == ["drain", "drain", "abort"]
-
-
-def test_a_second_signal_fails_requests_and_a_third_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def startup(self: uvicorn.Server, sockets: object = None) -> None:
-        pass
-
-    monkeypatch.setattr(uvicorn.Server, "startup", startup)
-    calls: list[str] = []
-    engine = SimpleNamespace(abort=lambda: calls.append("abort"))
-
-    async def signalled() -> None:
-        server = DrainingServer(uvicorn.Config(lambda: None), cast(Any, engine), 1.0)
-        await server.startup()
-        server.handle_exit(signal.SIGTERM, None)
-        await asyncio.sleep(0)
-        assert server.should_exit and not calls
-        server.handle_exit(signal.SIGTERM, None)
-        await asyncio.sleep(0)
-        assert calls == ["abort"] and not server.force_exit
-        server.handle_exit(signal.SIGTERM, None)
-        assert server.force_exit
-
-    asyncio.run(signalled())
-
-
-def test_a_second_signal_before_the_start_ends_the_server() -> None:
-    server = DrainingServer(uvicorn.Config(lambda: None), cast(Any, SimpleNamespace()), 1.0)
-    server.handle_exit(signal.SIGTERM, None)
-    server.handle_exit(signal.SIGTERM, None)
-    assert server.force_exit
-
-
-def test_the_metrics_server_starts_and_ends_with_the_server() -> None:
-    settings = load_settings(None, {"metrics.port": 0})
-    app = app_with(FakeEngine("a"), metrics__port=0)
-    page = create_metrics_app(settings, app.state.metrics_page)
-    engine = SimpleNamespace(drain=lambda: None, abort=lambda: None)
-
-    async def run(api: socket.socket, metrics: socket.socket) -> None:
-        urls = [f"http://127.0.0.1:{listener.getsockname()[1]}/metrics" for listener in (api, metrics)]
-        metrics_server = MetricsServer(new_config(page, settings, app.state.metrics, 1.0), metrics)
-        server = DrainingServer(new_config(app, settings, app.state.metrics, 1.0), cast(Any, engine), 1.0, metrics_server)
-        serving = asyncio.create_task(server.serve(sockets=[api]))
-        async with httpx.AsyncClient() as client:
-            assert [(await client.get(url)).status_code for url in urls] == [404, 200]
-        server.should_exit = True
-        await serving
-        async with httpx.AsyncClient() as client:
-            for url in urls:
-                with pytest.raises(httpx.ConnectError):
-                    await client.get(url)
-
-    with listen("127.0.0.1", 0) as api, listen("127.0.0.1", 0) as metrics:
-        asyncio.run(run(api, metrics))
-
-
-@pytest.mark.parametrize(
-    ("limits", "count", "expected"),
-    [
-        ((256, 4096), 1280, (1280, 4096)),
-        ((256, 512), 1280, (512, 512)),
-        ((256, -1), 1280, (1280, -1)),
-        ((9999, -1), 1280, None),
-    ],
-)
-def test_the_limit_of_open_files_admits_all_connections(
-    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], count: int, expected: tuple[int, ...]
-) -> None:
-    raised: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(resource, "setrlimit", lambda _, new: raised.append(new))
-    allow_open_files(count)
-    assert raised == ([expected] if expected else [])
 
 
 class EndlessEngine(FakeEngine):
@@ -177,13 +79,6 @@ def read_all(connection: socket.socket) -> bytes:
 def completion(**fields: Any) -> bytes:
     body = json.dumps({"model": "outrider-embedded", "prompt": "x", **fields}).encode()
     return UPLOAD.replace(b"1000", str(len(body)).encode()) + body
-
-
-@pytest.mark.parametrize("sent", [b"", GET[:20]])
-def test_half_open_connections_are_closed(sent: bytes) -> None:
-    with serving(FakeEngine("a"), server__read_seconds=0.2) as port, connect(port) as connection:
-        connection.sendall(sent)
-        assert read_all(connection) == b""
 
 
 def test_a_half_open_upload_is_answered_with_a_408() -> None:
@@ -245,9 +140,3 @@ def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_of_the_connection(field
         assert body.startswith(b"data: {") and body.endswith(b"data: [DONE]\n\n")
     else:
         assert b"content-length: %d" % len(body) in lines and json.loads(body)["choices"]
-
-
-def test_idle_connections_are_kept_longer_than_by_httpx() -> None:
-    settings = load_settings()
-    kept = new_config(FastAPI(), settings, Metrics(), 1.0).timeout_keep_alive
-    assert kept >= settings.server.read_seconds > 5

@@ -5,26 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
-import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import pytest
 from fastapi import Request, Response
-from fastapi.responses import StreamingResponse
 
 from outrider.server.http.sse import (
     CLIENT_CLOSED_REQUEST,
     COALESCED_PADDED_BYTES,
-    DONE,
     MAX_PENDING_ITEMS,
     ServerSentEvent,
     cancel_on_disconnect,
     coalesce,
     singly,
-    stream_response,
 )
-from tests.servers import Served
 
 TICK_SECONDS = 0.02
 
@@ -64,57 +58,12 @@ def collect(stream: AsyncGenerator[list[int], None]) -> list[tuple[float, list[i
         return runner.run(run())
 
 
-def test_singly_yields_one_batch_per_item() -> None:
-    assert [batch for _, batch in collect(singly(source([(0, 3), (0, 0), (0, 2)])))] == [[3], [], [2]]
-
-
 def test_coalescing_preserves_all_items_and_their_order() -> None:
     pattern = [(0.003, number) for number in range(1, 40)]
     batches = [batch for _, batch in collect(coalesce(source(pattern), TICK_SECONDS))]
     assert batches[0] == [1]  # the first token does not wait
     assert [number for batch in batches for number in batch] == list(range(1, 40))
     assert [len(batch) for batch in batches[1:3]] == [6, 7]
-
-
-def test_a_tick_without_items_is_an_empty_batch() -> None:
-    batches = [batch for _, batch in collect(coalesce(source([(0, 1), (5 * TICK_SECONDS, 2)]), TICK_SECONDS))]
-    assert [len(batch) for batch in batches] == [1, 0, 0, 0, 0, 1]
-
-
-def test_keep_alives_pass_before_the_first_item() -> None:
-    batches = [batch for _, batch in collect(coalesce(source([(0, 0), (0.001, 0), (0.001, 7)]), TICK_SECONDS))]
-    assert batches == [[], [], [7]]
-
-
-def test_errors_are_raised_after_the_items_before_them() -> None:
-    async def run() -> list[list[int]]:
-        found: list[list[int]] = []
-        with pytest.raises(ValueError, match="broken"):
-            async for batch in coalesce(source([(0, 1), (0, 2)], ValueError("broken")), TICK_SECONDS):
-                found.append(batch)
-        return found
-
-    assert [number for batch in asyncio.run(run()) for number in batch] == [1, 2]
-
-
-def test_closing_the_stream_closes_the_source() -> None:
-    ended = []
-
-    async def endless() -> AsyncGenerator[int | None, None]:
-        try:
-            while True:
-                await asyncio.sleep(0.001)
-                yield 1
-        finally:
-            ended.append(True)
-
-    async def run() -> None:
-        stream = coalesce(endless(), TICK_SECONDS)
-        await anext(stream)
-        await stream.aclose()
-
-    asyncio.run(run())
-    assert ended == [True]
 
 
 def packets(stream: list[tuple[float, list[int]]], multiple: int) -> list[int]:
@@ -124,49 +73,6 @@ def packets(stream: list[tuple[float, list[int]]], multiple: int) -> list[int]:
         chunk = {"choices": [{"index": 0, "delta": {"content": "abcd" * sum(batch)}}]}
         found.append(len(ServerSentEvent(chunk, padded=True).encode(multiple)))
     return found
-
-
-@pytest.mark.slow
-def test_a_servers_streams_are_coalesced(coalescing: Served) -> None:
-    """Chats, completions and responses: the same text in fewer packets, all padded to the same multiple."""
-    obfuscated = {"stream_options": {"include_obfuscation": True}}
-    common = {"model": coalescing.model, "temperature": 0.8, "seed": 3, "stream": True} | obfuscated
-    bodies = {
-        "/v1/completions": {"prompt": "def f(", "max_tokens": 90},
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 90},
-        "/v1/responses": {"input": "hi", "max_output_tokens": 90},
-    }
-    for path, fields in bodies.items():
-        fields |= {"ignore_eos": True} if "responses" not in path else {}
-        complete = coalescing.http.post(path, json=common | fields | {"stream": False, "stream_options": None}).json()
-        started = time.monotonic()
-        with coalescing.http.stream("POST", path, json=common | fields) as response:
-            assert response.status_code == 200, response.read()
-            lines = [line[6:] for line in response.iter_lines() if line.startswith("data: {")]
-        chunks = [json.loads(line) for line in lines]
-        texts = [text for chunk in chunks if (text := event_text(chunk))]
-        assert "".join(texts) == body_text(complete)
-        assert 1 <= len(texts) <= (time.monotonic() - started) / 0.1 + 2  # one per tick, not one per token
-        sizes = {
-            len(line.encode()) % COALESCED_PADDED_BYTES for line, chunk in zip(lines, chunks, strict=True) if event_text(chunk)
-        }
-        assert len(sizes) == 1
-
-
-def event_text(chunk: dict[str, Any]) -> str:
-    """The text of an event of any endpoint."""
-    if chunk.get("type") == "response.output_text.delta":
-        return str(chunk["delta"])
-    choice = (chunk.get("choices") or [{}])[0]
-    return str(choice.get("text") or choice.get("delta", {}).get("content") or "")
-
-
-def body_text(answer: dict[str, Any]) -> str:
-    """The text of a complete answer of any endpoint."""
-    if "output" in answer:
-        return str(answer["output"][0]["content"][0]["text"])
-    choice = answer["choices"][0]
-    return str(choice["text"] if "text" in choice else choice["message"]["content"])
 
 
 def test_coalescing_hides_acceptance_from_an_eavesdropper() -> None:
@@ -196,12 +102,6 @@ def test_coalescing_hides_acceptance_from_an_eavesdropper() -> None:
 
     assert accuracy(coalesced=False) == 1.0
     assert accuracy(coalesced=True) <= 0.5
-
-
-def test_framing() -> None:
-    assert ServerSentEvent({"a": 1}).encode() == b'data: {"a":1}\n\n'
-    assert ServerSentEvent({"a": 1}, name="x").encode() == b'event: x\ndata: {"a":1}\n\n'
-    assert DONE.encode(256) == b"data: [DONE]\n\n"
 
 
 def test_padding_makes_sizes_multiples() -> None:
@@ -249,23 +149,6 @@ def test_a_disconnect_cancels_the_work() -> None:
     assert cancelled == [True]
 
 
-def test_a_disconnect_before_the_first_chunk_closes_the_stream() -> None:
-    closed = []
-
-    async def chunks() -> AsyncGenerator[bytes, None]:
-        try:
-            await asyncio.sleep(3600)
-            yield b""
-        finally:
-            closed.append(True)
-
-    async def run() -> Response:
-        return await cancel_on_disconnect(request_of("http.disconnect"), stream_response(chunks()))
-
-    assert asyncio.run(run()).status_code == CLIENT_CLOSED_REQUEST
-    assert closed == [True]
-
-
 def test_a_coalesced_stream_that_nobody_takes_stops_reading_its_source() -> None:
     produced = []
 
@@ -288,27 +171,3 @@ def test_a_coalesced_stream_that_nobody_takes_stops_reading_its_source() -> None
         return stalled
 
     assert asyncio.run(run()) <= MAX_PENDING_ITEMS + 2
-
-
-def test_a_stream_raises_before_its_first_chunk_and_is_closed_at_its_end() -> None:
-    closed = []
-
-    async def chunks(error: bool) -> AsyncGenerator[bytes, None]:
-        try:
-            if error:
-                raise ValueError("early")
-            yield b"a"
-            yield b"b"
-        finally:
-            closed.append(True)
-
-    async def run() -> bytes:
-        with pytest.raises(ValueError, match="early"):
-            await stream_response(chunks(error=True))
-        response = await stream_response(chunks(error=False))
-        assert isinstance(response, StreamingResponse) and response.media_type == "text/event-stream"
-        assert response.headers["x-accel-buffering"] == "no"
-        return b"".join([bytes(chunk) async for chunk in response.body_iterator if isinstance(chunk, bytes)])
-
-    assert asyncio.run(run()) == b"ab"
-    assert closed == [True, True]

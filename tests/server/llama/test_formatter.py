@@ -1,16 +1,17 @@
-"""The format of /infill's answers: as one body, as a stream, and with selected fields."""
+"""The body of /infill and its answers: llama-server's names, formats and limits."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from outrider.drafters.sequence import Finish
 from outrider.server.engine.messages import Request
-from outrider.server.http.errors import APIError
-from outrider.server.llama.formatter import InfillFormatter, rate
-from outrider.server.llama.schema import InfillBody
+from outrider.server.llama.formatter import InfillFormatter
+from outrider.server.llama.line_limits import LineLimits
+from outrider.server.llama.schema import UNSUPPORTED, InfillBody
 from outrider.server.openai.generation import ChoiceOutput
 from outrider.server.openai.usage import Usage
 from outrider.verify.sampling_params import SamplingParams
@@ -64,45 +65,68 @@ def test_why_the_answer_ends(given: ChoiceOutput, stop: list[str], expected: str
     assert formatter(stop=stop).body([given], USAGE)["stop_type"] == expected
 
 
-def test_a_stream_ends_with_its_stop() -> None:
-    writer = formatter()
-    assert writer.start() == []
-    (first,) = writer.deltas(output(7, text="x", finish=None))
-    assert first.padded and first.data == {
-        "index": 0,
-        "content": "x",
-        "tokens": [7],
-        "stop": False,
-        "id_slot": -1,
-        "tokens_predicted": 1,
-        "tokens_evaluated": 5,
-    }
-    assert writer.deltas(output(EOS, text="")) == []
-    (last,) = writer.end(USAGE)
-    assert isinstance(last.data, dict)
-    assert (last.data["content"], last.data["stop"], last.data["tokens_predicted"], last.data["stop_type"]) == (
-        "",
-        True,
-        2,
-        "eos",
-    )
-    assert isinstance(heartbeat := writer.heartbeat().data, dict) and heartbeat["content"] == ""
-    (error,) = writer.error(APIError(500, "No."))
-    assert isinstance(error.data, dict) and error.data["error"]["message"] == "No."
-
-
 def test_selected_fields_keep_their_paths() -> None:
     fields = ["content", "timings/prompt_n", "timings/unknown", "nothing", ""]
     assert formatter(response_fields=fields).body([output(7)], USAGE) == {"content": "x\n", "timings/prompt_n": 2}
 
 
-def test_the_speed_of_a_phase() -> None:
-    assert rate("p", 4, 8.0) == {"p_n": 4, "p_ms": 8.0, "p_per_token_ms": 2.0, "p_per_second": 500.0}
-    assert rate("p", 0, 0.0) == {"p_n": 0, "p_ms": 0.0, "p_per_token_ms": 0.0, "p_per_second": 0.0}
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def test_several_choices_are_a_list() -> None:
-    other = output(9, 9)
-    other.index = 1
-    bodies = formatter(n_cmpl=2).body([output(7), other], USAGE)
-    assert [(each["index"], each["tokens_predicted"]) for each in bodies] == [(0, 1), (1, 2)]
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a:\n    b\n\t\t\t\tc", None),
+        ("a\nb", "a\n"),  # the first line has any indentation
+        ("a\n  b", "a\n  "),
+        ("    a\n    b\n\n    c", "    a\n    b\n"),  # an empty line has none
+        ("a\n      ", None),
+    ],
+)
+def test_the_indentation(text: str, expected: str | None, size: int) -> None:
+    limits, kept = LineLimits(4, 0), ""
+    for start in range(0, len(text), size):
+        piece = text[start : start + size]
+        if cut := limits.feed(piece):
+            assert cut.finish == "length" and kept + piece[: cut.characters] == expected
+            return
+        kept += piece
+    assert expected is None
+
+
+def test_after_its_time_an_answer_ends_with_the_line() -> None:
+    clock = Clock()
+    limits = LineLimits(0, 0.5, clock)
+    assert limits.feed("a\nb\n") is None  # the time begins with the first text
+    clock.now += 0.4
+    assert limits.feed("c\nd") is None
+    clock.now += 0.2
+    assert limits.feed("e") is None
+    assert limits.feed("f\ng\n") == (2, "length")
+
+
+def body(**fields: Any) -> InfillBody:
+    return InfillBody.model_validate({"input_prefix": "a", "input_suffix": "b", **fields})
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_fields_are_named(name: str) -> None:
+    for harmless in UNSUPPORTED[name]:
+        assert body(**{name: harmless})
+    with pytest.raises(ValidationError, match=f"'{name}' is not supported"):
+        body(**{name: 0.25})
+
+
+def test_what_editors_send_is_accepted() -> None:
+    fields = {"samplers": ["top_k", "top_p", "infill"], "n_indent": 4, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000}
+    given = body(**fields, cache_prompt=True, stop=[], stream=False, samplers_order=1)
+    params = given.sampling_params()
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (1.0, 40, 0.95, 0.2)
+    assert given.new_stop().feed("a\nb") == (2, "length")
+    with pytest.raises(ValidationError):
+        InfillBody.model_validate({"input_prefix": "a"})

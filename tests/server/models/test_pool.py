@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.server.engine.engine import ShuttingDown, WorkerLost
+from outrider.server.engine.engine import WorkerLost
 from outrider.server.http.errors import APIError
 from outrider.server.models import pool as module
 from outrider.server.models.catalog import Entry
@@ -152,27 +152,6 @@ def test_a_model_that_waits_for_room_keeps_no_other_one_from_loading() -> None:
     assert events.index("load c") < events.index("load b")
 
 
-def test_a_broken_model_fails_its_own_requests_only() -> None:
-    async def test(machine: Machine, pool: Pool[Counted]) -> None:
-        for _ in range(2):
-            with pytest.raises(WorkerLost, match="it is broken"):
-                await use(pool, "broken")
-        await use(pool, "a")
-
-    assert run(test) == ["load broken", "load broken", "load a"]
-
-
-def test_a_model_whose_worker_is_lost_for_good_is_loaded_again() -> None:
-    async def test(machine: Machine, pool: Pool[Counted]) -> None:
-        await use(pool, "a")
-        loaded = pool.find("a").loaded
-        assert loaded is not None
-        loaded.failure = "it ended five times"  # type: ignore[assignment]
-        await use(pool, "a")
-
-    assert run(test) == ["load a", "stop a", "load a"]
-
-
 def test_idle_models_are_unloaded() -> None:
     async def test(machine: Machine, pool: Pool[Counted]) -> None:
         task = asyncio.create_task(pool.unload_idle())
@@ -185,34 +164,3 @@ def test_idle_models_are_unloaded() -> None:
         task.cancel()
 
     assert run(test, idle_seconds=0.05) == ["load a", "load b", "stop b", "stop a"]
-
-
-def test_names() -> None:
-    async def test(machine: Machine, pool: Pool[Counted]) -> None:
-        assert pool.find(None).entry.name == "a"
-        assert pool.find("gpt-9").entry.name == "a"
-        assert pool.find("b-sql").entry.name == "b" and pool.models["b"].names == ["b", "b-sql"]
-        await use(pool, "b")
-        assert pool.find(None).entry.name == "b"
-        for name in ("../a", "", "x" * 10_000):
-            with pytest.raises(APIError, match="does not exist; this server has a, b, c, broken") as raised:
-                pool.find(name)
-            assert raised.value.status_code == 404
-
-    run(test)
-
-
-def test_shutdown() -> None:
-    async def test(machine: Machine, pool: Pool[Counted]) -> None:
-        await use(pool, "a")
-        machine.blocked.clear()
-        waiting = asyncio.create_task(use(pool, "b"))
-        await asyncio.sleep(0.01)
-        pool.drain()
-        with pytest.raises(ShuttingDown):
-            await use(pool, "a")
-        await pool.close()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-
-    assert run(test) == ["load a", "load b", "drain a", "abort a", "stop a"]

@@ -6,45 +6,9 @@ from typing import Any
 
 import pytest
 
-from outrider.server.engine.messages import Request, TokenLogprobs
-from outrider.server.openai.completions import CompletionFormatter, best_outputs
-from outrider.server.openai.generation import ChoiceOutput
-from outrider.server.openai.logprobs import MIN_LOGPROB
-from outrider.server.openai.schema import CompletionBody
-from outrider.verify.sampling_params import SamplingParams
-from tests.server.fakes import TOKENIZER, VOCABULARY, FakeEngine, events, post
-from tests.server.openai.chat.test_endpoint import scored_output
+from tests.server.fakes import FakeEngine, events, post
 
 PATH = "/v1/completions"
-
-
-def formatter(**fields: Any) -> CompletionFormatter:
-    body = CompletionBody.model_validate({"model": "m", "prompt": "x", **fields})
-    return CompletionFormatter(body, VOCABULARY, [Request("r-0", [1], SamplingParams(), 5)] * 4)
-
-
-def test_completion_logprobs() -> None:
-    found = formatter(logprobs=2).choice(scored_output())["logprobs"]
-    assert found["tokens"] == [VOCABULARY.text_of(40)]
-    assert found["token_logprobs"] == [-0.5]
-    assert found["text_offset"] == [0]
-    assert found["top_logprobs"] == [{VOCABULARY.text_of(40): -0.5, VOCABULARY.text_of(41): MIN_LOGPROB}]
-
-
-def test_optional_fields_are_omitted_by_default() -> None:
-    choice = formatter().choice(scored_output())
-    assert choice["logprobs"] is None
-    assert "token_ids" not in choice
-
-
-def test_the_best_outputs_of_each_prompt_are_renumbered() -> None:
-    outputs = [
-        ChoiceOutput(index, pieces=[(str(index), 1)], tokens=[1], logprobs=TokenLogprobs([-value], [[]], [[]]))
-        for index, value in enumerate([3.0, 1.0, 2.0, 1.0, 2.0, 3.0])
-    ]
-    best = best_outputs(outputs, candidates=3, returned=2)
-    assert [output.text for output in best] == ["1", "2", "3", "4"]
-    assert [output.index for output in best] == [0, 1, 2, 3]
 
 
 def test_best_of_returns_the_most_likely() -> None:
@@ -85,14 +49,6 @@ def test_streams_of_several_prompts_number_their_choices() -> None:
         texts[choice["index"]] += choice["text"]
     assert texts == {0: "ab", 1: "ab!", 2: "ab", 3: "ab!"}
     assert engine.admitted == [False, True, True, True]  # the later choices belong to an accepted request
-
-
-def test_prompts_may_be_token_ids() -> None:
-    engine = FakeEngine("a")
-    post(engine, PATH, {"prompt": [[5, 6], [7]]})
-    assert [request.prompt for request in engine.requests] == [[5, 6], [7]]
-    post(engine, PATH, {"prompt": "abc"})
-    assert engine.requests[-1].prompt == TOKENIZER.encode("abc")
 
 
 @pytest.mark.parametrize(

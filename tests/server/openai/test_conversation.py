@@ -6,26 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from outrider.server.openai.conversation import Message, content_text, parse_arguments
+from outrider.server.openai.conversation import Message, parse_arguments
 
 
 def message(**fields: Any) -> Message:
     return Message.model_validate({"role": "user", **fields})
-
-
-def test_content_is_joined() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}, {"type": "input_text", "text": "c"}]
-    assert content_text(message(content=parts).content) == "abc"
-    assert content_text("abc") == "abc"
-    assert content_text(None) == ""
-
-
-def test_unsupported_content_parts_are_rejected_by_type() -> None:
-    for part, name in (({"type": "picture"}, "picture"), ("text", "None")):
-        with pytest.raises(ValidationError, match=name):
-            message(content=[part])
 
 
 def test_messages_for_the_template() -> None:
@@ -73,15 +59,6 @@ def test_reasoning_has_several_names(field: str) -> None:
     assert message(role="assistant", content="a", **{field: "why"}).rendered()["reasoning_content"] == "why"
 
 
-def test_a_refusal_is_content() -> None:
-    assert message(role="assistant", content=None, refusal="No.").rendered()["content"] == "No."
-
-
 def test_what_a_message_has_and_no_template_reads_is_named() -> None:
     assert message(role="assistant", audio={"id": "a"}, thinking={"text": "x"}, reasoning="y").ignored == ["thinking", "audio"]
     assert message(role="tool", name="f", content="x", thinking=None, audio=None).ignored == []
-
-
-def test_types_are_strict() -> None:
-    with pytest.raises(ValidationError):
-        message(content=5)

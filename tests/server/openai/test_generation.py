@@ -15,11 +15,11 @@ import pytest
 from fastapi import Request as HTTPRequest
 
 from outrider.server.engine.engine import EngineError, Overloaded
-from outrider.server.engine.messages import Accepted, Request, TokenEvent, TokenLogprobs
+from outrider.server.engine.messages import Accepted, Request, TokenEvent
 from outrider.server.http.errors import APIError
 from outrider.server.http.json_route import INLINE_BYTES, BodyPool
 from outrider.server.http.sse import COALESCED_PADDED_BYTES, PADDED_BYTES, ServerSentEvent
-from outrider.server.openai.generation import ChoiceEvent, ChoiceOutput, Cut, GenerationRunner, GenerationTask, outputs_of
+from outrider.server.openai.generation import ChoiceOutput, Cut, GenerationRunner, GenerationTask
 from outrider.server.openai.usage import Usage
 from outrider.server.telemetry.metrics import Metrics
 from outrider.verify.sampling_params import SamplingParams
@@ -72,11 +72,6 @@ def streamed(engine: FakeEngine, generation: GenerationTask, tick_seconds: float
     return asyncio.run(run())
 
 
-def test_the_body_joins_the_events_of_each_choice() -> None:
-    body = body_of(FakeEngine("a", None, "b"), task(prompts=2, choices=2))
-    assert body == {"texts": ["ab", "ab!", "ab", "ab!"], "tokens": 12}
-
-
 def test_a_large_body_is_written_off_the_event_loop() -> None:
     threads: list[threading.Thread] = []
 
@@ -94,12 +89,6 @@ def test_a_large_body_is_written_off_the_event_loop() -> None:
         assert json.loads(asyncio.run(respond(text)))["texts"] == [text]
     bodies.close()
     assert threads[0] is threading.main_thread() and threads[1].name.startswith("outrider-bodies")
-
-
-def test_a_stream_has_start_delta_and_end_events() -> None:
-    chunks = streamed(FakeEngine("a", "b"), task())
-    assert chunks[0] == b'data: {"start":true}\n\n'
-    assert [json.loads(chunk[6:]) for chunk in chunks[1:]] == [{"text": "a"}, {"text": "b"}, {"text": ""}, {"tokens": 3}]
 
 
 class StopAtB:
@@ -128,20 +117,6 @@ def reporting(report: Callable[[], None]) -> Callable[[], Awaitable[None]]:
         report()
 
     return complete
-
-
-def test_completion_is_reported_before_the_last_event() -> None:
-    order: list[str] = []
-
-    async def run(generation: GenerationTask) -> None:
-        async for chunk in GenerationRunner(FakeEngine("a"), Metrics()).stream(generation):
-            order.append(chunk.decode())
-
-    asyncio.run(run(task(on_complete=reporting(lambda: order.append("complete")))))
-    assert order.index("complete") == len(order) - 2
-    order.clear()
-    body_of(FakeEngine("a"), task(on_complete=reporting(lambda: order.append("complete"))))
-    assert order == ["complete"]
 
 
 def test_an_error_before_the_first_byte_is_raised_and_a_later_one_is_an_event() -> None:
@@ -243,29 +218,3 @@ def test_a_client_that_stops_reading_closes_the_engines_iterator() -> None:
 
     asyncio.run(run())
     assert closed == [True]
-
-
-def test_consecutive_events_of_a_choice_are_joined() -> None:
-    batch = [ChoiceEvent(choice, TokenEvent("r", [1], text)) for choice, text in ((0, "a"), (0, "b"), (1, "c"), (0, "d"))]
-    outputs = [(output.index, output.text) for output in outputs_of(task(), batch, {0})]
-    assert outputs == [(0, "ab"), (1, "c"), (0, "d")]
-
-
-def test_an_output_splits_into_its_events() -> None:
-    whole_output = ChoiceOutput(2)
-    for text, tokens, finish in (("ab", [1, 2], None), ("c", [3, 4], "stop")):
-        chosen = [-float(token) for token in tokens if token != 4]  # the stop token has no log-probability
-        logprobs = TokenLogprobs(chosen, [[]] * len(chosen), [[]] * len(chosen))
-        whole_output.add(TokenEvent("r", tokens, text, finish, logprobs=logprobs))  # type: ignore[arg-type]
-    first, second = whole_output.split()
-    assert (first.text, first.tokens, first.finish) == ("ab", [1, 2], None)
-    assert (second.text, second.tokens, second.finish) == ("c", [3, 4], "stop")
-    assert first.logprobs and second.logprobs
-    assert (first.logprobs.chosen, second.logprobs.chosen) == ([-1.0, -2.0], [-3.0])
-
-
-def test_the_mean_logprob_excludes_the_echo() -> None:
-    made = ChoiceOutput(0, tokens=[1, 2], logprobs=TokenLogprobs([-1.0, -3.0], [[], []], [[], []]))
-    assert made.mean_logprob == -2.0
-    made.echoed_tokens = 1
-    assert made.mean_logprob == -3.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import TokenEvent, TokenLogprobs
 from outrider.server.openai.generation import ChoiceOutput
-from outrider.server.openai.logprobs import MIN_LOGPROB, CompletionLogprobs, TextCursor, content_logprobs
+from outrider.server.openai.logprobs import CompletionLogprobs, TextCursor
 from outrider.server.worker.detokenizer import AnswerText, Detokenizer
 from tests.server.fakes import TOKENIZER, VOCABULARY
 
@@ -36,13 +34,6 @@ class Pieces:
 
     def __init__(self, *pieces: bytes) -> None:
         self.bytes_of = pieces.__getitem__
-
-
-def output(echoed_tokens: int = 0) -> ChoiceOutput:
-    """Three tokens; the last one, a stop token, has no log-probability."""
-    logprobs = TokenLogprobs([-0.5, -math.inf], [[40], [42, 41]], [[-0.5], [-0.1, -math.inf]])
-    text = "".join(map(VOCABULARY.text_of, (40, 41)))
-    return ChoiceOutput(0, tokens=[40, 41, 0], logprobs=logprobs, echoed_tokens=echoed_tokens, pieces=[(text, 3)])
 
 
 def outputs(
@@ -81,35 +72,6 @@ def joined(scores: CompletionLogprobs, made: Sequence[ChoiceOutput]) -> tuple[st
     return text, entries
 
 
-def test_content_logprobs() -> None:
-    first, second = content_logprobs(VOCABULARY, output())
-    assert bytes(first["bytes"]) == VOCABULARY.bytes_of(40)
-    assert (first["logprob"], second["logprob"]) == (-0.5, MIN_LOGPROB)
-    assert [top["token"] for top in second["top_logprobs"]] == [VOCABULARY.text_of(42), VOCABULARY.text_of(41)]
-    json.dumps(second, allow_nan=False)
-
-
-def test_completion_logprobs() -> None:
-    found = CompletionLogprobs(VOCABULARY).take(output())
-    assert found is not None
-    assert found["tokens"] == [VOCABULARY.text_of(40), VOCABULARY.text_of(41)]
-    assert found["text_offset"] == [0, len(VOCABULARY.text_of(40))]
-    assert found["token_logprobs"] == [-0.5, MIN_LOGPROB]
-    assert found["top_logprobs"][1] == {VOCABULARY.text_of(42): -0.1, VOCABULARY.text_of(41): MIN_LOGPROB}
-
-
-def test_an_echoed_first_token_has_no_logprob() -> None:
-    found = CompletionLogprobs(VOCABULARY).take(output(echoed_tokens=2))
-    assert found is not None
-    assert found["token_logprobs"] == [None, MIN_LOGPROB]
-    assert found["top_logprobs"][0] is None
-
-
-def test_without_logprobs_there_are_no_entries() -> None:
-    assert content_logprobs(VOCABULARY, ChoiceOutput(0, tokens=[40])) == []
-    assert CompletionLogprobs(VOCABULARY).take(ChoiceOutput(0, tokens=[40])) is None
-
-
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
 def test_a_tokens_offset_is_that_of_the_character_in_which_it_begins(text: str, size: int) -> None:
@@ -145,25 +107,6 @@ def test_hidden_tokens_have_no_width() -> None:
     assert found["text_offset"][:2] == [0, width] and found["text_offset"][-1] == len(text) - width
 
 
-@pytest.mark.parametrize("size", [1, 5])
-def test_a_first_space_that_is_left_out_has_no_width(size: int) -> None:
-    pieces = cast(Vocabulary, Pieces(b"<s>", b" Once", b" upon", "é".encode()[:1], "é".encode()[1:]))
-    made = outputs(pieces, [1, 2, 3, 4], size, drops_space=True)
-    assert joined(CompletionLogprobs(pieces, drops_first_space=True), made)[1]["text_offset"] == [0, 4, 9, 9]
-
-
-def test_an_echo_may_lack_special_tokens_and_the_first_space() -> None:
-    pieces = cast(Vocabulary, Pieces(b"<s>", b" Once", b" upon", b"\xf0\x9f", b"\x9a\x80"))
-    for echo, offsets in (("Once🚀 upon", [0, 0, 4, 4, 5]), ("<s> Once🚀 upon", [0, 3, 8, 8, 9])):
-        tokens = [0, 1, 3, 4, 2]
-        logprobs = TokenLogprobs([-1.0] * 5, [[]] * 5, [[]] * 5)
-        made = ChoiceOutput(0, tokens=tokens, logprobs=logprobs, echoed_tokens=5, pieces=[(echo, 5)])
-        made.add(TokenEvent("r", [2, 3], " upon\ufffd", "stop", logprobs=TokenLogprobs([-1.0] * 2, [[]] * 2, [[]] * 2)))
-        found = CompletionLogprobs(pieces).take(made)
-        assert found is not None
-        assert found["text_offset"] == [*offsets, len(echo), len(echo) + 5]
-
-
 @given(st.lists(st.binary(max_size=3) | st.sampled_from([text.encode()[:3] for text in TEXTS]), max_size=12))
 def test_places_in_any_bytes_are_those_of_their_replacement_characters(pieces: list[bytes]) -> None:
     cursor, data = TextCursor(), b""
@@ -184,11 +127,3 @@ def test_parts_of_characters_are_written_as_their_bytes() -> None:
         {"bytes: \\xf0\\x9f": -1.0, "bytes:\\xf0\\x9f": -1.5, "bytes:\\xa7": -2.0, "token_id:4": -2.5, "": -4.0}
         | {"token_id:7": -5.0, "A": -3.0}
     ]
-
-
-def test_the_tokens_of_characters_of_several_tokens_join_to_their_bytes() -> None:
-    tokens = TOKENIZER.encode("🧑‍🚀", add_special_tokens=False)
-    assert len(tokens) > 3
-    _, found = joined(CompletionLogprobs(VOCABULARY), outputs(VOCABULARY, tokens, 1))
-    assert all(name.startswith("bytes:") or name.isprintable() for name in found["tokens"])
-    assert "\ufffd" not in "".join(found["tokens"])

@@ -8,20 +8,9 @@ from typing import Any
 import pytest
 
 from outrider import models
-from outrider.server.http.errors import APIError
-from outrider.server.openai.models import MAX_NAME_CHARACTERS, ModelNames
-from outrider.server.settings import Model
 from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, fetch
 
 APP = app_with(FakeEngine())
-
-
-def test_the_model_card() -> None:
-    (card,) = fetch(APP, "GET", "/v1/models").json()["data"]
-    assert (card["id"], card["object"], card["owned_by"]) == (models.NAME, "model", "outrider")
-    assert fetch(APP, "GET", f"/v1/models/{models.NAME}").json() == card
-    missing = fetch(APP, "GET", "/v1/models/other/name")
-    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 
 
 def test_the_model_card_says_what_the_model_can_do() -> None:
@@ -47,13 +36,6 @@ def test_tokenize_and_detokenize_round_trip() -> None:
     assert fetch(APP, "POST", "/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": "def f():"}
 
 
-def test_messages_are_rendered() -> None:
-    messages = [{"role": "user", "content": "Hello"}]
-    tokens = fetch(APP, "POST", "/tokenize", {"messages": messages}).json()["tokens"]
-    rendered = TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert TOKENIZER.decode(tokens) == rendered
-
-
 def test_the_text_of_llama_servers_clients_has_no_special_tokens_unless_they_ask() -> None:
     def tokens(**fields: Any) -> Any:
         return fetch(APP, "POST", "/tokenize", {"content": f"{TOKENIZER.eos_token}x", **fields}).json()["tokens"]
@@ -70,27 +52,6 @@ def test_tokenize_needs_one_text(body: dict[str, Any]) -> None:
     assert response.status_code == 400 and "one of 'prompt', 'messages' and 'content'" in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/ready", "/metrics", "/version", "/v1/models", "/v1/health", "/none"])
-def test_head_is_get_without_a_body(path: str) -> None:
-    got, head = fetch(APP, "GET", path), fetch(APP, "HEAD", path)
-    assert (head.status_code, head.content) == (got.status_code, b"")
-    assert head.headers["content-type"] == got.headers["content-type"]
-    assert fetch(APP, "HEAD", "/v1/completions").status_code == 405
-
-
-def test_the_name_of_a_gguf_file_has_no_ending_but_requests_may_use_it() -> None:
-    for names, known, unknown in (
-        (ModelNames(Model(path="models/a.Q4_K_M.gguf")), ["a.Q4_K_M", "a.Q4_K_M.gguf"], "b.gguf"),
-        (ModelNames(Model(path="models/a.gguf", name="b")), ["b"], "a.gguf"),
-        (ModelNames(Model(path="owner/a")), ["a"], "a.gguf"),
-    ):
-        assert names.listed == known[:1]
-        for name in known:
-            names.check(name)
-        with pytest.raises(APIError):
-            names.check(unknown)
-
-
 def test_aliases_are_accepted_and_echoed() -> None:
     app = app_with(FakeEngine("a"), model__aliases=["gpt-4o", "claude-*"])
     assert [card["id"] for card in fetch(app, "GET", "/v1/models").json()["data"]] == [models.NAME, "gpt-4o"]
@@ -105,11 +66,3 @@ def test_aliases_are_accepted_and_echoed() -> None:
     for name in ("gpt-4o-mini", "my-claude-x", "Claude-opus"):
         assert fetch(app, "POST", "/v1/completions", {"prompt": "x", "model": name}).status_code == 404
         assert fetch(app, "GET", f"/v1/models/{name}").status_code == 404
-
-
-def test_an_echoed_name_is_short() -> None:
-    names = ModelNames(Model(name="m", aliases=("*",)))
-    names.check("x" * MAX_NAME_CHARACTERS)
-    with pytest.raises(APIError) as raised:
-        names.check("x" * (MAX_NAME_CHARACTERS + 1))
-    assert raised.value.status_code == 404 and len(raised.value.message) < 1000

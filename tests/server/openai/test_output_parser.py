@@ -33,12 +33,6 @@ def test_choices_do_not_mix() -> None:
     assert parser.reasoning_tokens == 5
 
 
-def test_the_end_of_a_choice_flushes_its_text() -> None:
-    parser = OutputParser(lambda: ReasoningParser(may_reason=True))
-    assert parser.parse(output(0, "<thi")) == []
-    assert parser.parse(output(0, "", finish="stop")) == [Part("content", "<thi")]
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 1000])
 def test_an_answer_with_one_call_ends_before_the_second(size: int) -> None:
     parser, stop = (
@@ -59,17 +53,6 @@ def test_an_answer_with_one_call_ends_before_the_second(size: int) -> None:
     assert parser.feed(CALLS) == [] and parser.finish() == []
     expected = [Part("content", "So:"), Part("call", "f"), Part("arguments", '{"a": 0}'), Part("content", "And:")]
     assert merge_parts(parts) == expected
-
-
-def test_an_answer_without_a_second_call_is_left_as_it_is() -> None:
-    text = CALLS[: CALLS.index("And:")] + "And <tool_call> is a marker."
-    parser, stop = (
-        SingleCallParser(ReasoningParser(tool_parser("hermes"))),
-        SingleCallStop(ReasoningParser(tool_parser("hermes"))),
-    )
-    plain = ReasoningParser(tool_parser("hermes"))
-    assert stop.feed(text) is None
-    assert parser.feed(text) + parser.finish() == plain.feed(text) + plain.finish()
 
 
 @given(st.lists(st.sampled_from(["<mark>", "<|mark|>", "a", " ", "<ma", "b>", "<tool_call>"]), max_size=8))

@@ -10,11 +10,9 @@ from fastapi import Request as HTTPRequest
 
 from outrider.server.chat.prompt import PromptEncoder
 from outrider.server.engine.messages import Ready
-from outrider.server.http.errors import APIError
-from outrider.server.openai.requests import AFFINITY_TOKENS, RequestBuilder, check_count, check_prompt, choice_params
+from outrider.server.openai.requests import RequestBuilder
 from outrider.server.openai.schema import CompletionBody
-from outrider.server.settings import SettingsError, load_settings
-from outrider.verify.sampling_params import SamplingParams
+from outrider.server.settings import load_settings
 from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, fetch, post
 
 PATH = "/v1/completions"
@@ -84,29 +82,6 @@ def test_choices_share_a_temporary_session_that_ends_with_the_request() -> None:
     assert len(engine.forgotten) == 1
 
 
-def test_every_choice_has_its_own_seed() -> None:
-    params = SamplingParams(seed=5)
-    assert len({choice_params(params, number).seed for number in range(100)}) == 100
-    assert choice_params(params, 0) is params
-
-
-def test_the_acceptance_rule_is_the_requests_or_else_the_servers() -> None:
-    for default in ("keyed", "rejection"):
-        engine = FakeEngine("a")
-        app = app_with(engine, speculation__rule=default)
-        for speculation in ({}, {"rule": "keyed"}, {"rule": "rejection"}):
-            fetch(app, "POST", PATH, {"prompt": [5], "speculation": speculation})
-        assert [request.params.rule for request in engine.requests] == [default, "keyed", "rejection"]
-
-
-def test_an_unknown_rule_is_refused_with_the_names_of_the_others() -> None:
-    response = fetch(app_with(FakeEngine()), "POST", PATH, {"prompt": [5], "speculation": {"rule": "auto"}})
-    assert response.status_code == 400
-    assert "'keyed' or 'rejection'" in response.json()["error"]["message"]
-    with pytest.raises(SettingsError, match=r"'speculation.rule' is invalid: Input should be 'keyed' or 'rejection'"):
-        load_settings(None, {"speculation.rule": "auto"})
-
-
 def test_each_choice_of_each_prompt_counts_towards_the_rate() -> None:
     charged: list[tuple[str, int]] = []
 
@@ -120,15 +95,6 @@ def test_each_choice_of_each_prompt_counts_towards_the_rate() -> None:
     http = HTTPRequest({"type": "http", "headers": [], "state": {"principal": "alice"}})
     asyncio.run(builder.build(http, body, [[1], [2]]))
     assert charged == [("alice", 5)]
-
-
-def test_answers_are_bounded_by_the_settings() -> None:
-    engine = FakeEngine("a")
-    app = app_with(engine, limits__max_tokens=30)
-    for fields in ({"max_tokens": 500}, {"max_tokens": 9}):
-        fetch(app, "POST", PATH, {"prompt": [5], **fields})
-    fetch(app, "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
-    assert [request.max_tokens for request in engine.requests] == [30, 9, 30]
 
 
 @pytest.mark.parametrize(
@@ -183,24 +149,6 @@ def test_the_product_of_choices_tokens_and_logprobs_is_bounded(
         assert response.status_code == 400 and "lower 'logprobs', 'n', 'max_tokens'" in response.json()["error"]["message"]
 
 
-def test_an_answer_without_a_limit_ends_where_its_logprobs_do() -> None:
-    engine = FakeEngine("a")
-    fields = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 4}
-    assert post(engine, "/v1/chat/completions", fields, limits__logprobs=50).status_code == 200
-    assert engine.requests[0].max_tokens == 10
-
-
-def test_counts_and_prompts_at_the_limit_are_accepted() -> None:
-    check_count("stop", 16, 16, "stop strings")
-    with pytest.raises(APIError, match="at most 16 stop strings are allowed, not 17"):
-        check_count("stop", 17, 16, "stop strings")
-    check_prompt([1] * 9, 10)
-    for prompt, code in (([], "invalid_value"), ([1] * 10, "context_length_exceeded")):
-        with pytest.raises(APIError) as raised:
-            check_prompt(prompt, 10)
-        assert raised.value.code == code
-
-
 def test_a_trace_needs_a_stream_on_a_server_that_shows_its_drafts() -> None:
     fields = {"prompt": "x", "stream": True, "speculation": {"trace": True}}
     engine = FakeEngine("a")
@@ -221,14 +169,6 @@ def test_a_server_with_keys_shows_drafts_only_if_its_settings_say_so(setting: di
     fields = {"prompt": "x", "stream": True, "speculation": {"trace": True}}
     response = fetch(app, "POST", PATH, fields, headers={"authorization": "Bearer alices-secret"})
     assert response.status_code == status
-
-
-@pytest.mark.parametrize(
-    ("path", "fields"), [("/v1/responses", {"input": "x"}), ("/infill", {"input_prefix": "x", "input_suffix": ""})]
-)
-def test_endpoints_without_traces_refuse_them(path: str, fields: dict[str, Any]) -> None:
-    response = post(FakeEngine("a"), path, fields | {"stream": True, "speculation": {"trace": True}})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "speculation.trace")
 
 
 def affinity(
@@ -254,21 +194,3 @@ def test_the_turns_of_a_conversation_have_one_affinity() -> None:
         affinity(engine, {"messages": first, "session_id": "s"}),
     }
     assert len(other | {found}) == 5
-
-
-def test_a_session_has_one_affinity_whatever_it_says() -> None:
-    engine = FakeEngine("a")
-    named = [
-        affinity(engine, {"messages": [{"role": "user", "content": "One."}], "session_id": "s"}),
-        affinity(engine, {"messages": [{"role": "user", "content": "Two."}]}, **{"X-Session-Id": "s"}),
-        affinity(engine, {"prompt": "Three."}, PATH, **{"X-Session-Id": "s"}),
-    ]
-    assert len(set(named)) == 1
-    assert affinity(engine, {"prompt": "x"}, PATH, key="bobs-secret-key", **{"X-Session-Id": "s"}) not in named
-
-
-def test_a_growing_text_has_one_affinity() -> None:
-    engine = FakeEngine("a")
-    start = list(range(300, 300 + AFFINITY_TOKENS))
-    assert affinity(engine, {"prompt": start}, PATH) == affinity(engine, {"prompt": [*start, 7]}, PATH)
-    assert affinity(engine, {"prompt": [7, *start]}, PATH) != affinity(engine, {"prompt": start}, PATH)

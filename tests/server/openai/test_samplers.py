@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from outrider.server.openai.samplers import INFILL_MIN_P, OFF, Sampler, Samplers, select
+from outrider.server.openai.samplers import INFILL_MIN_P, Sampler, Samplers, select
 from outrider.verify.sampling_params import SamplingParams
 
 ADAPTER: TypeAdapter[list[Sampler]] = TypeAdapter(Samplers)
@@ -23,12 +23,6 @@ PARAMS = SamplingParams(
 )
 
 
-def test_all_samplers_that_the_server_has_may_be_listed() -> None:
-    assert select(PARAMS, ADAPTER.validate_python([*VALUES])) == PARAMS
-    assert OFF.keys() == VALUES.keys()
-    assert select(PARAMS, ADAPTER.validate_python(["dry", "top_n_sigma", *VALUES, "typ_p", "xtc"])) == PARAMS
-
-
 @pytest.mark.parametrize("name", VALUES)
 def test_a_sampler_that_is_not_listed_is_off(name: str) -> None:
     defaults = SamplingParams()
@@ -36,15 +30,6 @@ def test_a_sampler_that_is_not_listed_is_off(name: str) -> None:
     for sampler, values in VALUES.items():
         for field, value in values.items():
             assert getattr(chosen, field) == (getattr(defaults, field) if sampler == name else value)
-
-
-def test_an_empty_list_samples_from_the_models_distribution() -> None:
-    assert select(PARAMS, []) == SamplingParams(seed=5, logit_bias={1: 2.0})
-
-
-def test_infill_keeps_the_tokens_that_are_likely_enough() -> None:
-    assert select(PARAMS, ["top_k", "infill"]).min_p == INFILL_MIN_P
-    assert select(SamplingParams(min_p=0.5), ["min_p", "infill"]).min_p == 0.5
 
 
 @pytest.mark.parametrize(
@@ -70,8 +55,3 @@ def test_min_p_before_the_temperature_keeps_the_tokens_that_it_keeps_without(tem
     least = INFILL_MIN_P if "infill" in names else 0.15
     for ratio in (0.01, 0.14, 0.16, 0.19, 0.21, 0.9):  # of a token's probability to the likeliest one's, before the temperature
         assert (ratio ** (1 / temperature) >= chosen.min_p) == (ratio >= least)
-
-
-def test_min_p_before_a_temperature_that_is_greedy_or_not_listed_is_itself() -> None:
-    assert select(SamplingParams(temperature=0.0, min_p=0.1), ["min_p", "temperature"]).min_p == 0.1
-    assert select(SamplingParams(temperature=0.5, min_p=0.1), ["min_p"]).min_p == 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -16,12 +17,17 @@ from outrider.server.settings import Limits
 from tests.server.fakes import VOCABULARY, FakeEngine, post
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-GBNF = 'root ::= item+ # a list\nitem ::= "- " [^\\n]+ "\\n" | other-item\nother-item ::= "x"{1,3}\n'
 LARK = 'start: "a"+\n'
 
 
 def structures(**fields: Any) -> dict[str, Structure]:
     return CompletionBody.model_validate({"model": "m", "prompt": "x", **fields}).structures
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[GrammarChecker]:
+    with closing(GrammarChecker(Limits())) as checker:
+        yield checker
 
 
 @pytest.mark.parametrize(
@@ -38,27 +44,14 @@ def structures(**fields: Any) -> dict[str, Structure]:
         ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice", ("choice", ["a"])),
         ({"structured_outputs": {"grammar": LARK}}, "structured_outputs.grammar", ("grammar", LARK)),
         ({"structured_outputs": {"json_object": True}}, "structured_outputs.json_object", ("json_object", True)),
-        (
-            {"response_format": {"type": "json_object", "schema": SCHEMA}},
-            "response_format",
-            ("lenient_json_schema", SCHEMA),
-        ),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "response_format", ("lenient_json_schema", SCHEMA)),
     ],
 )
-def test_every_field_becomes_a_structure(fields: dict[str, Any], name: str, structure: tuple[str, Any]) -> None:
+def test_every_field_becomes_a_structure(
+    checker: GrammarChecker, fields: dict[str, Any], name: str, structure: tuple[str, Any]
+) -> None:
     assert structures(**fields) == {name: Structure(*structure)}
-    assert asyncio.run(GrammarChecker(Limits()).grammar(structures(**fields))).grammar
-
-
-def test_empty_fields_ask_for_nothing() -> None:
-    assert structures(structured_outputs={}, guided_json=None) == {}
-    assert structures(structured_outputs={"json_object": False, "structural_tag": None}) == {}
-
-
-def test_two_structures_are_one_too_many() -> None:
-    for fields in ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, {"guided_regex": "a", "regex": "b"}):
-        response = post(FakeEngine("a"), "/v1/completions", {"prompt": "x", **fields})
-        assert response.status_code == 400 and "only one of" in response.json()["error"]["message"]
+    assert asyncio.run(checker.grammar(structures(**fields))).grammar
 
 
 @pytest.mark.parametrize(
@@ -77,11 +70,6 @@ def test_errors_name_the_field(fields: dict[str, Any], param: str) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
-def test_gbnf_is_a_grammar_of_the_field() -> None:
-    (structure,) = structures(grammar=GBNF).values()
-    assert asyncio.run(GrammarChecker(Limits()).grammar({"grammar": structure})).grammar
-
-
 def test_tokens_of_gbnf_are_the_models() -> None:
     token = min(VOCABULARY.grammar_tokens)
     engine = FakeEngine("a")
@@ -92,7 +80,7 @@ def test_tokens_of_gbnf_are_the_models() -> None:
 
 
 @pytest.mark.parametrize("grammar", ['root ::= "a', "root ::= missing", "root ::= " + "(" * 5000])
-def test_invalid_gbnf_is_an_error_of_the_field(grammar: str) -> None:
-    with closing(GrammarChecker(Limits())) as checker, pytest.raises(APIError) as raised:
+def test_invalid_gbnf_is_an_error_of_the_field(checker: GrammarChecker, grammar: str) -> None:
+    with pytest.raises(APIError) as raised:
         asyncio.run(checker.grammar(structures(grammar=grammar)))
     assert (raised.value.status_code, raised.value.param) == (400, "grammar")

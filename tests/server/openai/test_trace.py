@@ -6,30 +6,7 @@ from typing import Any
 
 import pytest
 
-from outrider.server.engine.messages import StepReport, StepTrace
-from outrider.server.openai.trace import trace_body
-from tests.server.fakes import FIRST_TOKEN, VOCABULARY, FakeEngine, events, post
-
-
-def test_the_body_has_texts_and_times() -> None:
-    trace = StepTrace([40, 41], [-1, 0], [0.98765, 0.5], ["trigram", "lookup"], [0], 42, 24, 1.63215, 1.21)
-    assert trace_body(VOCABULARY, StepReport(1e-4, 2e-3, 3e-5, {}, {}), trace) == {
-        "draft": {
-            "tokens": [40, 41],
-            "texts": [VOCABULARY.text_of(40), VOCABULARY.text_of(41)],
-            "parents": [-1, 0],
-            "probabilities": [0.9877, 0.5],
-            "sources": ["trigram", "lookup"],
-        },
-        "accepted": [0],
-        "bonus": {"token": 42, "text": VOCABULARY.text_of(42)},
-        "proposed": 24,
-        "expected_tokens": 1.632,
-        "gain": 1.21,
-        "draft_ms": 0.1,
-        "verify_ms": 2.0,
-        "commit_ms": 0.03,
-    }
+from tests.server.fakes import FIRST_TOKEN, FakeEngine, events, post
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,3 @@ def test_responses() -> None:
     assert (body["input_tokens"], body["output_tokens"], body["total_tokens"]) == (5, 5, 10)
     assert body["input_tokens_details"]["cached_tokens"] == 2
     assert body["output_tokens_details"] == {"reasoning_tokens": 2}
-
-
-def test_speculation() -> None:
-    body = usage().speculation_body()
-    assert (body["steps"], body["mean_tokens_per_step"]) == (1, 5.0)
-    assert (body["drafted_tokens"], body["accepted_tokens"]) == ({"prediction": 4, "trigram": 2}, {"prediction": 3})
-    assert Usage().speculation_body()["mean_tokens_per_step"] == 0

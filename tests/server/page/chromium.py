@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,16 +52,6 @@ def submit(page: Any, prompt: str, mode: str = "Completion", **fields: str) -> N
     for name, value in fields.items():
         page.fill(f"[name={name}]", value)
     page.click("#run")
-
-
-def submit_endless(page: Any, prompt: str, mode: str = "Completion") -> None:
-    """Runs a request whose answer takes seconds: an end-of-text token, which the page allows, does not end it."""
-
-    def ignore_eos(route: Any) -> None:
-        route.continue_(post_data={**route.request.post_data_json, "ignore_eos": True})
-
-    page.route(re.compile("/completions$"), ignore_eos, times=1)
-    submit(page, prompt, mode, max_tokens="1900", temperature="1.5")
 
 
 def said(page: Any, words: str) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.requests import ENDLESS, PROMPT, streaming
-from tests.server.page.chromium import EXECUTABLE, PHONE, launched, said, shown_tokens, submit, submit_endless, visit
-from tests.server.page.screenshots import FOLDER, take
-from tests.servers import ALICE, Served, serving, start, wait_for_metric
+from tests.requests import PROMPT
+from tests.server.page.chromium import EXECUTABLE, PHONE, launched, said, shown_tokens, submit, visit
+from tests.servers import ALICE, Served
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")]
@@ -58,44 +56,6 @@ def test_tokens_have_the_colours_of_the_apis_sources(browser: Any, served: Serve
         page.locator("#chart canvas").wait_for()
 
 
-def test_an_answer_appears_while_it_is_generated_and_stops(browser: Any, served: Served) -> None:
-    with visit(browser, served.url) as page:
-        submit_endless(page, PROMPT)
-        page.locator("#transcript .token").nth(3).wait_for()
-        page.click("#stop")
-        said(page, "Stopped")
-        assert 3 < len(shown_tokens(page)) < 1900
-        assert page.is_enabled("#run")
-
-
-def test_a_chat_goes_on(browser: Any, served: Served) -> None:
-    with visit(browser, served.url) as page:
-        for number in (1, 2):
-            with page.expect_request("**/v1/chat/completions") as found:
-                submit(page, f"Question {number}", "Chat", max_tokens="5")
-                page.locator("#transcript article").nth(number - 1).wait_for()
-                said(page, "Done")
-        first = page.locator("#transcript .answer").nth(0).inner_text()
-        roles = [(message["role"], message["content"].strip()) for message in found.value.post_data_json["messages"]]
-        assert roles == [("user", "Question 1"), ("assistant", first.strip()), ("user", "Question 2")]
-
-
-def test_the_kind_of_request_cannot_change_while_an_answer_streams(browser: Any, served: Served) -> None:
-    with visit(browser, served.url) as page:
-        submit_endless(page, PROMPT, "Chat")
-        page.locator("#transcript .token").nth(3).wait_for()
-        modes = page.locator("[name=mode]")
-        assert [modes.nth(number).is_disabled() for number in (0, 1)] == [True, True]
-        modes.nth(1).evaluate("mode => mode.dispatchEvent(new Event('change'))")  # a change that came through nevertheless
-        page.click("#stop")
-        said(page, "Stopped")
-        assert [modes.nth(number).is_enabled() for number in (0, 1)] == [True, True]
-        with page.expect_request("**/v1/chat/completions") as found:
-            submit(page, "Question", "Chat", max_tokens="5")
-            said(page, "Done")
-        assert [message["content"] for message in found.value.post_data_json["messages"]] == ["Question"]
-
-
 def test_both_racers_end_with_the_same_text(browser: Any, served: Served) -> None:
     with visit(browser, served.url) as page:
         page.fill("textarea", PROMPT)
@@ -108,23 +68,6 @@ def test_both_racers_end_with_the_same_text(browser: Any, served: Served) -> Non
         page.click("#race .again")
         page.locator("#race[aria-busy=false]").wait_for()
         assert page.locator("#race .answer").nth(1).text_content() == plain
-
-
-def test_the_tree_of_a_step_opens(browser: Any, served: Served) -> None:
-    with visit(browser, served.url) as page:
-        with page.expect_response("**/v1/completions") as found:
-            submit(page, PROMPT, max_tokens="40")
-            said(page, "Done")
-        traces = traces_of(found.value)
-        number = next(i for i, trace in enumerate(traces) if 0 < len(trace["accepted"]) < len(trace["draft"]["tokens"]))
-        page.locator("#transcript .token").nth(sum(len(tokens_of(trace)) for trace in traces[:number])).click()
-        assert f"Step {number + 1} of {len(traces)}" in page.inner_text("#tree h2")
-        nodes = {state: page.locator(f"#tree .node.{state}").count() for state in ("accepted", "rejected", "bonus")}
-        drafted, accepted = len(traces[number]["draft"]["tokens"]), len(traces[number]["accepted"])
-        assert nodes == {"accepted": accepted, "rejected": drafted - accepted, "bonus": 1}
-        assert page.locator("#transcript .token.chosen").count() == len(tokens_of(traces[number]))
-        page.click("#tree .close")
-        assert page.is_hidden("#tree")
 
 
 def test_markup_stays_text(browser: Any, served: Served, tmp_path: Path) -> None:
@@ -184,92 +127,6 @@ def test_keys_are_entered_and_kept_in_memory(browser: Any, guarded: Served) -> N
         said(page, "This server needs an API key")
 
 
-def test_the_servers_figures(browser: Any, served: Served) -> None:
-    with visit(browser, served.url) as page:
-        submit(page, PROMPT, max_tokens="10")
-        said(page, "Done")
-        page.click("#server summary")
-        page.locator("#metrics caption", has_text="Acceptance by source").wait_for()
-        assert page.locator("#metrics th", has_text="trigram").count() == 1
-        assert "ms" in page.locator("#metrics tr", has_text="Time to first token").inner_text()
-
-
-def test_a_full_server_says_so(browser: Any, crowded: Served) -> None:
-    with streaming(crowded, **ENDLESS), visit(browser, crowded.url) as page:
-        waiting = threading.Thread(
-            target=lambda: crowded.http.post("/v1/completions", json={"model": crowded.model, "prompt": "x"})
-        )
-        waiting.start()
-        wait_for_metric(crowded, "outrider_requests_waiting 1.0")
-        submit(page, PROMPT)
-        said(page, "The server is full")
-    waiting.join()
-
-
-def test_a_server_that_hides_its_drafts_gives_plain_text(browser: Any, coalescing: Served) -> None:
-    with visit(browser, coalescing.url) as page:
-        submit(page, PROMPT, max_tokens="10")
-        said(page, "does not show its drafts")
-        assert {source for _, source in shown_tokens(page)} == {""}
-
-
-def test_a_loading_server_says_so_and_answers_later(browser: Any) -> None:
-    process, url = start("--model.dtype", "float32")
-    try:
-        with visit(browser, url) as page:
-            page.locator("#state", has_text="Loading the model").wait_for()
-            page.locator("#state", has_text="Ready").wait_for()
-            submit(page, PROMPT, max_tokens="5")
-            said(page, "Done")
-    finally:
-        process.terminate()
-        process.communicate()
-
-
-def test_a_server_that_ends_is_gone(browser: Any) -> None:
-    with serving("--model.dtype", "float32", "--server.drain_seconds", "0") as server, visit(browser, server.url) as page:
-        submit_endless(page, PROMPT)
-        page.locator("#transcript .token").nth(3).wait_for()
-        server.process.kill()
-        said(page, "The connection was lost before the answer was complete")
-        page.locator("#state", has_text="Gone").wait_for()
-        assert shown_tokens(page)
-        page.click("#run")
-        said(page, "The server is gone")
-
-
-def test_everything_works_by_keyboard(browser: Any, served: Served) -> None:
-    with visit(browser, served.url) as page:
-        page.locator("#state", has_text="Ready").wait_for()
-        press_until(page, "Tab", "document.activeElement.name === 'prompt'")
-        page.keyboard.type(PROMPT)
-        page.keyboard.press("Control+Enter")
-        said(page, "Done")
-        press_until(page, "Tab", "document.activeElement.classList.contains('token')")
-        first = page.evaluate("document.activeElement.textContent")
-        for _ in range(3):
-            page.keyboard.press("ArrowRight")
-        assert page.evaluate("document.activeElement.dataset.index") == "3" and first == shown_tokens(page)[0][0]
-        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
-        page.keyboard.press("Enter")
-        page.locator("#tree").wait_for()
-        press_until(page, "Tab", "document.activeElement.className === 'next'")
-        before = page.inner_text("#tree h2")
-        page.keyboard.press("Enter")
-        assert page.inner_text("#tree h2") != before
-        page.keyboard.press("Escape")
-        assert page.is_hidden("#tree")
-
-
-def press_until(page: Any, key: str, condition: str) -> None:
-    """Presses a key until a condition holds in the page."""
-    for _ in range(60):
-        page.keyboard.press(key)
-        if page.evaluate(condition):
-            return
-    raise AssertionError(condition)
-
-
 def test_a_phone_shows_everything_without_scrolling_sideways(browser: Any, served: Served) -> None:
     with visit(browser, served.url, PHONE) as page:
         submit(page, PROMPT, max_tokens="60")
@@ -283,19 +140,12 @@ def test_a_phone_shows_everything_without_scrolling_sideways(browser: Any, serve
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
 
 
-def test_the_pictures_of_the_documentation_can_be_taken(browser: Any, served: Served, tmp_path: Path) -> None:
-    names = {path.name for path in take(browser, served.url, tmp_path)}
-    assert names == {path.name for path in tmp_path.iterdir()} == {path.name for path in FOLDER.iterdir()}
-
-
 @pytest.mark.parametrize(
     ("tokens", "pieces", "shown"),
     [
         (["a", "b"], ["ab"], ["a", "b"]),
         (["\ufffd", "\ufffd", "b"], ["\u00e9b"], ["\u00e9", "b"]),  # two tokens make one character
-        (["\ufffd", "\ufffd"], ["\u00e9"], ["\u00e9"]),
         (["abc", "d"], ["a", "bcd"], ["abc", "d"]),  # a part of a token is held back
-        (["<|x|>", "a"], ["a"], ["a"]),  # a token without text
         (["a"], ["a", "!"], ["a!"]),  # more text than tokens
     ],
 )

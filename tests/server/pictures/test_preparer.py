@@ -11,7 +11,7 @@ from PIL import Image
 
 from outrider.server.pictures.messages import Load, Prepare
 from outrider.server.pictures.preparer import MAX_PIXELS, Preparer, UnreadablePicture, open_picture
-from tests.server.pictures.models import picture, write_gemma, write_qwen
+from tests.server.pictures.models import picture, write_qwen
 
 
 def file_of(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -61,14 +61,6 @@ def test_equal_pictures_have_equal_digests(tmp_path: Path) -> None:
     assert first == again and first.digest != other.digest
     assert preparer.placeholder == "<|image_pad|>" and first.text == "<|image_pad|>" * len(first.tokens)
     assert first.arrays["pixel_values"].shape == (4 * len(first.tokens), 3 * 2 * 14 * 14)
-
-
-def test_what_stands_for_a_picture_may_have_more_than_its_pixels(tmp_path: Path) -> None:
-    write_gemma(tmp_path)
-    preparer = Preparer(Load(str(tmp_path), "main", False))
-    found = preparer.prepare(request(picture(1)))
-    assert found.text == "\n\n<start_of_image>" + 16 * "<image_soft_token>" + "<end_of_image>\n\n"
-    assert preparer.placeholder == "<start_of_image>" and len(found.tokens) == 16
 
 
 def test_what_is_too_large_is_refused_before_it_is_sent(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
-import importlib.util
 import threading
 from collections.abc import Awaitable, Callable
 
@@ -105,30 +104,6 @@ def test_failures() -> None:
     run(test)
 
 
-def test_without_a_processor_pictures_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(service: PictureService, program: Program) -> None:
-        program.fails_to_load = True
-        assert not await service.is_available()
-        assert not await service.is_available()
-        assert program.loads == program.closes == 1
-        with pytest.raises(WorkerLost, match="leave the pictures out"):
-            await service.prepare("a", [url(b"a")])
-
-    run(test)
-    assert "pictures are left out of prompts; they cannot be prepared: no" in caplog.text
-
-
-def test_without_pillow_pictures_are_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-
-    async def test(service: PictureService, program: Program) -> None:
-        assert not await service.is_available()
-        assert not program.loads
-
-    run(test)
-    assert "pip install 'outrider[pictures]'" in caplog.text
-
-
 def test_prompts_are_equal_only_if_their_pictures_are() -> None:
     async def test(service: PictureService, _: Program) -> None:
         prompt, rare = [1, *TOKENS, 2, *TOKENS, 3], list(range(100, 200))
@@ -145,15 +120,6 @@ def test_prompts_are_equal_only_if_their_pictures_are() -> None:
     run(test)
 
 
-def test_the_number_of_pictures_is_limited() -> None:
-    async def test(service: PictureService, program: Program) -> None:
-        with pytest.raises(APIError, match="has 33 pictures, and 32 are allowed"):
-            await service.prepare("a", [url(b"a")] * 33)
-        assert not program.pictures
-
-    run(test)
-
-
 def test_the_pixels_of_a_request_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REQUEST_BYTES", 25)
 
@@ -162,19 +128,6 @@ def test_the_pixels_of_a_request_are_limited(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(APIError, match="take more than 0 MiB as the model reads them"):
             await service.prepare("a", [url(b"a"), url(b"b"), url(b"c"), url(b"d")])
         assert program.pictures == [b"a", b"b", b"c"]
-
-    run(test)
-
-
-def test_a_picture_of_two_requests_at_once_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEPT_BYTES", 25)
-
-    async def test(service: PictureService, program: Program) -> None:
-        await asyncio.gather(*(service.prepare("a", [url(b"a")]) for _ in range(4)))
-        await service.prepare("a", [url(b"b")])
-        program.pictures.clear()
-        await service.prepare("a", [url(b"a"), url(b"b")])
-        assert not program.pictures
 
     run(test)
 
@@ -230,22 +183,10 @@ def test_the_pictures_of_running_requests_are_shared(monkeypatch: pytest.MonkeyP
     run(test)
 
 
-def test_what_a_request_may_still_have_is_told_to_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REQUEST_PIXELS", 150)
-
+def test_the_number_of_pictures_is_limited() -> None:
     async def test(service: PictureService, program: Program) -> None:
-        limits: list[tuple[int, int]] = []
-        ask = program.ask
-
-        def note(message: bytes, seconds: float) -> bytes:
-            request = decode_request(message)
-            if not isinstance(request, Load):
-                limits.append((request.max_pixels, module.REQUEST_BYTES - request.max_bytes))
-            return ask(message, seconds)
-
-        program.ask = note  # type: ignore[method-assign]
-        with pytest.raises(APIError, match="scale them down"):
-            await service.prepare("a", [url(b"a"), url(b"b")])
-        assert limits == [(150, 0), (50, 10)]
+        with pytest.raises(APIError, match="has 33 pictures, and 32 are allowed"):
+            await service.prepare("a", [url(b"a")] * 33)
+        assert not program.pictures
 
     run(test)

@@ -120,24 +120,6 @@ def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPat
         assert "could not be fetched within" in refusal(f"http://127.0.0.1:{silent.getsockname()[1]}/")
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "127.0.0.1",
-        "localhost",
-        "10.1.2.3",
-        "192.168.0.1",
-        "169.254.169.254",
-        "0.0.0.0",
-        "[::1]",
-        "[fd00::1]",
-        "[::ffff:10.0.0.1]",
-    ],
-)
-def test_private_addresses_are_not_asked(host: str) -> None:
-    assert "is not public" in refusal(f"http://{host}/picture")
-
-
 def test_a_name_with_one_private_address_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
     async def resolve(addresses: list[str]) -> str:
         loop = asyncio.get_running_loop()

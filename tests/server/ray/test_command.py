@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
-import httpx
 import pytest
 from typer.testing import CliRunner
 
-from outrider import models
 from outrider.server.cli import app
 from outrider.server.ray import command
 from outrider.server.ray.scale import Scale
@@ -41,58 +33,3 @@ def test_a_new_cluster_without_room_is_refused_and_a_running_one_warned(capsys: 
     assert "reserves 3 CPUs, and the cluster has 2" in capsys.readouterr().err
     command.check_room({"CPU": 3.0, "GPU": 2.0}, scale, started=True)
     assert not capsys.readouterr().err
-
-
-def test_the_reason_of_a_failed_start_is_its_last_sentence() -> None:
-    trace = (
-        "Retrying. Error:\nTraceback (most recent call last):\n  File ...\nverify.errors.ModelError: There is no folder: x.\n"
-    )
-    assert command.reason(["", trace, "healthy"]) == "There is no folder: x."
-    assert command.reason(["", "healthy"]) == ""
-
-
-@pytest.mark.ray
-def test_a_cluster_that_does_not_answer_is_one_sentence() -> None:
-    pytest.importorskip("ray")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        free = listener.getsockname()[1]
-    with pytest.raises(ConnectionError, match=f"There is no Ray cluster at 127.0.0.1:{free}"):
-        command.connect(f"127.0.0.1:{free}", Scale())
-
-
-@pytest.mark.ray
-@pytest.mark.xdist_group("ray")  # one cluster at a time
-@pytest.mark.timeout(300)
-def test_one_machine_serves_more_replicas_than_it_has_cores_until_a_signal(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    file = tmp_path / "settings.yaml"
-    file.write_text(f"server: {{port: {port}}}\nmodel: {{threads: 1}}\nspeculation: {{max_nodes: 12}}\n")
-    flags = ["--config", str(file), "--replicas", "2", "--cpus", str(os.cpu_count())]
-    environment = os.environ | {"PYTHONPATH": str(Path(models.__file__).parents[1]), "RAY_USAGE_STATS_ENABLED": "0"}
-    program = [sys.executable, "-m", "outrider.server.cli", "deploy", *flags]
-    with subprocess.Popen(program, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        assert process.stdout is not None
-        try:
-            assert any(
-                f"outrider: serving {models.NAME} at http://127.0.0.1:{port}/v1".encode() in line for line in process.stdout
-            )
-            body = {"model": models.NAME, "messages": [{"role": "user", "content": "Write a function."}], "max_tokens": 4}
-            answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=60).json()
-            assert answer["usage"]["completion_tokens"] == 4
-        finally:
-            process.terminate()
-            output = process.stdout.read()
-    assert process.returncode == 0
-    assert b"outrider: stopping" in output and b"SIGTERM received" not in output
-
-
-@pytest.mark.slow
-def test_serving_on_one_machine_imports_nothing_of_ray() -> None:
-    program = (
-        "import sys, outrider.server.cli, outrider.server.front_end\n"
-        "print([name for name in sys.modules if name.startswith(('ray', 'outrider.server.ray.'))])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['outrider.server.ray.command']"

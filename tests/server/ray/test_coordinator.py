@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.server.ray.coordinator import REPORT_SECONDS, SILENT_SECONDS, Coordinator, merged
+from outrider.server.ray.coordinator import REPORT_SECONDS, SILENT_SECONDS, Coordinator
 from outrider.server.settings import load_settings
 from outrider.server.telemetry.metrics import Metrics
 
@@ -36,13 +36,6 @@ def test_a_quota_is_that_of_all_ingresses_together() -> None:
     assert admitted(members, "one")
 
 
-def test_choices_use_up_the_rate_of_all() -> None:
-    members = coordinator(requests_per_minute=6)
-    assert admitted(members, "one")
-    asyncio.run(members.charge("anyone", 5))
-    assert not admitted(members, "two")
-
-
 def test_an_ingress_that_has_ended_holds_nothing() -> None:
     clock = Clock()
     members = coordinator(clock, max_concurrent=1)
@@ -55,15 +48,6 @@ def test_an_ingress_that_has_ended_holds_nothing() -> None:
     assert admitted(members, "other")
     asyncio.run(members.release("ended", "anyone"))  # too late
     assert not admitted(members, "other")
-
-
-def test_a_new_coordinator_learns_which_requests_run() -> None:
-    members = coordinator(max_concurrent=2)
-    asyncio.run(members.report("one", b"", {"anyone": 2}))
-    asyncio.run(members.report("one", b"", {"anyone": 2}))  # it knows this member now
-    assert not admitted(members, "two")
-    asyncio.run(members.release("one", "anyone"))
-    assert admitted(members, "two")
 
 
 def test_the_page_has_the_samples_of_every_member_with_its_name() -> None:
@@ -85,25 +69,3 @@ def test_the_page_has_the_samples_of_every_member_with_its_name() -> None:
         s.labels["replica"]: s.value for s in families["outrider_time_to_first_token_seconds"].samples if "count" in s.name
     }
     assert counts == {"one": 0, "two": 1}
-
-
-def test_members_without_metrics_have_no_samples() -> None:
-    assert merged({"one": b""}) == b""
-
-
-def test_reports_correct_what_was_counted() -> None:
-    """A coordinator that is new, and asked before the first report; and one that has missed the end of a request."""
-
-    async def run() -> None:
-        coordinator = Coordinator(load_settings(None, {"auth.max_concurrent": 5}).auth)
-        assert await coordinator.admit("a", "alice", 1.0) is None
-        await coordinator.report("a", b"", {"alice": 5})
-        assert await coordinator.admit("a", "alice", 1.0) is not None
-        await coordinator.report("a", b"", {"alice": 1})
-        for _ in range(4):
-            assert await coordinator.admit("a", "alice", 1.0) is None
-        assert await coordinator.admit("b", "alice", 1.0) is not None
-        await coordinator.report("a", b"", {})
-        assert await coordinator.admit("b", "alice", 1.0) is None
-
-    asyncio.run(run())

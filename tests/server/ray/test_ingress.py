@@ -7,7 +7,7 @@ from typing import cast
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from outrider.server.ray.ingress import IngressMetrics, create_ingress
+from outrider.server.ray.ingress import create_ingress
 from outrider.server.ray.remote_engine import ReplicaLost
 from outrider.server.settings import load_settings
 from tests.server.fakes import events, fetch
@@ -51,8 +51,3 @@ def test_a_lost_replica_is_the_last_event_of_its_stream() -> None:
     assert whole.json()["choices"][0]["message"]["content"] == "ab"
     stream = events(fetch(started(app), "POST", PATH, BODY | {"stream": True}))
     assert [each["error"]["code"] for each in stream if "error" in each] == ["worker_unavailable"]
-
-
-def test_the_gauges_of_workers_are_those_of_the_replicas() -> None:
-    page = IngressMetrics(coarse=False).render().decode()
-    assert "outrider_worker_ready" not in page and "outrider_time_to_first_token_seconds" in page

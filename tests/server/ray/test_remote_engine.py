@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from outrider.server.engine.engine import DeadlineExceeded, InvalidRequest, Overloaded, ShuttingDown, WorkerLost
+from outrider.server.engine.engine import WorkerLost
 from outrider.server.engine.messages import Accepted, Request, TokenEvent
-from outrider.server.ray import remote_engine, wire
-from outrider.server.ray.remote_engine import MAX_LOSSES, RemoteEngine, ReplicaLost, ReplicasFull
+from outrider.server.ray import wire
+from outrider.server.ray.remote_engine import RemoteEngine, ReplicaLost
 from outrider.server.settings import load_settings
 from outrider.server.telemetry.metrics import Metrics
 from outrider.verify.sampling_params import SamplingParams
@@ -118,30 +118,6 @@ def test_an_answer_that_has_begun_is_lost_with_its_replica(script: list[Item]) -
     assert len(replicas.calls) == 1
 
 
-def test_a_request_does_not_end_every_replica() -> None:
-    lost: list[Item] = [ReplicaLost()]
-    replicas = FakeReplicas(*[lost] * (MAX_LOSSES + 1))
-
-    async def body(engine: RemoteEngine) -> None:
-        with pytest.raises(WorkerLost):
-            await texts(engine)
-
-    run(replicas, body)
-    assert len(replicas.calls) == MAX_LOSSES
-
-
-def test_errors_of_a_replica_reach_the_client() -> None:
-    replicas = FakeReplicas([event("a"), wire.encode_batch([InvalidRequest("why")])], [ReplicasFull()])
-
-    async def body(engine: RemoteEngine) -> None:
-        with pytest.raises(InvalidRequest, match="why"):
-            await texts(engine)
-        with pytest.raises(Overloaded, match="All replicas are busy"):
-            await texts(engine)
-
-    run(replicas, body)
-
-
 def test_an_idle_stream_is_kept_alive_and_its_end_cancels_the_call() -> None:
     replicas = FakeReplicas([event("a"), None])
 
@@ -152,40 +128,3 @@ def test_an_idle_stream_is_kept_alive_and_its_end_cancels_the_call() -> None:
         assert replicas.closed == 1
 
     run(replicas, body, **{"server.keep_alive_seconds": 0.001})
-
-
-def test_time_limits_hold_while_no_replica_has_room() -> None:
-    replicas = FakeReplicas([None], [event("a"), None])
-
-    async def body(engine: RemoteEngine) -> None:
-        with pytest.raises(DeadlineExceeded):
-            await texts(engine)
-        async with aclosing(engine.generate(request())) as events:
-            assert await anext(events)  # it no longer waits
-        assert replicas.closed == 2
-
-    run(replicas, body, **{"scheduling.queue_seconds": 0.001})
-
-
-def test_it_waits_for_a_first_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_engine, "RETRY_SECONDS", 0.0)
-    replicas = FakeReplicas()
-    replicas.unreachable = 3
-
-    async def body(engine: RemoteEngine) -> None:
-        assert engine.info == READY
-
-    run(replicas, body)
-
-
-def test_a_stopped_ingress_refuses_requests() -> None:
-    replicas = FakeReplicas([event("a", last=True)])
-
-    async def body(engine: RemoteEngine) -> None:
-        await engine.stop()
-        assert engine.state == "draining" and not engine.ready
-        with pytest.raises(ShuttingDown):
-            await texts(engine)
-        assert await texts(engine, admitted=True) == ["a"]  # a later choice of an accepted request
-
-    run(replicas, body)

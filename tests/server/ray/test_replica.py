@@ -7,10 +7,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, cast
 
-import pytest
-
-from outrider.server.engine.engine import MAX_UNREAD_EVENTS, Engine, EngineError, InvalidRequest
-from outrider.server.engine.messages import Cancel, Failed, Pause, Request, Resume, StepReport, TokenEvent, ToWorker
+from outrider.server.engine.engine import MAX_UNREAD_EVENTS, Engine
+from outrider.server.engine.messages import Cancel, Pause, Request, Resume, TokenEvent, ToWorker
 from outrider.server.engine.worker_process import encode_settings
 from outrider.server.ray import wire
 from outrider.server.ray.replica import ModelReplica
@@ -50,41 +48,6 @@ def event(text: str, **fields: Any) -> TokenEvent:
     return TokenEvent("a", [1], text, **fields)
 
 
-def test_events_that_are_ready_together_share_a_batch() -> None:
-    step = StepReport(1e-4, 1e-3, 1e-4, {"trigram": 3}, {"trigram": 1})
-    sent = [event("x", step=step), event("y", step=step), event("z", finish="stop", step=step)]
-
-    async def body(replica: ModelReplica, worker: FakeProcess) -> None:
-        assert wire.decode_ready(await replica.describe()) == READY
-        async with aclosing(replica.generate(CALL)) as batches:
-            first = asyncio.ensure_future(anext(batches))
-            assert await received(worker) == REQUEST
-            worker.send(sent[0])
-            found = wire.decode_batch(await first)
-            worker.send(sent[1])
-            worker.send(sent[2])
-            await asyncio.sleep(0.05)
-            async for batch in batches:
-                found += wire.decode_batch(batch)
-        assert found == sent
-        assert "outrider_steps_total 3.0" in replica.metrics.render().decode()
-
-    run(body)
-
-
-def test_an_error_ends_the_answer() -> None:
-    async def body(replica: ModelReplica, worker: FakeProcess) -> None:
-        async with aclosing(replica.generate(CALL)) as batches:
-            first = asyncio.ensure_future(anext(batches))
-            await received(worker)
-            worker.send(Failed("a", "why", client_error=True))
-            (error,) = wire.decode_batch(await first)
-            assert isinstance(error, InvalidRequest) and str(error) == "why"
-            assert await anext(batches, None) is None
-
-    run(body)
-
-
 async def start(batches: AsyncGenerator[bytes, None], worker: FakeProcess) -> None:
     """Begins to read the answer, up to its first event."""
     first = asyncio.ensure_future(anext(batches))
@@ -113,15 +76,5 @@ def test_a_request_whose_events_are_not_read_is_paused() -> None:
             while count < 2 * MAX_UNREAD_EVENTS + 1:
                 count += len(wire.decode_batch(await anext(batches)))
             assert await received(worker) == Resume("a")
-
-    run(body)
-
-
-def test_a_replica_without_a_worker_is_not_healthy() -> None:
-    async def body(replica: ModelReplica, worker: FakeProcess) -> None:
-        replica.check_health()
-        cast(Engine, replica._engine).failure = "No memory."
-        with pytest.raises(EngineError, match="No memory"):
-            replica.check_health()
 
     run(body)

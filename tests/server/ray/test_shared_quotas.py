@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from outrider.server.http.errors import APIError
 from outrider.server.ray.shared_quotas import SharedQuotas
 from outrider.server.settings import load_settings
 from outrider.server.telemetry.metrics import Metrics
@@ -28,38 +27,6 @@ class FakeCounts:
 
     def charge(self, principal: str, requests: int) -> None:
         self.charged += requests
-
-
-def test_a_key_with_a_quota_is_counted_by_the_coordinator() -> None:
-    metrics, counts = Metrics(), FakeCounts(1)
-    auth = load_settings(None, {"auth.keys": {"busy": {"key": "long-enough", "max_concurrent": 1}}}).auth
-    quotas = SharedQuotas(auth, metrics, counts, lambda: 2.0)
-    asyncio.run(quotas.admit("busy"))
-    assert quotas.held == {"busy": 1}
-    with pytest.raises(APIError, match="Too many") as raised:
-        asyncio.run(quotas.admit("busy"))
-    assert (raised.value.status_code, raised.value.retry_seconds) == (429, 2.0)
-    assert 'outrider_rejected_requests_total{reason="concurrency"} 1.0' in metrics.render().decode()
-    quotas.charge("busy", 0)
-    quotas.charge("busy", 3)
-    asyncio.run(quotas.release("busy"))
-    assert (quotas.held["busy"], counts.free, counts.charged) == (0, 0, 3)
-
-
-def test_a_key_without_a_quota_is_not_counted() -> None:
-    counts = FakeCounts(0)
-    quotas = SharedQuotas(load_settings().auth, Metrics(), counts, lambda: 1.0)
-    asyncio.run(quotas.admit("anyone"))
-    quotas.charge("anyone", 3)
-    asyncio.run(quotas.release("anyone"))
-    assert (counts.free, counts.charged) == (0, 0)
-
-
-def test_a_quota_of_all_keys_counts_for_each() -> None:
-    counts = FakeCounts(0)
-    quotas = SharedQuotas(load_settings(None, {"auth.requests_per_minute": 5}).auth, Metrics(), counts, lambda: 1.0)
-    with pytest.raises(APIError):
-        asyncio.run(quotas.admit("anyone"))
 
 
 class SlowCounts(FakeCounts):

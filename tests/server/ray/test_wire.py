@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.server.engine.engine import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, ShuttingDown, WorkerLost
+from outrider.server.engine.engine import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, WorkerLost
 from outrider.server.engine.messages import Request, TokenEvent
 from outrider.server.ray import wire
 from outrider.verify.sampling_params import SamplingParams
@@ -17,10 +17,6 @@ def test_a_call_arrives_as_it_was_sent() -> None:
     assert wire.decode_call(wire.encode(call)) == call
 
 
-def test_a_batch_keeps_the_order_of_its_events() -> None:
-    assert wire.decode_batch(wire.encode_batch([EVENT, EVENT])) == [EVENT, EVENT]
-
-
 @pytest.mark.parametrize("kind", [EngineError, InvalidRequest, WorkerLost, DeadlineExceeded])
 def test_an_error_keeps_its_type_and_message(kind: type[EngineError]) -> None:
     event, error = wire.decode_batch(wire.encode_batch([EVENT, kind("why")]))
@@ -31,8 +27,3 @@ def test_an_overload_says_when_to_retry() -> None:
     (error,) = wire.decode_batch(wire.encode_batch([Overloaded("full", "tokens", 2.5)]))
     assert isinstance(error, Overloaded)
     assert (str(error), error.reason, error.seconds) == ("full", "tokens", 2.5)
-
-
-def test_a_replica_that_shuts_down_says_so() -> None:
-    (error,) = wire.decode_batch(wire.encode_batch([ShuttingDown()]))
-    assert isinstance(error, ShuttingDown)

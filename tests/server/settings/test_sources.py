@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from outrider.server.settings import SettingsError, load_settings, parse_flags
-from outrider.server.settings.sources import dotted_names, load_effective
+from outrider.server.settings.sources import load_effective
 
 
 def test_flags_override_environment_overrides_file_overrides_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,14 +36,10 @@ def test_flags_override_environment_overrides_file_overrides_defaults(tmp_path: 
     ("flags", "words"),
     [
         ({"server.prt": "1"}, "no setting 'server.prt'; did you mean server.port"),
-        ({"speculation.trigram.zz": "1"}, "no setting 'speculation.trigram.zz'"),
-        ({"server.port": "x"}, "'server.port' is invalid"),
         ({"speculation.drafter": "magic"}, "'speculation.drafter' is invalid"),
         ({"scheduling.queue_seconds": "-1"}, "greater than 0"),
-        ({"speculation.trigram.iterations": "9"}, "no setting 'speculation.trigram.iterations'"),
         ({"model.device": "gpu"}, r"invalid: it must be auto, cpu, cuda, cuda:N, or .* \(got 'gpu'\)\.$"),
         ({"model.device": "cpu,cuda:0"}, "several GPUs such as cuda:0,cuda:1"),
-        ({"model.device": "cuda,cuda:1"}, "several GPUs such as cuda:0,cuda:1"),
         ({"model.device": "cuda:1,cuda:1"}, "name each GPU once"),
     ],
 )
@@ -62,47 +58,10 @@ def test_an_invalid_file_is_named(tmp_path: Path) -> None:
             load_settings(tmp_path / "bad.yaml")
 
 
-def test_an_invalid_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_AUTH__KEYS", "{alice")
-    with pytest.raises(SettingsError, match="in the environment cannot be read"):
-        load_settings()
-
-
-def test_lists_are_json() -> None:
-    flags = parse_flags(["--speculation.retrieval.datastores", '["a", "b"]'])
-    assert load_settings(None, flags).speculation.retrieval.datastores == ("a", "b")
-    with pytest.raises(SettingsError, match="JSON list"):
-        parse_flags(["--speculation.retrieval.datastores", "[a"])
-    with pytest.raises(SettingsError, match="not a section"):
-        load_settings(None, {"server.port": "1", "server.port.x": "2"})
-
-
-@pytest.mark.parametrize("arguments", [["--port"], ["--nonsense", "1"], ["stray"], ["--server.port"]])
-def test_malformed_arguments_are_rejected(arguments: list[str]) -> None:
-    with pytest.raises(SettingsError):
-        parse_flags(arguments)
-
-
 @pytest.mark.parametrize(
     ("flag", "suggestion"),
-    [
-        ("--prot", "--port"),
-        ("--drafer", "--drafter"),
-        ("--max_node", "--speculation.max_nodes"),
-        ("--max-waiting", "--scheduling.max_waiting"),
-        ("--servr_port", "--server.port"),
-    ],
+    [("--prot", "--port"), ("--max_node", "--speculation.max_nodes"), ("--max-waiting", "--scheduling.max_waiting")],
 )
 def test_an_unknown_flag_gets_a_suggestion(flag: str, suggestion: str) -> None:
     with pytest.raises(SettingsError, match=f"did you mean {suggestion}\\?"):
         parse_flags([flag, "1"], ["--port", "--drafter"])
-
-
-def test_a_dissimilar_flag_gets_no_suggestion() -> None:
-    with pytest.raises(SettingsError) as raised:
-        parse_flags(["--zzzzzzzz", "1"])
-    assert "did you mean" not in str(raised.value)
-
-
-def test_dotted_names() -> None:
-    assert dotted_names({"a": {"b": 1, "c": {}}, "d": [1]}) == ["a.b", "a.c", "d"]

@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from outrider.server.settings import Logging
-from outrider.server.telemetry.logs import HumanFormatter, JsonFormatter, configure
+from outrider.server.telemetry.logs import HumanFormatter, JsonFormatter
 from tests.requests import body
 from tests.servers import ALICE, Served, wait_until
 
@@ -20,24 +19,6 @@ def record(**extra: object) -> logging.LogRecord:
     made = logging.makeLogRecord({"name": "outrider", "levelname": "INFO", "levelno": 20, "msg": "a %s", "args": ("word",)})
     made.__dict__.update(extra)
     return made
-
-
-def test_formats() -> None:
-    line = json.loads(JsonFormatter().format(record(fields={"ms": 3.5})))
-    assert (line["message"], line["level"], line["ms"]) == ("a word", "info", 3.5)
-    assert HumanFormatter().format(record(fields={"ms": 3.5})).endswith("INFO outrider: a word ms=3.5")
-
-
-@pytest.mark.parametrize("name", ["httpx", "httpx2"])
-def test_requests_to_the_hub_are_not_logged(name: str) -> None:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    try:
-        configure(Logging())
-        assert not logging.getLogger(name).isEnabledFor(logging.INFO)
-    finally:
-        root.handlers = handlers
-        root.setLevel(level)
 
 
 FORGED = "x\n2026-01-01 00:00:00,000 INFO outrider: forged\r\u2028\x85\x1b[2J\u202e"
@@ -86,10 +67,3 @@ def test_requests_are_logged_without_their_content(guarded: Served) -> None:
     assert 0 < line["first_token_ms"] <= line["first_byte_ms"] <= line["ms"]
     assert line["completion_tokens"] == 12
     assert (lines["the-last-one"]["route"], lines["the-last-one"]["status"]) == ("other", 404)
-
-
-def test_prompts_are_logged_if_enabled(coalescing: Served) -> None:
-    coalescing.http.get("/health")
-    coalescing.http.post("/v1/completions", json=body(coalescing, prompt=SECRET, max_tokens=1))
-    wait_until(lambda: any(SECRET in line for line in coalescing.log))
-    assert not any("/health" in line for line in coalescing.log)

@@ -1,11 +1,9 @@
 """A step is counted once in each of its metrics."""
 
-import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.server.engine.messages import Status, StepReport
 from outrider.server.telemetry.metrics import CLOSINGS, REFUSALS, Metrics
-from tests.server.engine.fakes import READY
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -28,14 +26,6 @@ def test_a_step_is_counted() -> None:
     assert found["outrider_sessions", ()] == 4
 
 
-def test_the_latest_model_is_told_by_its_labels() -> None:
-    metrics = Metrics()
-    for bits in (16.0, 4.5):
-        metrics.record_model(msgspec.structs.replace(READY, weight_bits=bits))
-    infos = [labels for name, labels in samples(metrics) if name == "outrider_model_info"]
-    assert infos == [(("dtype", "float32"), ("kv_dtype", "float32"), ("weight_bits", "4.5"))]
-
-
 def test_counters_start_at_zero() -> None:
     """A series that starts at its first event would hide it: rates are differences between two scrapes."""
     metrics = Metrics()
@@ -49,25 +39,3 @@ def test_counters_start_at_zero() -> None:
         assert found["outrider_closed_connections_total", (("reason", reason),)] == 0
     for reason in REFUSALS:
         assert found["outrider_rejected_requests_total", (("reason", reason),)] == 0
-
-
-def test_two_servers_do_not_share_counters() -> None:
-    one, two = Metrics(), Metrics()
-    one.prompt_tokens.inc(5)
-    assert samples(two)["outrider_prompt_tokens_total", ()] == 0
-
-
-def test_requests_of_minutes_have_buckets() -> None:
-    """On a CPU, a long prompt takes minutes; the fine buckets are those of a fast model."""
-    metrics = Metrics()
-    for histogram in (metrics.time_to_first_token, metrics.request_duration, metrics.queue, metrics.inter_token_latency):
-        histogram.observe(300.0)
-    found = samples(metrics)
-    for name in ("time_to_first_token", "request_duration", "queue", "inter_token_latency"):
-        counts = {
-            dict(labels)["le"]: value for (each, labels), value in found.items() if each == f"outrider_{name}_seconds_bucket"
-        }
-        assert counts["0.0005"] == counts["10.0"] == 0
-        assert [counts.get(end) for end in ("160.0", "320.0", "2560.0")] == (
-            [0, 1, 1] if name != "inter_token_latency" else [None] * 3
-        )

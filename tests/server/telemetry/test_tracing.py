@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import builtins
-from typing import Any
-
-import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import StatusCode
 
 from outrider.server.settings import Tracing
 from outrider.server.telemetry import tracing
-from outrider.server.telemetry.tracing import TracingError
 
 
 def app_with(exporter: InMemorySpanExporter) -> TestClient:
@@ -49,29 +43,3 @@ def test_a_request_is_a_span_of_the_clients_trace() -> None:
     assert attributes["outrider.steps"] == 3
     assert "private" not in span.to_json() and not span.context.trace_state
     assert [event.name for event in span.events] == ["first byte"]
-
-
-def test_a_failure_is_marked() -> None:
-    exporter = InMemorySpanExporter()
-    app_with(exporter).post("/v1/things/broken")
-    (span,) = exporter.get_finished_spans()
-    assert span.status.status_code is StatusCode.ERROR
-
-
-def test_without_an_endpoint_nothing_is_traced() -> None:
-    app = FastAPI()
-    tracing.install(app, Tracing())
-    assert not app.user_middleware
-
-
-def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    importing = builtins.__import__
-
-    def without(name: str, *arguments: Any, **options: Any) -> Any:
-        if name.startswith("opentelemetry"):
-            raise ImportError(name)
-        return importing(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(TracingError, match=r"outrider\[otel\]"):
-        tracing.install(FastAPI(), Tracing(endpoint="http://localhost:4318"))

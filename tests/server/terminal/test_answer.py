@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from outrider.server.terminal.answer import Answer
 from outrider.server.terminal.client import ChatError
-from tests.server.terminal.test_colours import trace
 
 USAGE: dict[str, Any] = {
     "usage": {"completion_tokens": 4, "prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 3}},
@@ -58,40 +55,7 @@ def test_a_chunk_of_another_form_is_an_error(malformed: dict[str, Any]) -> None:
     assert answer.text == "a"
 
 
-@pytest.mark.parametrize("fields", [{"usage": {"tokens": 1}}, {"usage": [1]}, {"speculation": {"steps": 1}}])
-def test_a_cost_of_another_form_is_one_sentence(fields: dict[str, Any]) -> None:
-    answer = Answer(lambda _: None, clock=itertools.count().__next__)
-    answer.receive(iter([chunk(), USAGE | fields]))
-    assert answer.stats() == "The answer took 1.00 s; the server reports its cost in a form that the chat cannot read."
-
-
 def test_control_characters_of_the_cost_do_not_reach_the_terminal() -> None:
     answer = Answer(lambda _: None)
     answer.receive(iter([USAGE | {"speculation": USAGE["speculation"] | {"drafted_tokens": {"\x1b[2Jx": 1}}}]))
     assert answer.stats().endswith("accepted drafts: [2Jx 0 of 1")
-
-
-@pytest.mark.parametrize("colours", [True, False])
-def test_text_is_coloured_if_asked(colours: bool) -> None:
-    shown: list[str] = []
-    Answer(shown.append, colours).receive(iter([chunk("xy", trace=trace(("x", "trigram"), bonus="y"))]))
-    assert shown == (["\x1b[32mx\x1b[0m", "y"] if colours else ["x", "y"])
-
-
-def test_reasoning_is_shown_and_is_no_part_of_the_answer() -> None:
-    shown: list[str] = []
-    answer = Answer(shown.append)
-    answer.receive(iter([{"choices": [{"delta": {"reasoning_content": "hm"}}]}, chunk("a")]))
-    assert (shown, answer.text) == (["hm", "a"], "a")
-
-
-def test_a_broken_answer_keeps_what_has_arrived() -> None:
-    def breaking() -> Iterator[dict[str, Any]]:
-        yield chunk("a")
-        raise ChatError("It broke.")
-
-    answer = Answer(lambda _: None, clock=itertools.count().__next__)
-    with pytest.raises(ChatError):
-        answer.receive(breaking())
-    assert (answer.text, answer.seconds) == ("a", 2)
-    assert answer.stats() == "The answer was stopped after 2.00 s."

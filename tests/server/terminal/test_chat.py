@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from outrider.server.terminal.chat import HELP, Chat
-from outrider.server.terminal.client import ChatError, Client
+from outrider.server.terminal.client import Client
 
 
 class Script:
@@ -77,49 +77,15 @@ def test_ctrl_c_keeps_what_has_been_shown(capsys: pytest.CaptureFixture[str]) ->
     assert script.bodies[1]["messages"] == [user("hi"), assistant("begin"), user("go on")]
 
 
-def test_a_question_without_an_answer_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
-    script = Script(ChatError("The queue is full."), "a")
-    run(script, "x", "y")
-    assert capsys.readouterr().out == "outrider: The queue is full.\na\n"
-    assert script.bodies[1]["messages"] == [user("y")]
-
-
-def test_again_and_clear() -> None:
-    script = Script("a", "b", "c", "d")
-    run(script, "x", "y", "/again", "/clear", "z")
-    assert script.bodies[2]["messages"] == script.bodies[1]["messages"] == [user("x"), assistant("a"), user("y")]
-    assert script.bodies[3]["messages"] == [user("z")]
-
-
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
         ("/help", HELP),
         ("/stats", "There is no answer yet."),
-        ("/again", "There is no question yet."),
         ("/nothing", "There is no command /nothing; /help lists them, and a leading space sends the line as a question."),
         ("/seed x", "The seed is a number or none, not 'x'."),
-        ("/seed", "Each answer draws a new seed."),
-        ("/drafter", "The drafter is the default of the server."),
     ],
 )
 def test_commands_explain_themselves(line: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     run(Script(), line)
     assert capsys.readouterr().out == f"{shown}\n"
-
-
-def test_an_unknown_drafter_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    run(Script(), "/drafter magic")
-    assert capsys.readouterr().out.startswith("There is no drafter 'magic'; choose one of none, trigram, ")
-
-
-def test_a_line_with_a_leading_space_is_a_question() -> None:
-    script = Script("a")
-    run(script, " /etc is a folder")
-    assert script.bodies[0]["messages"] == [user("/etc is a folder")]
-
-
-def test_the_chat_ends_with_its_server() -> None:
-    chat = Chat(cast(Client, Script()), "tiny", check=lambda: (_ for _ in ()).throw(ChatError("It ended.")))
-    with pytest.raises(ChatError, match="It ended"):
-        chat.run(lambda: "x")

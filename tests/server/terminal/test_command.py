@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 
 from outrider.server.cli import app
 from outrider.server.terminal import command
-from outrider.server.terminal.chat import Chat
-from outrider.server.terminal.client import ChatError, Client
+from outrider.server.terminal.client import ChatError
 
 
 @pytest.fixture(autouse=True)
@@ -34,21 +33,6 @@ def test_errors_are_one_sentence(arguments: list[str], words: str) -> None:
     assert done.exit_code == 2
     assert words in done.stderr
     assert done.stderr.startswith("outrider: ") and done.stderr.count("\n") == 1
-
-
-def test_a_signal_ends_the_chat_after_its_clean_up() -> None:
-    with pytest.raises(SystemExit, match="143"):
-        command.end(signal.SIGTERM, None)
-
-
-def test_control_characters_of_a_models_name_do_not_reach_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("outrider.server.terminal.chat.line_reader", lambda: iter(()).__next__)
-    with pytest.raises(StopIteration):
-        command.talk(Chat(Client("http://127.0.0.1:1"), "a\x1b[2J\nb"))
-    assert capsys.readouterr().out.startswith("a[2J b at http://127.0.0.1:1; /help")
 
 
 def test_a_key_of_the_environment_is_sent_only_to_a_server_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

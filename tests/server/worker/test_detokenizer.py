@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.server.worker.detokenizer import AnswerText, Detokenizer, StopStrings
+from outrider.server.worker.detokenizer import AnswerText, Detokenizer
 
 
 def of_bytes(hidden: tuple[int, ...] = (), drops_first_space: bool = False) -> Detokenizer:
@@ -31,47 +31,6 @@ def test_only_the_first_space_is_dropped() -> None:
     assert "".join(detokenizer.feed([byte]) for byte in b"\0  a b") == " a b"
 
 
-def test_a_character_is_held_until_it_is_complete() -> None:
-    detokenizer = of_bytes()
-    assert [detokenizer.feed([byte]) for byte in "aé€".encode()] == ["a", "", "é", "", "", "€"]
-
-
-def test_an_incomplete_character_is_replaced_at_the_end() -> None:
-    detokenizer = of_bytes()
-    assert detokenizer.feed([0xC3]) == ""
-    assert detokenizer.flush() == "\ufffd"
-
-
-@given(
-    st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=12),
-    st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
-)
-def test_stop_strings_cut_exactly_however_the_text_is_split(pieces: list[str], stops: list[str]) -> None:
-    full = "".join(pieces)
-    # The first prefix that contains a stop string ends the text before it.
-    expected = full
-    for end in range(1, len(full) + 1):
-        found = [full[:end].find(stop) for stop in stops if stop in full[:end]]
-        if found:
-            expected = full[: min(found)]
-            break
-    stream = StopStrings(stops)
-    text = ""
-    for character in full:
-        text += stream.feed(character)
-        if stream.stopped:
-            break
-    assert stream.found is None or stream.found in stops
-    if stream.found is None:
-        text += stream.flush()
-    assert text == expected
-
-
-def test_text_that_may_become_a_stop_is_held_back() -> None:
-    stream = StopStrings(["\n\n", "END"])
-    assert [stream.feed(piece) for piece in ["a\n", "b", "E", "N", "x"]] == ["a", "\nb", "", "", "ENx"]
-
-
 def feed_blocks(answer: AnswerText, data: bytes, block: int) -> tuple[str, int]:
     """Feeds `data` in blocks up to a stop string. Returns the text and the number of tokens used."""
     text, used = "", 0
@@ -81,34 +40,6 @@ def feed_blocks(answer: AnswerText, data: bytes, block: int) -> tuple[str, int]:
         if answer.stopped:
             break
     return text, used
-
-
-@pytest.mark.parametrize("block", [1, 3, 50])
-def test_tokens_after_a_stop_string_are_unused(block: int) -> None:
-    answer = AnswerText(of_bytes(), ["stop"])
-    data = b"hello stop and more"
-    assert answer.stop_string is None
-    assert feed_blocks(answer, data, block) == ("hello ", len(b"hello stop"))
-    assert answer.stop_string == "stop"
-
-
-def test_the_first_stop_string_ends_the_answer() -> None:
-    stream = StopStrings(["later", "now", "no"])
-    assert stream.feed("a now later") == "a "
-    assert stream.found == "no"
-
-
-def test_held_back_text_is_returned_at_the_end() -> None:
-    answer = AnswerText(of_bytes(), ["stop"])
-    assert answer.feed(list(b"a sto")) == ("a ", 5)
-    assert answer.finish() == "sto"
-
-
-@pytest.mark.parametrize("block", [1, 3, 50])
-def test_stop_strings_are_ignored_before_min_tokens(block: int) -> None:
-    data = b"stop, no stop and more"
-    answer = AnswerText(of_bytes(), ["stop"], min_tokens=6)
-    assert feed_blocks(answer, data, block) == ("stop, no ", len(b"stop, no stop"))
 
 
 # Tokens of one character, and hidden ones.

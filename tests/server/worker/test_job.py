@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.drafters.interface import Source
 from outrider.server.engine.messages import Request, TokenEvent
 from outrider.server.settings import load_settings
-from outrider.server.worker.job import Job, count_sources, make_detokenizer
+from outrider.server.worker.job import Job, make_detokenizer
 from outrider.server.worker.runtime import Runtime
 from outrider.server.worker.sessions import SessionStore
 from outrider.verify.decode import step
@@ -52,14 +51,6 @@ def text_of(found: list[TokenEvent]) -> str:
     return "".join(event.text for event in found)
 
 
-def test_text_matches_tokens(runtime: Runtime) -> None:
-    found = events(runtime)
-    assert len(tokens_of(found)) == 12
-    assert text_of(found) == Letters().text_of(tokens_of(found))
-    assert [event.finish for event in found] == [None] * (len(found) - 1) + ["length"]
-    assert all(event.step is not None for event in found)
-
-
 def test_a_stop_string_cuts_tokens_and_text(runtime: Runtime) -> None:
     full = events(runtime)
     stop = text_of(full)[4:6]
@@ -80,30 +71,6 @@ def test_a_stop_token_counts_but_has_no_text(runtime: Runtime) -> None:
     assert tokens_of(found) == full[: end + 1]
     assert found[-1].finish == "stop"
     assert text_of(found) == Letters().text_of(full[:end])
-
-
-def test_a_stop_string_may_end_with_the_stop_token(runtime: Runtime) -> None:
-    full = events(runtime)
-    tokens, text = tokens_of(full), text_of(full)
-    end = next(at for at in range(3, len(text)) if text[at] not in text[:at])
-    found = events(runtime, stop_token_ids=[tokens[end]], stop=(text[end - 1 : end + 1],), params=replace(GREEDY, logprobs=1))
-    assert (text_of(found), tokens_of(found)) == (text[: end - 1], tokens[: end + 1])
-    assert (found[-1].finish, found[-1].stop_string) == ("stop", text[end - 1 : end + 1])
-    assert sum(len(event.logprobs.chosen) for event in found if event.logprobs) == end
-
-
-def test_a_stop_string_may_be_hidden(runtime: Runtime) -> None:
-    full = events(runtime)
-    tokens, text = tokens_of(full), text_of(full)
-    end = next(at for at in range(3, len(text)) if text[at] not in text[:at])
-    runtime.tokens.special_ids = frozenset([tokens[end]])
-    for stop in (text[end], text[end - 1 : end + 1], text[end : end + 2]):
-        at = text.index(stop)
-        found = events(runtime, stop=(stop,))
-        assert (found[-1].finish, found[-1].stop_string) == ("stop", stop)
-        assert tokens_of(found) == tokens[: at + len(stop)] and text_of(found) == text[:at].replace(text[end], "")
-        kept = events(runtime, stop=(stop,), keep_stop=True)
-        assert text_of(kept) == text[:at].replace(text[end], "") + stop
 
 
 def test_logprobs_of_tokens_and_prompt(runtime: Runtime) -> None:
@@ -147,11 +114,6 @@ def test_answers_without_the_library_are_drafted_from_their_text(runtime: Runtim
         found = events(runtime, **fields)
         assert tokens_of(found) == expected
         assert {source for event in found if event.step is not None for source in event.step.drafted} == sources
-
-
-def test_sources_are_counted_by_label() -> None:
-    sources = np.array([Source.NONE, Source.GRAMMAR, Source.GRAMMAR], np.uint8)
-    assert count_sources(sources) == {Source.NONE.label: 1, Source.GRAMMAR.label: 2}
 
 
 def test_reasoning_is_closed_at_its_limit(runtime: Runtime) -> None:

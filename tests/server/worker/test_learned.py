@@ -55,34 +55,6 @@ def test_the_most_recent_texts_are_kept_up_to_the_bound() -> None:
     assert tokens(text) == 60
 
 
-def test_a_sessions_text_replaces_its_earlier_one() -> None:
-    text = LearnedText(1000, VOCABULARY)
-    for end in (20, 30, 50):
-        text.add("one", TEXT[:end])
-    assert tokens(text) == 50
-
-
-def test_texts_are_indexed_again_only_when_they_have_grown() -> None:
-    text = LearnedText(1000, VOCABULARY)
-    text.add("a", np.tile(TEXT, 10))
-    first = text.current()
-    text.add("b", TEXT)
-    assert text.current() is not None and text.current()[0] is first[0]
-    text.add("c", TEXT)
-    assert text.current()[0] is not first[0]
-
-
-def test_the_least_recently_used_principals_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.server.worker.learned.MAX_PRINCIPALS", 2)
-    texts = LearnedTexts(1000, VOCABULARY)
-    first = texts.of("a")
-    texts.of("b")
-    assert texts.of("a") is first
-    texts.of("c")
-    assert texts.of("a") is first
-    assert len(texts._by_principal) == 2
-
-
 def test_a_long_text_is_not_indexed_in_the_decode_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learned, "MAX_TOKENS_IN_LOOP", 10)
     threads: list[threading.Thread] = []
@@ -104,11 +76,3 @@ def test_a_long_text_is_not_indexed_in_the_decode_loop(monkeypatch: pytest.Monke
     text._indexing.result(60)
     assert tokens(text) == len(TEXT)
     assert threads[0] is threading.current_thread() and threads[1] is not threading.current_thread()
-
-
-def test_a_benchmark_can_wait_for_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learned, "MAX_TOKENS_IN_LOOP", 10)
-    text = LearnedText(1000, VOCABULARY)
-    text.add("a", TEXT)
-    [block] = text.complete()
-    assert block.size == len(TEXT) + 1  # with the separator

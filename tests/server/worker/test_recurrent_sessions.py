@@ -10,7 +10,6 @@ import pytest
 
 from outrider.drafters.interface import Ints
 from outrider.drafters.none import NoDrafter
-from outrider.server.worker.memory_plan import MemoryFigures, MemoryWishes, plan_memory
 from outrider.server.worker.sessions import SessionStore
 from outrider.server.worker.storage.session_files import SessionFiles
 from outrider.server.worker.storage.session_format import Fits
@@ -90,23 +89,3 @@ def test_a_session_outlives_its_store(
     content[-100] ^= 1
     file.write_bytes(content)
     assert answer(store(), extend(text, 7, 8))[:2] == ("new", 0)
-
-
-def test_a_slot_is_planned_with_its_states() -> None:
-    figures = MemoryFigures(free_bytes=10_000_000, token_bytes=100, model_tokens=20_000, slot_bytes=2_000_000, is_lazy=True)
-    assert plan_memory(figures, MemoryWishes(context_tokens=10_000)).slots == 2
-    assert plan_memory(MemoryFigures(10_000_000, 0, 20_000, slot_bytes=2_000_000, is_lazy=True), MemoryWishes()).slots == 4
-
-
-@pytest.mark.parametrize("family", [pytest.param("kimi_linear", marks=pytest.mark.slow), "gemma4"])
-def test_layers_of_several_shapes_are_swapped_and_forked(family: str) -> None:
-    """Pages of other layouts hold every plane's rows."""
-    runner = TorchRunner(build(family, NAME))
-    session = Verifier(runner, runner.new_cache())
-    text = np.concatenate([LONG, np.array(decode(session, NoDrafter(), LONG, OPTIONS).tokens, np.int32)])
-    session.swap_in(session.swap_out())
-    forked = session.clone(runner.new_cache(), len(LONG))
-    for each in (session, forked):
-        prompt = extend(text[: len(each.sequence)], 4)
-        expected = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, OPTIONS).tokens
-        assert decode(each, NoDrafter(), prompt, OPTIONS).tokens == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,12 +36,6 @@ def test_the_embedded_table_needs_the_embedded_tokenizer() -> None:
     assert sizes(theirs) == empty
     assert sum(sizes(ours)) > sum(empty)
     assert ours.vocabulary == 5000 and not own
-
-
-def test_a_configured_table_must_load(tmp_path: Path) -> None:
-    settings = load_settings(None, {"speculation.trigram.table": str(tmp_path / "missing.ngram")})
-    with pytest.raises(ArrayFileError):
-        load_resources(settings, Tables(lambda: "any", 100))
 
 
 @pytest.mark.parametrize("vocabulary", [0, 30, 39])
@@ -138,16 +131,6 @@ def test_the_files_of_replaced_blocks_are_closed(folder: Path, stores: Stores, n
     del stores, idle, working, drafter
 
 
-def test_a_datastore_is_checked_at_intervals(folder: Path) -> None:
-    now = 0.0
-    store = Store(folder, Tables(lambda: "f", 65), clock=lambda: now)
-    first = store.current()
-    change(folder, 7, 1)
-    assert store.current() is first
-    now = resources.CHECK_SECONDS
-    assert store.current() is not first
-
-
 @pytest.mark.parametrize("damage", ["manifest", "half", "missing", "tokenizer", "vocabulary", "blocks", "empty"])
 def test_a_damaged_datastore_is_logged_once_and_the_old_one_stays(
     folder: Path, stores: Stores, caplog: pytest.LogCaptureFixture, damage: str
@@ -173,24 +156,6 @@ def test_a_damaged_datastore_is_logged_once_and_the_old_one_stays(
     change(folder, 9, 2)
     [new] = stores
     assert new is not old
-
-
-def test_a_deleted_datastore_stays_in_use(folder: Path, stores: Stores, caplog: pytest.LogCaptureFixture) -> None:
-    [old] = stores
-    shutil.rmtree(folder)
-    assert list(stores) == [old]
-    assert not caplog.records
-
-
-def test_a_datastore_of_several_keys_is_opened_once(folder: Path) -> None:
-    key = {"key": "secret-0123456789abcdef", "datastores": [str(folder)]}
-    flags = {
-        "speculation.retrieval.datastores": [str(folder)],
-        "auth.keys": {"a": key, "b": {**key, "key": "other-0123456789"}},
-    }
-    shared, own = load_resources(load_settings(None, flags), Tables(lambda: "f", 65))
-    assert len({id(each) for one in (shared, *own.values()) for each in one.corpus}) == 2  # it, and the one to choose
-    assert [len(each.corpus) for each in (shared, own["a"], own["b"])] == [2, 3, 3]  # with the one that a request may choose
 
 
 def test_only_the_request_that_begins_reads_its_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,59 +14,21 @@ import torch
 from outrider import models
 from outrider.drafters.interface import MAX_NODES
 from outrider.server.settings import load_settings
-from outrider.server.system import cpu_seconds
 from outrider.server.worker import runtime
 from outrider.server.worker.draft import load_draft, share_draft
 from outrider.server.worker.learned import LearnedTexts
 from outrider.server.worker.memory_plan import MemoryPlan
 from outrider.server.worker.resources import Tables, load_resources
-from outrider.server.worker.runtime import (
-    default_threads,
-    load,
-    load_target,
-    memory_figures,
-    shared_options,
-)
-from outrider.verify.checkpoint import SMALL_MODEL_BYTES, stored_bytes
+from outrider.server.worker.runtime import load, load_target, memory_figures, shared_options
 from outrider.verify.cost import CostCurve
 from outrider.verify.errors import ModelError
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.model import HeadModel
-from outrider.verify.model import backend
-from outrider.verify.model.cache.shape import CacheShape, LayerShape
-from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.tokenizer import load_tokenizer
-from tests.hub import MODEL, cache_models
 from tests.server.worker.fakes import tiny_runtime
 from tests.verify.heads.checkpoints import save_eagle
-
-
-def test_the_figures_are_those_of_the_models_on_the_targets_device(tiny_runner: TorchRunner) -> None:
-    (alone,), (pair,) = memory_figures(tiny_runner, None), memory_figures(tiny_runner, tiny_runner)
-    assert alone.token_bytes == tiny_runner.cache_shape.bytes_for(1)
-    assert pair.token_bytes == 2 * alone.token_bytes
-    assert (alone.model_tokens, alone.is_lazy) == (128, True)
-    elsewhere = replace(tiny_runner.cache_shape, device=torch.device("cuda", 1))
-    (target,) = memory_figures(tiny_runner, cast(Any, SimpleNamespace(cache_shape=elsewhere)))
-    assert target.token_bytes == alone.token_bytes
-
-
-def test_each_device_has_figures_of_its_own(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three layers over two devices, of which the second one has the draft model, too."""
-    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
-    layer = LayerShape(2, 8, 8)
-    shape = CacheShape((layer,) * 3, torch.float32, first, hidden_width=4, homes=(first, second, second))
-    draft = cast(Any, SimpleNamespace(cache_shape=CacheShape((layer,), torch.float32, second, hidden_width=2)))
-    target = cast(Any, SimpleNamespace(cache_shape=shape, model_tokens=4096, in_pages=True))
-    monkeypatch.setattr(runtime, "free_bytes", lambda device: 10**6 * (device.index + 1))
-    figures = memory_figures(target, draft)
-    row = 2 * (8 + 8) * 4
-    assert [each.device for each in figures] == ["cuda:0", "cuda:1"]
-    assert [each.free_bytes for each in figures] == [10**6, 2 * 10**6]
-    assert [each.token_bytes for each in figures] == [row, 3 * row]
-    assert [each.slot_bytes for each in figures] == [shape.slot_bytes, draft.cache_shape.slot_bytes]
 
 
 def test_a_draft_model_is_charged_to_its_own_device(
@@ -92,28 +52,6 @@ def test_a_draft_model_is_charged_to_its_own_device(
         runtime.plan_draft(target, tiny_runner, plan)
 
 
-def test_the_models_start_with_the_context_that_fits(
-    tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    started: list[tuple[str, int]] = []
-    monkeypatch.setattr(runtime, "plan_devices", lambda *_: MemoryPlan(1, 96, "It is short."))
-    monkeypatch.setattr(backend, "start", lambda _, path, context, *rest, **others: started.append((path, context)))
-    settings = load_settings(None, {"model.path": "t", "draft_model.path": "d", "model.threads": 1})
-    assert runtime.start_models(tiny_runner, tiny_runner, settings) == 1
-    assert started == [("t", 96), ("d", 96)]
-    assert caplog.messages == ["It is short."]
-
-
-def test_both_models_have_their_revisions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    cache_models(monkeypatch, tmp_path, {"v1": models.TARGET, "v2": models.DRAFT})
-    flags = {"model.path": MODEL, "model.revision": "v1", "draft_model.path": MODEL, "draft_model.revision": "v2"}
-    settings = load_settings(None, flags | {"model.device": "cpu", "draft_model.device": "cpu"})
-    target = load_target(settings)
-    draft = load_draft(settings, shared_options(settings, settings.draft_model), load_tokenizer(str(models.TARGET)), target)
-    assert isinstance(draft, NativeRunner)
-    assert target.weight_bytes > draft.weight_bytes
-
-
 def test_a_head_makes_the_target_keep_its_hidden_states(tmp_path: Path) -> None:
     settings = load_settings(None, {"draft_model.path": str(save_eagle(tmp_path, target_size=256)), "model.device": "cpu"})
     target = load_target(settings)
@@ -126,31 +64,6 @@ def test_a_head_makes_the_target_keep_its_hidden_states(tmp_path: Path) -> None:
     assert memory_figures(target, None)[0].slot_bytes == before + states
     assert memory_figures(target, head)[0].slot_bytes > before + states
     assert isinstance(share_draft(head, target.vocabulary, 2, 1), HeadRunner)
-
-
-def test_the_cpu_time_of_a_process() -> None:
-    before = cpu_seconds(os.getpid())
-    while time.process_time() < before + 0.1:
-        pass
-    assert before + 0.05 <= cpu_seconds(os.getpid()) <= time.process_time() + 0.05
-    assert cpu_seconds(1 << 30) == 0.0
-
-
-def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
-
-    def threads(weight_bytes: int, reserved: int = 0) -> int:
-        return default_threads(cast(Any, SimpleNamespace(weight_bytes=weight_bytes)), reserved)
-
-    assert threads(10_000_000) == 1
-    assert threads(10_000_000_000) == 8
-    assert threads(10_000_000_000, reserved=2) == 6
-    assert threads(10_000_000_000, reserved=9) == 1
-
-
-def test_stored_bytes() -> None:
-    assert 1_000_000 < (stored_bytes(str(models.TARGET)) or 0) < SMALL_MODEL_BYTES
-    assert stored_bytes("Qwen/Qwen3-8B") is None
 
 
 def test_the_budget_of_a_request(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:

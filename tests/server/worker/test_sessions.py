@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.registry import Resources
 from outrider.server.worker.session import Session, SessionKey
 from outrider.server.worker.sessions import SessionStore
 from outrider.verify import system_memory
@@ -19,93 +18,11 @@ from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.verifier import Verifier
 
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 PROMPT = np.arange(5, dtype=np.int32)
 
 
 def key(name: str) -> SessionKey:
     return SessionKey("p", name)
-
-
-def test_a_named_session_is_reused_and_an_unnamed_one_is_not(tiny_runner: TorchRunner) -> None:
-    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
-    first = store.acquire("p", "a", PROMPT)
-    assert first is not None
-    store.release(first)
-    assert store.acquire("p", "a", PROMPT) is first
-    unnamed = store.acquire("p", None, PROMPT)
-    assert unnamed is not None
-    store.release(unnamed)
-    assert len(store) == 1
-    assert store.acquire("p", None, PROMPT) is not unnamed
-
-
-def test_the_text_of_a_kept_session_is_learned_after_each_request(tiny_runner: TorchRunner) -> None:
-    learned: list[tuple[str, SessionKey, list[int]]] = []
-    store = SessionStore(tiny_runner, 2, 60, learn=lambda principal, key, text: learned.append((principal, key, text.tolist())))
-    for name in ("a", None):
-        session = store.acquire("p", name, PROMPT)
-        assert session is not None
-        decode(session.verifier, NoDrafter(), PROMPT, DecodeOptions(SamplingParams(temperature=0), 2, max_nodes=0))
-        store.release(session)
-    ((principal, session_key, text),) = learned  # the session without a name leaves no state
-    assert (principal, session_key, text[:5], len(text)) == ("p", key("a"), PROMPT.tolist(), 7)
-
-
-def test_a_busy_session_cannot_be_acquired(tiny_runner: TorchRunner) -> None:
-    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
-    held = store.acquire("p", "a", PROMPT)
-    assert held is not None
-    assert store.acquire("p", "a", PROMPT) is None
-    store.release(held)
-    assert store.acquire("p", "a", PROMPT) is held
-
-
-def test_the_least_recently_used_session_is_evicted_first(tiny_runner: TorchRunner) -> None:
-    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
-    made: dict[str, Session] = {}
-    for name in ("a", "b", "a", "c"):
-        session = store.acquire("p", name, PROMPT)
-        assert session is not None
-        made.setdefault(name, session)
-        store.release(session)
-    assert len(store) == 2
-    assert store.acquire("p", "a", PROMPT) is made["a"]
-    assert store.acquire("p", "b", PROMPT) is not made["b"]
-
-
-def test_idle_sessions_expire(tiny_runner: TorchRunner) -> None:
-    clock = Clock()
-    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, clock=clock)
-    session = store.acquire("p", "a", PROMPT)
-    assert session is not None
-    store.release(session)
-    clock.now = 59
-    store.expire()
-    assert len(store) == 1
-    clock.now = 61
-    store.expire()
-    assert len(store) == 0
-
-
-def test_sessions_do_not_share_drafters_or_caches(tiny_runner: TorchRunner) -> None:
-    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
-    a, b = store.acquire("p", "a", PROMPT), store.acquire("p", "b", PROMPT)
-    assert a is not None and b is not None
-    resources = Resources()
-    assert a.drafter("trigram", resources) is a.drafter("trigram", resources)
-    assert a.drafter("trigram", resources) is not b.drafter("trigram", resources)
-    options = DecodeOptions(SamplingParams(temperature=0), max_tokens=5)
-    decode(a.verifier, NoDrafter(), np.arange(20, dtype=np.int32), options)
-    assert not len(b.verifier.sequence)
-    assert 0 < store.usage_ratio < 1
 
 
 def test_sessions_that_share_a_slot_keep_their_prefix(tiny_runner: TorchRunner) -> None:
@@ -149,21 +66,6 @@ def test_one_principals_sessions_do_not_evict_anothers(tiny_runner: TorchRunner)
     assert store.acquire("quiet", "s", PROMPT) is quiet
 
 
-def test_busy_sessions_of_one_principal_do_not_evict_anothers(tiny_runner: TorchRunner) -> None:
-    store = SessionStore(tiny_runner, capacity=4, ttl_seconds=60, slots=12)
-    quiet = store.acquire("quiet", "s", PROMPT)
-    assert quiet is not None
-    store.release(quiet)
-    held = [store.acquire("busy", str(number), PROMPT) for number in range(8)]
-    store.expire()
-    assert store.acquire("quiet", "s", PROMPT) is quiet
-    store.release(quiet)
-    for session in held:
-        assert session is not None
-        store.release(session)
-    assert len(store) == 4 and store.acquire("quiet", "s", PROMPT) is quiet
-
-
 def test_the_rows_of_a_freed_slot_return_to_the_system(tiny_runner: TorchRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, slots=1)
     session = store.acquire("p", "a", PROMPT)
@@ -177,56 +79,6 @@ def test_the_rows_of_a_freed_slot_return_to_the_system(tiny_runner: TorchRunner)
     assert all((plane == 1).all() for layer in slot.layers for plane in layer)  # a kept session
     store.forget(key("a"))
     assert all((plane == 0).mean() > 0.4 for layer in slot.layers for plane in layer)  # whole pages of the system
-
-
-def test_a_session_in_a_slot_has_no_second_copy(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paging, "PAGE_TOKENS", 4)
-    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, slots=1)
-    for name in ("a", "b", "a"):
-        session = store.acquire("p", name, PROMPT)
-        assert session is not None
-        decode(session.verifier, NoDrafter(), PROMPT, DecodeOptions(SamplingParams(temperature=0), 8, max_nodes=0))
-        store.release(session)
-    in_slot, swapped = store._sessions[key("a")].verifier.rows, store._sessions[key("b")].verifier.rows
-    assert [page.rows is None for page in (*in_slot.pages, *swapped.pages)] == [True] * len(in_slot.pages) + [False] * len(
-        swapped.pages
-    )
-
-
-def test_a_forgotten_session_frees_its_slot(tiny_runner: TorchRunner) -> None:
-    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, slots=1)
-    session = store.acquire("p", "a", PROMPT)
-    assert session is not None
-    store.forget(key("a"))  # busy
-    store.release(session)
-    assert len(store) == 1
-    store.forget(key("a"))
-    store.forget(key("unknown"))
-    assert len(store) == 0
-    assert store.acquire("p", None, PROMPT) is not None
-
-
-def test_the_slot_of_a_paused_request_serves_others(tiny_runner: TorchRunner) -> None:
-    """The paused answer continues with the tokens that it would have had without the pause."""
-    options, text = DecodeOptions(SamplingParams(temperature=0), max_tokens=8), np.arange(3, 15, dtype=np.int32)
-    expected = decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), text, options).tokens
-    for paused in ("a", None):
-        store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, slots=1)
-        session = store.acquire("p", paused, PROMPT)
-        assert session is not None
-        stream = Stream(session.verifier, NoDrafter(), text, options)
-        tokens = [token for _ in range(4) for token in step(stream).tokens]
-        store.pause(session)
-        other = store.acquire("p", "b", PROMPT)
-        assert other is not None
-        assert not store.resume(session)  # the only slot is busy
-        decode(other.verifier, NoDrafter(), np.arange(40, 60, dtype=np.int32), options)
-        store.release(other)
-        assert store.resume(session)
-        while len(tokens) < len(expected):
-            tokens += step(stream).tokens
-        assert tokens == expected
-        store.release(session)
 
 
 def token_bytes(runner: TorchRunner) -> int:

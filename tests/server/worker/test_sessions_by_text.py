@@ -1,7 +1,6 @@
 """Sessions are found by their text; forks share the pages of their prefix, and change nothing for each other."""
 
 import copy
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +20,6 @@ from outrider.verify.decode import decode, finish, step
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.paging import distinct_rows
 from outrider.verify.model.torch_runner import TorchRunner
-from outrider.verify.round import run_round
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.verifier import Verifier
@@ -102,13 +100,6 @@ def test_a_prompt_that_leaves_the_text_early_forks_it(tiny_runner: TorchRunner) 
     assert reuse == "continued" and reused >= len(text) - 1
 
 
-def test_an_answer_that_the_template_renders_differently_continues_its_conversation(tiny_runner: TorchRunner) -> None:
-    rig = Automatic(tiny_runner)
-    rig.answer(LONG)
-    assert rig.answer(extend(LONG[:-2], 1, 1, 1, 1, 1))[:2] == ("continued", len(LONG) - 2)
-    assert len(rig.store) == 1
-
-
 def test_requests_that_share_a_beginning_read_it_once(tiny_runner: TorchRunner) -> None:
     rig = Automatic(tiny_runner, slots=3)
     first = rig.acquire(LONG)
@@ -135,15 +126,6 @@ def test_a_fork_of_a_swapped_out_session_and_of_its_drafters(tiny_runner: TorchR
     assert source.verifier.sequence is not fork.verifier.sequence
 
 
-def test_sessions_are_evicted_by_memory(tiny_runner: TorchRunner) -> None:
-    rig = Automatic(tiny_runner, capacity=10, kv_bytes=tiny_runner.cache_shape.bytes_for(200))
-    for token in (1, 2, 3, 4):
-        rig.answer(np.full(64, token, np.int32))
-    assert len(rig.store) == 2  # of 69 rows each
-    assert rig.answer(np.full(70, 4, np.int32))[0] == "continued"
-    assert rig.answer(np.full(70, 1, np.int32))[0] == "new"
-
-
 def test_sub_agents_count_their_prefix_once(tiny_config: LlamaConfig) -> None:
     """Four conversations that share 6,000 tokens fit where one of them fits, and each goes on."""
     config = copy.deepcopy(tiny_config)
@@ -164,23 +146,6 @@ def test_sub_agents_count_their_prefix_once(tiny_config: LlamaConfig) -> None:
     assert len(store) == 4
     swapped = [session.verifier.rows for session in store._sessions.values()]
     assert 6000 <= distinct_rows(swapped) <= 6000 + 4 * (64 + 2 * 8 + paging.PAGE_TOKENS)
-
-
-def test_an_evicted_session_frees_what_it_alone_holds(tiny_runner: TorchRunner) -> None:
-    rig = Automatic(tiny_runner, slots=1)
-    rig.answer(LONG)
-    rig.answer(extend(LONG[:40], *[5] * 20))
-    rig.answer(np.full(64, 5, np.int32))
-    first, second, _ = rig.store._sessions.values()
-    assert first.verifier.rows.pages[:2] == second.verifier.rows.pages[:2]
-    held = [weakref.ref(page.rows) for page in first.verifier.rows.pages if page.rows is not None]
-    assert len(held) == 4
-    assert first.key is not None and second.key is not None
-    rig.store.forget(first.key)
-    assert [rows() is None for rows in held] == [False, False, True, True]
-    assert rig.answer(extend(LONG[:40], *[5] * 20, 1))[:2] == ("continued", 60)
-    rig.store.forget(second.key)
-    assert not any(rows() is not None for rows in held)
 
 
 def test_the_principal_with_the_most_bytes_gives_way(tiny_runner: TorchRunner) -> None:
@@ -212,49 +177,6 @@ def test_a_name_hides_nothing_that_is_cached(tiny_runner: TorchRunner) -> None:
     assert rig.answer(extend(text, 3), name="s")[:2] == ("continued", len(text) - 1)
 
 
-def test_another_named_session_is_copied_and_not_taken(tiny_runner: TorchRunner) -> None:
-    rig = Automatic(tiny_runner)
-    text = rig.answer(LONG, name="a")[2]
-    assert rig.answer(extend(text, 1), name="b")[:2] == ("forked", len(text) - 1)
-    assert rig.answer(extend(text, 1), name="b", principal="q")[:2] == ("new", 0)
-    assert rig.answer(extend(text, 2), name="a")[:2] == ("continued", len(text) - 1)
-    assert {str(key.name) for key in rig.store._sessions} == {"a", "b"}
-
-
-def test_an_edit_under_a_name_replaces_no_more_than_without_one(tiny_runner: TorchRunner) -> None:
-    rig = Automatic(tiny_runner)
-    text = rig.answer(LONG, name="s")[2]
-    assert rig.answer(LONG, name="s")[:2] == ("continued", len(LONG) - 1)
-    assert rig.answer(extend(text[:-4], 5), name="s")[:2] == ("continued", len(text) - 4)
-    assert len(rig.store) == 1
-    text = rig.answer(extend(OTHER, *range(30)), name="s")[2]
-    assert rig.answer(extend(OTHER[:40], 7, 7), name="s")[:2] == ("forked", 40)
-    assert rig.answer(extend(text, 1), name="s")[:2] == ("continued", len(text) - 1)
-
-
-def test_what_the_drafters_of_a_name_have_learned_goes_on_with_it(tiny_runner: TorchRunner) -> None:
-    rig = Automatic(tiny_runner, slots=2)
-    rig.answer(LONG, name="s")
-    (before,) = rig.store._sessions.values()
-    learned = before.drafters["trigram"].state()
-    session = rig.acquire(OTHER, name="s")
-    assert session is not before and not len(session.text)
-    found = session.drafters["trigram"].state()
-    assert all((found[name] == array).all() for name, array in learned.items() if name != "known")  # of the text
-    rig.store.release(session)
-
-
-def test_the_choices_of_a_request_are_one_session_whatever_their_prompts(tiny_runner: TorchRunner) -> None:
-    rig = Automatic(tiny_runner)
-    text = rig.answer(LONG)[2]
-    for prompt in (extend(text, 1), OTHER):
-        session = rig.store.acquire("p", "choices-1", prompt, temporary=True)
-        assert session is not None
-        rig.store.release(session)
-    rig.store.forget(SessionKey("p", "choices-1"))
-    assert len(rig.store) == 1 and rig.answer(extend(text, 2))[:2] == ("continued", len(text) - 1)
-
-
 @pytest.mark.slow
 @given(st.data())
 @settings(max_examples=25)
@@ -271,7 +193,7 @@ def test_answers_do_not_depend_on_reuse(tiny_runner: TorchRunner, data: st.DataO
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_a_name_is_never_worse_than_none(tiny_runner: TorchRunner, data: st.DataObject) -> None:
     """Turns of conversations that begin alike, under any names: each reuses what its last turn left, as without names."""
     named, unnamed = (Automatic(tiny_runner, capacity=20, slots=2) for _ in range(2))
@@ -283,18 +205,3 @@ def test_a_name_is_never_worse_than_none(tiny_runner: TorchRunner, data: st.Data
         assert reused >= unnamed.answer(texts[number])[1]
         if len(text) < 100:
             texts[number] = extend(text, 1, number)
-
-
-def test_a_request_that_waits_for_a_shared_beginning_knows_when_it_is_read(tiny_runner: TorchRunner) -> None:
-    store = SessionStore(tiny_runner, capacity=4, ttl_seconds=60, automatic=True)
-    text = np.arange(60, dtype=np.int32)
-    first = store.acquire("p", None, text)
-    assert first is not None
-    stream = Stream(first.verifier, NoDrafter(), text, DecodeOptions(SamplingParams(temperature=0), 2))
-    assert store.acquire("p", None, text) is None
-    before = store.changes
-    assert store.changes == before
-    while stream.unread_prompt:
-        run_round([stream])
-    assert store.changes != before
-    assert store.acquire("p", None, text) is not None

@@ -1,13 +1,17 @@
-"""Chat templates: which of several counts, and what is tried where one refuses a conversation."""
+"""Chat templates: which of several counts, what each lacks, and calls as text where it has none."""
 
 from __future__ import annotations
 
 import copy
+import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
-from outrider.server.chat.template import TEMPLATE_ERRORS, ChatTemplate, ChatTemplates
+from outrider.server.chat.template import ChatTemplate, ChatTemplates, TemplateAbilities
+from outrider.server.chat.template.tool_text import calls_text
+from outrider.server.chat.tools import FORMATS, tool_parser
 from tests.server.chat.template.restricted import FULL, RESTRICTED, TOOLS
 from tests.server.fakes import TOKENIZER
 
@@ -38,22 +42,6 @@ def test_which_template_counts(named: Any, plain: str, with_tools: str) -> None:
     assert set(found.text.split("\n")) == {plain, with_tools}
 
 
-@pytest.mark.parametrize("named", [None, "", {}, {"default": ""}])
-def test_no_template(named: Any) -> None:
-    found = templates(named)
-    assert not found and found.text == ""
-
-
-def test_tools_use_their_own_template() -> None:
-    found = templates({"default": RESTRICTED["nothing but turns"][0], "tool_use": FULL})
-    assert not found.choose(False).abilities.tools and found.choose(True).abilities.tools
-
-
-def test_a_template_that_needs_a_list_of_tools_gets_one() -> None:
-    template = ChatTemplate(TOKENIZER, "{% for tool in tools %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}")
-    assert template.write([USER]) == "Hi" and template.write([USER], [TOOL]) == "lookHi"
-
-
 def test_fields_of_tools_that_a_template_reads_are_filled_in() -> None:
     reads = "{% for tool in tools or [] %}{{ tool.function.name ~ tool.function.parameters.required | join }}{% endfor %}"
     refuses = "{{ raise_exception('no parameters') if tools and tools[0].function.parameters is undefined }}"
@@ -61,20 +49,30 @@ def test_fields_of_tools_that_a_template_reads_are_filled_in() -> None:
     assert template.abilities.tools and template.write([USER], [TOOL]).startswith("look<user>Hi")
 
 
-def test_templates_from_before_there_were_tools_get_functions_as_text() -> None:
-    old = "{{ '' + functions }}{{ '' + datetime }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    text = ChatTemplate(TOKENIZER, old).write([USER], [TOOL])
-    assert '"name": "look"' in text and text.endswith("Hi")
+@pytest.mark.parametrize("name", RESTRICTED)
+def test_restrictions_are_found(name: str) -> None:
+    template, lacks = RESTRICTED[name]
+    found, usual = asdict(ChatTemplate(TOKENIZER, template).abilities), asdict(TemplateAbilities())
+    assert {ability for ability, value in found.items() if value != usual[ability]} == lacks
 
 
-def test_the_first_error_is_told() -> None:
-    template = ChatTemplate(TOKENIZER, "{{ raise_exception('no') if tools }}{{ raise_exception('never') }}")
-    with pytest.raises(TEMPLATE_ERRORS, match="never"):
-        template.write([USER])
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "deep": {"type": "object"}}}
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("look", {"city": "São \"Paulo\"", "days": 3}),
+    ("look", {"city": "5", "deep": {"a": [1, None, True], "b": {"c": "x"}}}),
+    ("now", {}),
+]  # fmt: skip
+READ_BY = {"harmony": "hermes"}
 
 
-def test_the_options_of_the_end_reach_the_template() -> None:
-    template = ChatTemplate(TOKENIZER, FULL)
-    assert template.write([USER], add_generation_prompt=True).endswith("<assistant>")
-    begun = [USER, {"role": "assistant", "content": "So"}]
-    assert template.write(begun, continue_final_message=True).endswith("So")
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_parser_reads_the_calls(name: str) -> None:
+    parser = tool_parser(READ_BY.get(name, name), {"look": SCHEMA, "now": {"type": "object", "properties": {}}})
+    parts = [*parser.feed(calls_text(CALLS, FORMATS[name])), *parser.finish()]
+    assert not [part for part in parts if part.kind == "content"]
+    found = [
+        (part.text, json.loads("".join(each.text for each in parts if each.kind == "arguments" and each.call == part.call)))
+        for part in parts
+        if part.kind == "call"
+    ]
+    assert found == CALLS

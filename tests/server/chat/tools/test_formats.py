@@ -24,12 +24,6 @@ def test_every_format_has_a_sample_and_can_be_set() -> None:
     assert all(other in FORMATS for format in FORMATS.values() for other in format.also)
 
 
-def test_templates_without_a_known_marker() -> None:
-    assert detect_format("{{ message.content }}") is None
-    assert detect_format("{% for tool in tools %} <call>{{ tool }}</call>") is None
-    assert detect_format('{% for tool in tools %} "parameters": {{ tool }} {% endfor %} <|START_ACTION|>') is None
-
-
 def test_the_documentation_has_every_format() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", (ROOT / "docs" / "tools.md").read_text(), flags=re.M)
     assert dict(rows) == {format.name: format.models for format in FORMATS.values()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from typing import Any
 
@@ -18,7 +17,6 @@ from outrider import models
 from outrider.server.chat.grammar_builder import joined
 from outrider.server.chat.reasoning_parser import THINK
 from outrider.server.chat.tools import FORMATS, calls_grammar, tool_parser
-from outrider.server.chat.tools.lark import Lark, length_pattern
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.verify.tokenizer import load_by_transformers
 from tests.server.chat.tools.samples import DSML, FUNCTIONS, SAMPLES, Sample
@@ -97,18 +95,8 @@ def test_samples_are_accepted(sample: Sample) -> None:
         assert not accepts(calls_grammar(sample.format, FUNCTIONS, 1, {}), exact)
 
 
-@each_sample
-def test_a_missing_argument_is_rejected(sample: Sample) -> None:
-    required = {**FUNCTIONS["get_weather"], "properties": {**FUNCTIONS["get_weather"]["properties"], "unit": WORD}}
-    required["required"] = ["city", "days", "unit"]
-    grammar = calls_grammar(sample.format, {**FUNCTIONS, "get_weather": required}, 8, {})
-    exact = sample.text.removesuffix("<|call|>").replace("'San \"José\"'", '"San \\"José\\""').replace("'b c'", '"b c"')
-    assert not accepts(grammar, exact)
-    assert not accepts(grammar, "Hello!")
-
-
 @each_format
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_every_enforced_answer_parses_to_calls_that_follow_the_schemas(format: str, seed: int) -> None:
     functions = {"many": MANY, "optional": OPTIONAL, "no-arguments": {"type": "object", "additionalProperties": False}}
     answer = walk(calls_grammar(format, functions, 3, {}), seed)
@@ -117,40 +105,6 @@ def test_every_enforced_answer_parses_to_calls_that_follow_the_schemas(format: s
     assert content == "" and 1 <= len(calls) <= 3, answer
     for name, arguments in calls:
         jsonschema.validate(arguments, functions[name])
-
-
-@each_format
-def test_optional_arguments_may_be_left_out(format: str) -> None:
-    grammar = calls_grammar(format, {"optional": OPTIONAL}, 1, {})
-    seen = set()
-    for seed in range(60):
-        [(_, arguments)] = content_and_calls(parse(format, [walk(grammar, seed)]))[1]
-        seen.add("".join(arguments))
-    assert seen <= {"", "a", "b", "c", "ab", "ac", "bc", "abc"} and len(seen) >= 6
-
-
-@each_format
-def test_markers_that_are_special_tokens_are_matched_by_id(format: str) -> None:
-    marker = FORMATS[format].opening
-    if marker and not FORMATS[format].bare:
-        grammar = calls_grammar(format, FUNCTIONS, 1, {marker: 7})
-        assert "<[7]>" in grammar and json.dumps(marker, ensure_ascii=False) not in grammar
-        assert "<[7]>" not in calls_grammar(format, FUNCTIONS, 1, {})
-
-
-def test_texts_end_at_a_marker_or_a_special_token() -> None:
-    lark = Lark({"<end>": 5})
-    assert lark.until("<end>", "a*") == "/a*/ <[5]>"
-    assert lark.until("</<end>x", "a*") == '/a*<\\// <[5]> "x"'
-    assert lark.until("</x>", "a*") == "r0" and lark.rules == ['r0[suffix="</x>"]: /a*/']
-    assert lark.text('a<end>"b"') == '"a" <[5]> "\\"b\\""'
-
-
-def test_lengths_of_texts() -> None:
-    assert length_pattern(0, None) == "(?s:.*)"
-    assert length_pattern(1, 5) == "(?s:.{1,5})"
-    assert length_pattern(2, None, open_end=False) == "(?s:.{1,})[^\\n]"
-    assert length_pattern(5, 2) == "(?s:.{5,})"
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -175,7 +129,7 @@ def test_markers_that_are_added_tokens_are_accepted_as_these_tokens(special: boo
 def test_an_answer_may_end_after_each_call(sample: Sample) -> None:
     """Between calls and after the last one, a model may stop, also after white space and before the closing marker."""
     grammar = calls_grammar(sample.format, FUNCTIONS, 8, {})
-    for seed in range(5):
+    for seed in range(2):
         text = walk(grammar, seed)
         matcher = matcher_of(grammar)
         for at, byte in enumerate(text.encode(), start=1):

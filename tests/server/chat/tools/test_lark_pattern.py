@@ -25,8 +25,6 @@ def test_the_grammar_of_a_patch() -> None:
         ('start: "Yes"i /N[o0]/i "\\n" /a\\/b/', ["yESn0\na/b"], ["yes", "Yesno a/b"]),
         ('?start: one\n  | two\none: "1"{2}\ntwo: "2"{1,} "3"{1,2} \n', ["11", "2233"], ["1", "2", "3"]),
         ('start: (\n  "a"\n  "b"\n)\n', ["ab"], ["a"]),
-        ("%import common (INT, WS_INLINE)\nstart: INT WS_INLINE INT", ["1 22"], ["12"]),
-        ('start: "" | "ü\\u00e9"', ["", "üé"], ["u"]),
         ('start: "[" /[^\\]]*/ "]"', ["[a]", "[]"], ["a"]),
     ],
 )
@@ -40,18 +38,12 @@ def test_constructs(grammar: str, matches: list[str], others: list[str]) -> None
     ("grammar", "words"),
     [
         ('start: "(" start ")" | "x"', "'start' is recursive"),
-        ('start: a\na: b\nb: "x" a?', "recursive"),
         ("start: missing", "no rule 'missing'"),
-        ('other: "a"', "no rule 'start'"),
         ('start: "a"\n%ignore " "', "not supported"),
         ("start: X\n%import python.X", "only the terminals of 'common'"),
-        ('start: ("a"', "not closed"),
         ('start: "a" )', "is not supported"),
-        ('start "a"', "not followed by ':'"),
-        ('"a"', "cannot begin with"),
         ('start: %json {"type": "object"}', "not supported"),
         ('start: "ab".."c"', "one character each"),
-        ("start: /a", "not supported"),
         ("start: " + "(" * 5000, "nested too deep"),
     ],
 )

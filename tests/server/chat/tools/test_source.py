@@ -53,8 +53,3 @@ def test_results_do_not_depend_on_pieces_and_no_text_is_lost(reader: Read, text:
     assert whole[2] + whole[3] == ">" + text
     assert read(reader, [text[:at], text[at:]]) == whole
     assert read(reader, list(text)) == whole
-
-
-def test_the_first_marker_is_found() -> None:
-    assert read(READERS[0], ["x<ab>y"]) == ("<ab>", "x", ">x", "<ab>y")
-    assert read(READERS[3], ['{"a": "}\\""} x']) == (None, '{"a": "}\\""}', '>{"a": "}\\""}', " x")

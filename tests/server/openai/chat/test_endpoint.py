@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import llguidance
@@ -13,11 +12,9 @@ from llguidance import LLMatcher
 from outrider.drafters.sequence import Finish
 from outrider.server.chat.reasoning_parser import THINK, ReasoningParser
 from outrider.server.chat.tools import tool_parser
-from outrider.server.engine.messages import TokenEvent, TokenLogprobs
+from outrider.server.engine.messages import TokenEvent
 from outrider.server.openai.chat import ChatFormatter
 from outrider.server.openai.generation import ChoiceOutput
-from outrider.server.openai.logprobs import MIN_LOGPROB
-from outrider.server.openai.requests import choice_params
 from outrider.server.openai.schema import ChatBody
 from outrider.verify.sampling_params import ReasoningLimit
 from tests.server.fakes import TOKENIZER, VOCABULARY, FakeEngine, app_with, events, fetch, post
@@ -26,7 +23,6 @@ PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hello"}]
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")]
 NAMED = {"type": "function", "function": {"name": "f"}}
-NAMED_CALL = {"name": "f", "arguments": "{}"}
 CALL = '<think>why</think>So:\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
@@ -43,87 +39,6 @@ def output(text: str, finish: Finish | None = None) -> ChoiceOutput:
     made = ChoiceOutput(0)
     made.add(TokenEvent("r", [40], text, finish))
     return made
-
-
-def scored_output() -> ChoiceOutput:
-    """Two events of one choice: a token with its two most likely ones, then a stop token without log-probability."""
-    made = ChoiceOutput(3)
-    logprobs = TokenLogprobs([-0.5], [[40, 41]], [[-0.5, -math.inf]])
-    made.add(TokenEvent("r", [40], VOCABULARY.text_of(40), logprobs=logprobs))
-    made.add(TokenEvent("r", [0], "", "stop", logprobs=TokenLogprobs([], [], [])))
-    return made
-
-
-def test_chat_logprobs() -> None:
-    choice = ChatFormatter(body(logprobs=True), VOCABULARY).choice(scored_output())
-    assert choice["index"] == 3
-    assert choice["finish_reason"] == "stop"
-    (entry,) = choice["logprobs"]["content"]
-    assert entry["token"] == VOCABULARY.text_of(40)
-    assert bytes(entry["bytes"]) == VOCABULARY.bytes_of(40)
-    assert [top["logprob"] for top in entry["top_logprobs"]] == [-0.5, MIN_LOGPROB]
-
-
-def test_optional_fields_are_omitted_by_default() -> None:
-    formatter = ChatFormatter(body(), VOCABULARY)
-    (delta, last) = formatter.choice_deltas(scored_output())
-    assert delta["logprobs"] is None and last["finish_reason"] == "stop"
-    assert "token_ids" not in delta
-    with_ids = ChatFormatter(body(return_token_ids=True), VOCABULARY).choice_deltas(scored_output())
-    assert with_ids[0]["token_ids"] == [40, 0]
-
-
-def test_an_answer_has_reasoning_content_and_calls() -> None:
-    choice = formatter(tools=TOOLS).choice(output(CALL, "stop"))
-    message = choice["message"]
-    assert (message["content"], message["reasoning_content"]) == ("So:", "why")
-    (call,) = message["tool_calls"]
-    assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
-    assert call["id"].startswith("call_")
-    assert choice["finish_reason"] == "tool_calls"
-    assert formatter(tools=TOOLS, tool_choice=NAMED).choice(output(CALL, "stop"))["finish_reason"] == "stop"
-    assert formatter(tools=TOOLS).choice(output(CALL[:-20], "length"))["finish_reason"] == "length"
-
-
-def test_chunks_add_up_to_the_answer() -> None:
-    streamed = formatter(tools=TOOLS)
-    message: dict[str, Any] = {"content": "", "reasoning_content": "", "name": "", "arguments": ""}
-    for character in CALL:
-        for choice in streamed.choice_deltas(output(character)):
-            for name, value in choice["delta"].items():
-                if name == "tool_calls":
-                    assert value[0]["index"] == 0
-                    for part, text in value[0]["function"].items():
-                        message[part] += text
-                else:
-                    message[name] += value
-    last = streamed.choice_deltas(output("", "stop"))[-1]
-    assert last["finish_reason"] == "tool_calls"
-    assert message == {"content": "So:", "reasoning_content": "why", "name": "f", "arguments": '{"a": 1}'}
-    assert streamed.reasoning_tokens == 3
-
-
-def test_the_endpoint_answers() -> None:
-    engine = FakeEngine("Hel", "lo")
-    answer = post(engine, PATH, {"messages": MESSAGES, "max_completion_tokens": 9, "seed": 4, "n": 2}).json()
-    assert [choice["message"]["content"] for choice in answer["choices"]] == ["Hello", "Hello!"]
-    assert answer["object"] == "chat.completion"
-    assert answer["usage"]["completion_tokens"] == 6
-    request, second = engine.requests
-    assert (request.max_tokens, request.params.seed) == (9, 4)
-    assert (second.prompt, second.params) == (request.prompt, choice_params(request.params, 1))
-    assert answer["usage"]["prompt_tokens"] == len(request.prompt)
-
-
-def test_the_endpoint_streams() -> None:
-    fields = {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}}
-    *chunks, done = events(post(FakeEngine("Hel", None, "lo"), PATH, fields))
-    assert done == "[DONE]"
-    assert chunks.pop(2) == ": keep-alive"
-    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
-    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks[:-1]) == "Hello"
-    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 3
-    assert all(chunk["usage"] is None for chunk in chunks[:-1])
 
 
 def test_required_calls_set_a_grammar_and_only_markers_of_calls_are_shown() -> None:
@@ -193,18 +108,10 @@ def test_required_calls_follow_the_reasoning() -> None:
     assert not accepts(engine.requests[0].grammar, POINT_CALL)
 
 
-def test_without_opened_reasoning_a_grammar_applies_at_once() -> None:
-    engine = FakeEngine('{"x": 1}')
-    message = message_of(engine, "{{ messages[0].content }}{# <think> #}", {"response_format": SCHEMA})
-    assert message["content"] == '{"x": 1}' and "reasoning_content" not in message
-    assert accepts(engine.requests[0].grammar, '{"x": 1}')
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
         ({"messages": MESSAGES * 3000}, "messages", "at most 2048"),
-        ({"top_logprobs": 3}, "top_logprobs", "needs 'logprobs'"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "may contain"),
         ({"continue_final_message": True}, "continue_final_message", "the assistant's"),
         ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
@@ -244,12 +151,6 @@ def test_the_limit_of_reasoning_reaches_the_engine(opened: bool, tokens: tuple[s
             assert found == ReasoningLimit(7, closing, None if opened else size)
 
 
-def test_a_limit_of_reasoning_is_harmless_to_other_models() -> None:
-    engine = FakeEngine("a")
-    assert post(engine, PATH, {"messages": MESSAGES, "thinking_token_budget": 7}).status_code == 200
-    assert engine.requests[0].reasoning is None
-
-
 CUSTOM = {"type": "custom", "custom": {"name": "patch"}}
 CUSTOM_CALL = '<tool_call>\n{"name": "patch", "arguments": {"input": "a\\n\\"b\\""}}\n</tool_call>'
 
@@ -262,29 +163,6 @@ def test_a_call_of_a_custom_tool_has_input() -> None:
     assert choice["finish_reason"] == "tool_calls"
     named = formatter(tools=[CUSTOM], tool_choice={"type": "custom", "custom": {"name": "patch"}})
     assert named.choice(output(CUSTOM_CALL, "stop"))["finish_reason"] == "stop"
-
-
-def test_the_input_of_a_custom_tool_is_streamed() -> None:
-    streamed = formatter(tools=[CUSTOM])
-    calls = [
-        call
-        for character in CUSTOM_CALL
-        for choice in streamed.choice_deltas(output(character))
-        for call in choice["delta"]["tool_calls"]
-    ]
-    first, *rest = calls
-    assert (first["index"], first["type"], first["custom"]) == (0, "custom", {"name": "patch", "input": ""})
-    assert all(set(call) == {"index", "custom"} for call in rest)
-    assert "".join(call["custom"]["input"] for call in rest) == 'a\n"b"'
-
-
-def test_a_history_has_calls_of_custom_tools() -> None:
-    engine = FakeEngine("a")
-    call = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "x"}}
-    messages = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "ok"}]
-    assert post(engine, PATH, {"messages": messages, "tools": [CUSTOM]}).status_code == 200
-    (rendered,) = body(messages=messages).messages[1].rendered()["tool_calls"]
-    assert rendered["function"] == {"name": "patch", "arguments": {"input": "x"}}
 
 
 SECOND_CALL = CALL.partition("So:")[2].replace('"a": 1', '"a": 2')
@@ -304,27 +182,6 @@ def test_parallel_calls_that_are_off_end_the_answer_before_the_second(choice: An
     assert deltas[-1]["finish_reason"] == "tool_calls" and "no more" not in str(chunks)
     [both] = fetch(app, "POST", PATH, {**fields, "parallel_tool_calls": True}).json()["choices"]
     assert len(both["message"]["tool_calls"]) == 2
-
-
-def test_a_line_stands_for_what_the_model_cannot_read() -> None:
-    """Multimodal checkpoints serve their text part only."""
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    asked = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, image]}]
-    engine = FakeEngine("a")
-    engine.context_tokens = 2048
-    result = {"role": "tool", "tool_call_id": "1", "content": [{"type": "input_audio", "input_audio": {"data": "AAAA"}}]}
-    response = fetch(app_with(engine), "POST", PATH, {"messages": [*asked, result]})
-    assert (response.status_code, response.headers["x-outrider-ignored"]) == (200, "messages.image_url, messages.input_audio")
-    prompt = TOKENIZER.decode(engine.requests[0].prompt)
-    assert "What is this?\n[An image was left out: this model reads text only.]" in prompt
-    assert "[An audio recording was left out: this model reads text only.]" in prompt and "AAAA" not in prompt
-
-
-def test_parts_of_unknown_types_are_rejected() -> None:
-    asked = [{"role": "user", "content": [{"type": "picture"}]}]
-    error = fetch(app_with(FakeEngine("a")), "POST", PATH, {"messages": asked}).json()["error"]
-    assert "content parts must be text, images, audio, video or files, not 'picture'" in error["message"]
-    assert error["param"] == "messages.0.content"
 
 
 SLUG = {"type": "object", "properties": {"slug": {"type": "string", "pattern": "(?!-)x", "minLength": 1}}, "required": ["slug"]}

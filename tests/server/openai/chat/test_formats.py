@@ -14,16 +14,7 @@ from llguidance import LLMatcher
 from outrider import models
 from outrider.verify.tokenizer import load_by_transformers
 from tests.server.fakes import TOKENIZER, FakeEngine, app_with, fetch
-from tests.server.openai.chat.test_endpoint import (
-    MESSAGES,
-    NAMED_CALL,
-    POINT_CALL,
-    POINT_TOOL,
-    SCHEMA,
-    TOOLS,
-    accepts,
-    message_of,
-)
+from tests.server.openai.chat.test_endpoint import MESSAGES, POINT_CALL, POINT_TOOL, SCHEMA, TOOLS, accepts, message_of
 
 
 def test_markers_of_reasoning_that_are_special_tokens() -> None:
@@ -53,59 +44,6 @@ def test_an_unknown_format_is_warned_of_and_calls_are_read_as_hermes(caplog: pyt
     assert [record.levelname for record in caplog.records if "model.tool_format" in record.message] == ["WARNING"]
     required = message_of(FakeEngine(POINT_CALL), template, {"tools": [POINT_TOOL], "tool_choice": "required"})
     assert required["tool_calls"][0]["function"]["name"] == "f"
-
-
-UNKNOWN = "{% if tools %}{{ tools }}{% endif %}{% for message in messages %}{{ message.content }}"
-CALLS_FIELD = {
-    "open": "<call>",
-    "close": "</call>",
-    "content": "json",
-    "transform": {"type": "function", "function": {"name": "{content.tool}", "arguments": "{content.args}"}},
-}
-
-
-@pytest.mark.parametrize(
-    ("call", "known"),
-    [("", True), ("{'tool': call.function.name, 'args': call.function.arguments}", True), ("call.function", False)],
-)
-def test_the_response_template_says_what_the_chat_template_does_not(
-    call: str, known: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    rendered = f"{{% for call in message.tool_calls %}}<call>{{{{ {call} | tojson }}}}</call>{{% endfor %}}" if call else ""
-    thinking = {"open": "<hm>", "close": "</hm>"}
-    response_template = {"start_anchor": "<bot>", "fields": {"tool_calls": CALLS_FIELD, "thinking": thinking}}
-    answer = '<call>{"tool": "f", "args": {"x": 1}}</call>'
-    engine = FakeEngine(*f"<hm>Well.</hm>{answer}")
-    template = f"{UNKNOWN}{rendered}{{% endfor %}}"
-    fields = {"tools": [POINT_TOOL], "tool_choice": "required" if known else "auto"}
-    message = message_of(engine, template, fields, response_template=response_template)
-    assert message["reasoning_content"] == "Well."
-    assert len([record for record in caplog.records if "model.tool_format" in record.message]) == (not known)
-    if known:
-        assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": 1}'}
-        assert accepts(engine.requests[0].grammar, answer)
-    else:
-        assert message["content"] == answer
-
-
-def test_a_template_that_takes_only_ids_of_its_own_form_gets_them() -> None:
-    template = (
-        "{% for message in messages %}{% for call in message.tool_calls or [message] %}"
-        "{% if (call.id or message.tool_call_id or '123456789') | length != 9 %}{{ raise_exception('nine') }}{% endif %}"
-        "{{ message.content }}{% endfor %}{% endfor %}{# [TOOL_CALLS] #}"
-    )
-    history = [
-        {"role": "assistant", "tool_calls": [{"id": "call_0123456789", "type": "function", "function": NAMED_CALL}]},
-        {"role": "tool", "tool_call_id": "call_0123456789", "content": "Done."},
-    ]
-    assert message_of(FakeEngine("Yes."), template, {"messages": [*MESSAGES, *history]})["content"] == "Yes."
-
-
-def test_the_setting_overrides_the_template() -> None:
-    call = "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
-    template = "{{ messages[0].content }}{# [TOOL_CALLS] #}"
-    message = message_of(FakeEngine(*call), template, {"tools": [POINT_TOOL]}, model__tool_format="glm45")
-    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": 1}'}
 
 
 HARMONY = "{{ messages[0].content }}<|start|>assistant{# <|channel|><|message|> #}"
@@ -165,8 +103,6 @@ def test_tools_that_are_described_never_become_special_tokens() -> None:
     ("fields", "shown"),
     [
         ({"response_format": SCHEMA}, 'schema:\n{"type": "object"'),
-        ({"response_format": {"type": "json_object"}}, "a JSON object."),
-        ({"choice": ["yes", "no"]}, '["yes", "no"]'),
         ({"regex": "[0-9]+"}, "regex:\n[0-9]+"),
         ({"grammar": 'start: "a"'}, 'grammar:\nstart: "a"'),
     ],
@@ -181,16 +117,6 @@ def test_a_structure_beside_tools_is_described(fields: dict[str, Any], shown: st
     assert shown not in prompt_of(engine)
 
 
-def test_requests_with_tools_use_the_template_of_that_name() -> None:
-    with_tools = "{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}" + WITHOUT_TOOLS + "{# <tool_call> #}"
-    engine = FakeEngine(*POINT_CALL)
-    named = {"default": WITHOUT_TOOLS, "tool_use": with_tools}
-    message = answered(engine, named, tools=[POINT_TOOL]).json()["choices"][0]["message"]
-    assert prompt_of(engine).startswith("[f]<user>") and message["tool_calls"]
-    answered(engine, named)
-    assert prompt_of(engine).startswith("<user>")
-
-
 @pytest.mark.parametrize("template", ["", {}])
 def test_a_model_without_a_template_has_neither_chat_nor_tools(template: Any) -> None:
     app = app_with(FakeEngine("a"), template)
@@ -198,10 +124,3 @@ def test_a_model_without_a_template_has_neither_chat_nor_tools(template: Any) ->
     assert not {"chat", "tools", "reasoning"} & {*card["capabilities"]}
     refused = fetch(app, "POST", "/v1/chat/completions", {"messages": MESSAGES}).json()["error"]
     assert refused["code"] == "no_chat_template"
-
-
-def test_what_a_template_does_not_render_is_named() -> None:
-    turns = [{**MESSAGES[0], "name": "Ada"}]
-    assert answered(FakeEngine("a"), WITHOUT_TOOLS, messages=turns).headers["x-outrider-ignored"] == "messages.name"
-    rendering = WITHOUT_TOOLS.replace("m.role", "m.name or m.role")
-    assert "x-outrider-ignored" not in answered(FakeEngine("a"), rendering, messages=turns).headers

@@ -72,12 +72,6 @@ def test_later_instructions_are_the_users_where_the_template_takes_one_system_me
         assert prompt.replace(" ", "") == f"[system:a][user:b][assistant:d][{role}:c]"
 
 
-def test_a_whole_answer_has_the_call_of_the_stream() -> None:
-    tools = [{"type": "custom", "name": "apply_patch"}]
-    body = post(FakeEngine(CALL), PATH, {"input": "x", "tools": tools}).json()
-    assert [item["input"] for item in body["output"] if item["type"] == "custom_tool_call"] == [PATCH]
-
-
 def test_a_call_of_a_namespaces_tool_names_both() -> None:
     engine = FakeEngine('<tool_call>\n{"name": "mcp__docs__search", "arguments": {}}\n</tool_call>')
     app = app_with(engine, TEMPLATE)
@@ -121,14 +115,6 @@ def test_items_are_found_by_their_principal_only_and_named_once() -> None:
         assert (response.status_code, response.json()["error"]["param"]) == (status, "input")
 
 
-def test_a_response_that_is_not_stored_names_no_session() -> None:
-    engine = FakeEngine("a")
-    app = app_with(engine, sessions__automatic="off")
-    for fields in ({"store": False}, {"store": False, "prompt_cache_key": "key"}):
-        fetch(app, "POST", PATH, {"input": "x", **fields})
-    assert [request.session for request in engine.requests] == [None, "127.0.0.1 key"]
-
-
 def test_the_names_of_what_is_ignored_are_safe(caplog: pytest.LogCaptureFixture) -> None:
     tools = [{"type": "é\r\nx-evil: 1"}, {"type": "secret words"}, *({"type": f"t{number}"} for number in range(50))]
     with caplog.at_level(logging.INFO, "outrider.requests"):
@@ -138,31 +124,3 @@ def test_the_names_of_what_is_ignored_are_safe(caplog: pytest.LogCaptureFixture)
     (record,) = [record for record in caplog.records if record.getMessage() == "ignored"]
     assert getattr(record, "fields")["ignored"] == "tools"  # the types are the client's words  # noqa: B009
     assert "x-outrider-ignored" not in post(FakeEngine("a"), PATH, {"input": "x"}).headers
-
-
-def test_an_input_of_ignored_items_only_is_an_error() -> None:
-    response = post(FakeEngine("a"), PATH, {"input": [{"type": "web_search_call"}]})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"max_tool_calls": 3, "safety_identifier": "s", "service_tier": "flex", "prompt_cache_retention": "24h"},
-        {"truncation": "auto", "include": ["unknown"], "reasoning": {"summary": "detailed"}},
-        {"prompt_cache_options": {"mode": "implicit"}, "client_metadata": {"a": {"b": 1}}, "background": False},
-    ],
-)
-def test_harmless_fields_are_accepted(fields: dict[str, Any]) -> None:
-    body = post(FakeEngine("a"), PATH, {"input": "x", **fields}).json()
-    for name in ("max_tool_calls", "safety_identifier", "service_tier", "truncation"):
-        assert body.get(name) == fields.get(name, "disabled" if name == "truncation" else None)
-
-
-def test_parallel_calls_may_be_off() -> None:
-    tools = [{"type": "custom", "name": "apply_patch"}]
-    for allowed in (False, True):
-        engine = FakeEngine(CALL, CALL.partition("</think>")[2])
-        output = fetch(app_with(engine, TEMPLATE), "POST", PATH, {"input": "x", "tools": tools, "parallel_tool_calls": allowed})
-        kinds = [item["type"] for item in output.json()["output"]]
-        assert (kinds.count("custom_tool_call"), output.json()["status"]) == (2 if allowed else 1, "completed")

@@ -71,54 +71,6 @@ def test_events_build_the_response() -> None:
     assert data[-1]["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
 
 
-def test_the_response_equals_the_streamed_one() -> None:
-    streamed, complete, joined = formatter(), formatter(), ChoiceOutput(0)
-    data = data_of(streamed, ANSWER)
-    for character in ANSWER:
-        joined.add(TokenEvent("r", [40], character))
-    joined.add(TokenEvent("r", [40], "", "stop"))
-    body = complete.body([joined], Usage(prompt_tokens=3, completion_tokens=9))
-
-    def shape(response: dict[str, Any]) -> list[Any]:
-        return [
-            [item["type"], item.get("arguments"), [p["text"] for p in item.get("content", [])]] for item in response["output"]
-        ]
-
-    assert shape(body) == shape(data[-1]["response"])
-    assert body["usage"] == data[-1]["response"]["usage"]
-
-
-def test_log_probabilities_join_the_item_of_their_text() -> None:
-    complete, made = formatter(), ChoiceOutput(0)
-    for number, piece in enumerate(["<think>why</think>", "So", ":"]):
-        made.add(TokenEvent("r", [40 + number], piece, logprobs=TokenLogprobs([-0.5], [[]], [[]])))
-    made.add(TokenEvent("r", [0], "", "stop"))
-    _, message = complete.body([made], Usage())["output"]
-    tokens = [entry["token"] for entry in message["content"][0]["logprobs"]]
-    assert tokens == [VOCABULARY.text_of(41), VOCABULARY.text_of(42)]
-
-
-@pytest.mark.parametrize(("finish", "status"), [("stop", "completed"), ("length", "incomplete")])
-def test_the_status_follows_the_finish_reason(finish: Finish, status: str) -> None:
-    body = post(FakeEngine("a", finish=finish), PATH, {"input": "x"}).json()
-    assert (body["status"], body["output"][0]["status"]) == (status, status)
-    assert body["incomplete_details"] == (None if finish == "stop" else {"reason": "max_output_tokens"})
-
-
-def test_an_empty_answer_has_an_empty_message() -> None:
-    (item,) = post(FakeEngine(), PATH, {"input": "x"}).json()["output"]
-    assert (item["type"], item["content"]) == ("message", [])
-
-
-def test_streams_send_named_events() -> None:
-    response = post(FakeEngine("Hel", None, "lo"), PATH, {"input": "x", "stream": True})
-    data = events(response)
-    assert data[0]["type"] == "response.created" and data[-1]["type"] == "response.completed"
-    assert ": keep-alive" in data
-    assert response.text.startswith("event: response.created\ndata: {")
-    assert data[-1]["response"]["output"][0]["content"][0]["text"] == "Hello"
-
-
 def test_an_error_in_mid_stream_fails_the_response() -> None:
     app = app_with(FakeEngine("a", error=DeadlineExceeded("too late")))
     data = events(fetch(app, "POST", PATH, {"input": "x", "stream": True}))
@@ -168,17 +120,3 @@ def test_stored_responses_are_retrieved_and_deleted() -> None:
     assert fetch(app, "DELETE", path).json() == {"id": made["id"], "object": "response", "deleted": True}
     for method, suffix in (("GET", ""), ("DELETE", ""), ("POST", "/cancel")):
         assert fetch(app, method, path + suffix).status_code == 404
-
-
-def test_store_false_is_not_stored() -> None:
-    app = app_with(FakeEngine("a"))
-    made = fetch(app, "POST", PATH, {"input": "x", "store": False}).json()
-    response = fetch(app, "POST", PATH, {"input": "y", "previous_response_id": made["id"]})
-    assert (response.status_code, response.json()["error"]["param"]) == (404, "previous_response_id")
-
-
-def test_bodies_that_are_not_valid_chats_are_rejected() -> None:
-    fields = {"input": "x", "tool_choice": {"type": "function", "name": "missing"}}
-    response = post(FakeEngine("a"), PATH, fields)
-    assert response.status_code == 400
-    assert "tool_choice" in response.json()["error"]["message"]

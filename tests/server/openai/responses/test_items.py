@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from outrider.server.openai.conversation import Message, content_text
-from outrider.server.openai.responses.items import InputItems, OtherItem, input_item, references, to_messages, with_system
+from outrider.server.openai.responses.items import InputItems, input_item, references, to_messages
 from tests.server.chat.tools.patch_grammar import PATCH
 from tests.server.openai.responses.codex import INPUT
 
@@ -17,20 +17,6 @@ ITEMS: TypeAdapter[Any] = TypeAdapter(InputItems)
 
 def messages(*items: dict[str, Any]) -> list[Message]:
     return to_messages(ITEMS.validate_python(list(items)))
-
-
-def test_consecutive_calls_are_one_message() -> None:
-    converted = messages(
-        {"role": "assistant", "content": "Let me see."},
-        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
-        {"type": "reasoning"},
-        {"type": "custom_tool_call", "call_id": "2", "name": "g", "input": "x"},
-        {"type": "function_call_output", "call_id": "1", "output": "r"},
-        {"type": "function_call", "call_id": "3", "name": "h", "arguments": "{}"},
-    )
-    assert [message.role for message in converted] == ["assistant", "tool", "assistant"]
-    assert [call.function.name for call in converted[0].tool_calls or ()] == ["f", "g"]
-    assert (converted[0].content, converted[1].tool_call_id) == ("Let me see.", "1")
 
 
 def test_a_history_of_an_agent() -> None:
@@ -69,14 +55,6 @@ def test_many_calls_are_joined_in_linear_time() -> None:
     assert len(joined.tool_calls or ()) == 16_000
 
 
-def test_items_of_missing_tools_are_left_out() -> None:
-    others = [
-        {"type": kind, "id": "1"} for kind in ("web_search_call", "mcp_list_tools", "local_shell_call_output", "new_item")
-    ]
-    assert [type(item) for item in ITEMS.validate_python(others)] == [OtherItem] * 4
-    assert messages(*others) == []
-
-
 def test_references_are_replaced_by_stored_items() -> None:
     items = ITEMS.validate_python([{"type": "item_reference", "id": "a"}, {"id": "b"}, {"role": "user", "content": "x"}])
     assert references(items) == ["a", "b"] and references("a") == []
@@ -90,18 +68,6 @@ def test_references_are_replaced_by_stored_items() -> None:
     }
     answer, question = to_messages(items, stored)
     assert (answer.reasoning_content, len(answer.tool_calls or ()), question.content) == ("why", 1, "x")
-
-
-def test_one_system_message_comes_first() -> None:
-    system, developer, user = (Message(role=role, content=role) for role in ("system", "developer", "user"))
-    joined = with_system("Be short.", [developer, system, user, developer])
-    assert [(message.role, message.content) for message in joined] == [
-        ("system", "Be short.\n\ndeveloper\n\nsystem"),
-        ("user", "user"),
-        ("developer", "developer"),
-    ]
-    assert with_system(None, [user]) == [user]
-    assert with_system("a", [])[0].content == "a"
 
 
 @pytest.mark.parametrize(

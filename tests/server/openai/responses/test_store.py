@@ -6,7 +6,6 @@ import json
 import threading
 from typing import Any
 
-import msgspec
 import pytest
 
 from outrider.server.http import json_route
@@ -41,25 +40,6 @@ def test_a_response_is_returned_as_it_was_stored() -> None:
     assert found.size_bytes >= len(found.content) + len(found.items["i"])
 
 
-def test_what_is_stored_is_sent_as_it_is_and_decoded_only_where_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """700 items of a response are decoded once each, off the event loop."""
-    app, path, threads = app_with(FakeEngine("x")), "/v1/responses", []
-    made = fetch(app, "POST", path, {"input": "x", "metadata": {f"key{number}": "x" * 512 for number in range(16)}})
-    instructed = fetch(app, "POST", path, {"input": "x" * 9000, "instructions": "x", "previous_response_id": made.json()["id"]})
-    assert instructed.status_code == 400  # too long for the context
-
-    def decode(data: bytes, **options: Any) -> Any:
-        threads.append(threading.current_thread())
-        return json.loads(data)
-
-    monkeypatch.setattr(msgspec.json, "decode", decode)
-    found = fetch(app, "GET", f"{path}/{made.json()['id']}")
-    assert found.content == made.content and found.headers["content-type"] == "application/json" and not threads
-    item = made.json()["output"][0]["id"]
-    answer = fetch(app, "POST", path, {"input": [{"type": "item_reference", "id": item}, {"role": "user", "content": "y"}]})
-    assert answer.status_code == 200, answer.text
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_large_response_is_encoded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
     init, threads = StoredResponse.__init__, list[bool]()
@@ -75,13 +55,6 @@ def test_a_large_response_is_encoded_off_the_event_loop(monkeypatch: pytest.Monk
     for fields in ({}, {"metadata": metadata, "store": False}, {"metadata": metadata}):
         assert fetch(app, "POST", path, {"input": "x", "stream": stream, **fields}).status_code == 200
     assert threads == [True, False]
-
-
-def test_the_oldest_responses_are_evicted() -> None:
-    store = ResponseStore(2, 60, BUDGET_BYTES)
-    for response_id in "abc":
-        store.put(stored(response_id))
-    assert [is_stored(store, response_id) for response_id in "abc"] == [False, True, True]
 
 
 def test_large_responses_evict_only_their_principals() -> None:

@@ -49,8 +49,3 @@ def test_the_choice(choice: Any, enabled: str, required: str) -> None:
     body = chat([FUNCTION, HOSTED, CUSTOM], choice)
     assert "".join(tool.name for tool in body.enabled_tools) == enabled
     assert "".join(tool.name for tool in body.enforced_tools) == required
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "web_search"}, "auto"])
-def test_no_call_is_required_of_hosted_tools_only(choice: Any) -> None:
-    assert chat([HOSTED], choice).enforced_tools == []

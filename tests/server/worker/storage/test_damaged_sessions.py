@@ -12,24 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from outrider.drafters.registry import Resources
 from outrider.drafters.sequence import Ints
 from outrider.server.worker.storage import session_format
-from outrider.server.worker.storage.session_format import page_path, rows_digest
-from outrider.verify.decode import finish
+from outrider.server.worker.storage.session_format import page_path
 from outrider.verify.model.torch_runner import TorchRunner
-from outrider.verify.stream import Stream
-from tests.server.worker.storage.stores import (
-    LONG,
-    OPTIONS,
-    answer,
-    content_of,
-    new_store,
-    page_of,
-    pages_in,
-    save,
-    sessions_in,
-)
+from tests.server.worker.storage.stores import LONG, answer, content_of, new_store, page_of, save, sessions_in
 
 pytestmark = pytest.mark.usefixtures("page_tokens")
 
@@ -62,70 +49,6 @@ def test_a_damaged_file_costs_one_log_line(
     else:
         assert len(caplog.records) == 1
     assert fresh._slots.free + len(fresh) == 1
-
-
-def test_damaged_rows_are_noticed(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    store = new_store(tiny_runner, tmp_path)
-    session = store.acquire("p", "a", LONG)
-    assert session is not None
-    finish(Stream(session.verifier, session.drafter("none", Resources()), LONG, OPTIONS))
-    store.release(session)
-    save(store)
-    [file] = sessions_in(tmp_path)
-    content = bytearray(file.read_bytes())
-    content[-600] ^= 0xFF  # of the rows, because nothing else is as large
-    file.write_bytes(content)
-    fresh = new_store(tiny_runner, tmp_path, slots=1)
-    assert len(fresh) == 1
-    assert answer(fresh, LONG, "a")[0] == 0
-    assert sessions_in(tmp_path) == []
-
-
-@pytest.mark.parametrize("change", ["text", "rows", "type"])
-def test_parts_that_do_not_fit_together_are_noticed(tiny_runner: TorchRunner, tmp_path: Path, change: str) -> None:
-    """Another text, another number of rows or another type of the text, in a file that can be read."""
-    store = new_store(tiny_runner, tmp_path)
-    answer(store, LONG)
-    save(store)
-    [file] = sessions_in(tmp_path)
-    tensors, labels = content_of(file)
-    match change:
-        case "text":
-            tensors["text"] ^= 1
-        case "rows":
-            tensors["rows"] = torch.cat([tensors["rows"]] * 30, 3)
-        case "type":
-            tensors["text"] = tensors["text"].bfloat16()
-    save_file(tensors, file, labels)
-    assert len(new_store(tiny_runner, tmp_path)) == 0
-
-
-def narrower(rows: torch.Tensor) -> torch.Tensor:
-    layers, two, heads, length, width = rows.shape
-    return rows.reshape(layers, two, heads * 2, length, width // 2)
-
-
-@pytest.mark.parametrize("change", [narrower, torch.Tensor.bfloat16])
-def test_files_with_valid_digests_and_other_rows_are_ignored(
-    tiny_runner: TorchRunner,
-    tmp_path: Path,
-    change: Callable[[torch.Tensor], torch.Tensor],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """They cost one log line and that session."""
-    store = new_store(tiny_runner, tmp_path)
-    _, text, _ = answer(store, LONG, "a")
-    save(store)
-    [file] = sessions_in(tmp_path)
-    tensors, labels = content_of(file)
-    for page in pages_in(tmp_path):
-        rows = change(content_of(page)[0]["rows"])
-        digest = rows_digest(rows)
-        save_file({"rows": rows}, page_path(file.parent, digest))
-        labels["pages"] = labels["pages"].replace(page.stem, digest)
-    tensors["rows"] = change(tensors["rows"])
-    save_file(tensors, file, labels | {"rest": rows_digest(tensors["rows"])})
-    check_is_ignored(tiny_runner, tmp_path, text, caplog)
 
 
 @pytest.mark.parametrize("change", ["token", "missing", "principal", "path"])
@@ -199,10 +122,7 @@ def flip_byte(array: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("change", [flip_byte, torch.Tensor.bfloat16])
 def test_damaged_arrays_of_a_drafter_are_not_used(
-    tiny_runner: TorchRunner,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    change: Callable[[torch.Tensor], torch.Tensor],
+    tiny_runner: TorchRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     """The text and the rows are; numpy has no bfloat16."""
     store = new_store(tiny_runner, tmp_path)
@@ -218,24 +138,6 @@ def test_damaged_arrays_of_a_drafter_are_not_used(
     _, _, unlearned = answer(new_store(tiny_runner, tmp_path / "empty"), longer)
     assert reused >= len(text) - 1 and len(caplog.messages) == 1
     assert all((tables[key] == unlearned[key]).all() for key in unlearned)
-
-
-def test_what_an_older_version_has_learned_is_refused_in_one_line(
-    tiny_runner: TorchRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The text and the rows are used, and the drafter begins anew."""
-    store = new_store(tiny_runner, tmp_path)
-    _, text, _ = answer(store, LONG, "a")
-    save(store)
-    monkeypatch.setattr("outrider.drafters.registry.LAYOUT", 9)
-    longer = np.concatenate([text, [7]]).astype(np.int32)
-    reused, _, tables = answer(new_store(tiny_runner, tmp_path), longer, "a")
-    _, _, unlearned = answer(new_store(tiny_runner, tmp_path / "empty"), longer)
-    assert reused >= len(text) - 1
-    assert all((tables[key] == unlearned[key]).all() for key in unlearned)
-    [message] = caplog.messages
-    assert message.startswith("what trigram has learned in ")
-    assert message.endswith(" is not used: its layout is 1, and this version reads layout 9")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")

@@ -15,28 +15,6 @@ def text(*parts: int) -> Ints:
     return np.repeat(np.array(parts, np.int32), BLOCK_TOKENS)
 
 
-def test_the_longest_beginning_wins() -> None:
-    index: PrefixIndex[str] = PrefixIndex()
-    index.put("a", "alice", text(1, 2, 3))
-    index.put("b", "alice", text(1, 2, 4))
-    index.put("c", "alice", text(1, 5))
-    assert index.find("alice", text(1, 2, 3, 9)) == ["a"]
-    assert index.find("alice", text(1, 2, 9)) == ["b", "a"]  # the latest first
-    assert index.find("alice", text(1)) == ["c", "b", "a"]
-    assert index.find("alice", text(2)) == index.find("alice", text(1)[:-1]) == []
-    assert index.find("bob", text(1, 2, 3)) == []
-
-
-def test_texts_are_replaced_and_removed() -> None:
-    index: PrefixIndex[str] = PrefixIndex()
-    index.put("a", "alice", text(1, 2))
-    index.put("a", "alice", text(3))
-    assert index.find("alice", text(1, 2)) == [] and index.find("alice", text(3)) == ["a"]
-    index.remove("a")
-    index.remove("a")
-    assert not index._keys and not index._hashes
-
-
 @given(st.lists(st.lists(st.integers(0, 1), max_size=5), min_size=1, max_size=6), st.lists(st.integers(0, 1), max_size=5))
 def test_found_texts_share_as_many_blocks_as_any(texts: list[list[int]], prompt: list[int]) -> None:
     index: PrefixIndex[int] = PrefixIndex()

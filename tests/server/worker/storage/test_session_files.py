@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,13 @@ import pytest
 import torch
 
 from outrider import models
-from outrider.drafters.options import Options, PearlOptions
-from outrider.drafters.registry import Resources, arrays_of
-from outrider.server.worker.saver import Saver
-from outrider.server.worker.storage.contents import Contents
+from outrider.drafters.registry import arrays_of
 from outrider.server.worker.storage.model_digest import model_digest
-from outrider.server.worker.storage.session_files import SessionFiles
-from outrider.server.worker.storage.session_format import Fits
 from outrider.verify.measurement import machine_key
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.paging import distinct_rows
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.hub import MODEL, cache_models, commit_of
-from tests.language import ToyModel
 from tests.server.worker.storage.stores import LONG, answer, bytes_in, files_in, new_store, pages_in, save, sessions_in
 
 pytestmark = pytest.mark.usefixtures("page_tokens")
@@ -87,14 +80,6 @@ def test_sessions_are_saved_one_by_one_and_only_after_a_change(tiny_runner: Torc
     assert [file.stat().st_mtime_ns for file in sessions_in(tmp_path)] != times
 
 
-def test_a_file_of_another_model_is_not_loaded(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    store = new_store(tiny_runner, tmp_path)
-    answer(store, LONG)
-    save(store)
-    assert len(new_store(tiny_runner, tmp_path, model="another")) == 0
-    assert len(new_store(tiny_runner, tmp_path)) == 1
-
-
 def test_the_revision_of_a_hub_id_identifies_the_model(
     tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,33 +95,6 @@ def test_the_revision_of_a_hub_id_identifies_the_model(
     assert machine_key(coded) != machine_key(tiny_runner)  # of measured costs
 
 
-def test_a_next_turn_writes_its_new_pages_and_its_own_file(tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int) -> None:
-    store = new_store(tiny_runner, tmp_path)
-    _, text, _ = answer(store, LONG, "a")
-    save(store)
-    before = {file: file.stat().st_ino for file in pages_in(tmp_path)}
-    answer(store, np.concatenate([text, LONG[:32]]).astype(np.int32), "a")
-    save(store)
-    after = {file: file.stat().st_ino for file in pages_in(tmp_path)}
-    assert {file: after[file] for file in before} == before
-    assert len(after) - len(before) == (2 if page_tokens == 16 else 0)
-
-
-def test_a_drafter_without_a_draft_is_restored(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    """A chain of no tokens is false."""
-    options = Options(pearl=PearlOptions(only_if_worth=False))
-    resources = Resources(options, model=lambda: ToyModel(np.full((8, 8), 1 / 8)))
-    store = new_store(tiny_runner, tmp_path)
-    _, text, _ = answer(store, LONG, "a")
-    [session] = store._sessions.values()
-    drafter = session.drafter("pearl", resources)
-    drafter.load({**drafter.state(), "seconds": np.array([1.0, 2.0])}, session.verifier.sequence)
-    save(store)
-    session_again = new_store(tiny_runner, tmp_path).acquire("p", "a", text)
-    assert session_again is not None
-    assert session_again.drafter("pearl", resources).state()["seconds"].tolist() == [1, 2]
-
-
 def test_the_folder_is_bounded(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     store = new_store(tiny_runner, tmp_path)
     answer(store, LONG, "first")
@@ -149,66 +107,6 @@ def test_the_folder_is_bounded(tiny_runner: TorchRunner, tmp_path: Path) -> None
     [left] = sessions_in(tmp_path)
     assert left != first and bytes_in(tmp_path) <= size + 100
     assert answer(new_store(tiny_runner, tmp_path), LONG[::-1].copy(), "second")[0] >= len(LONG) - 1
-
-
-def test_an_evicted_session_stays_on_disk_and_is_found_there(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    store = new_store(tiny_runner, tmp_path, capacity=1)
-    texts = []
-    for number in range(3):
-        texts.append(answer(store, LONG + number, str(number))[1])
-        save(store)
-    assert (len(store), len(sessions_in(tmp_path))) == (1, 3)
-    for number, text in enumerate(texts):
-        assert answer(store, np.concatenate([text, [7]]).astype(np.int32), str(number))[0] >= len(text) - 1
-
-
-def test_files_that_a_paused_session_came_from_are_not_read_again(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    """Its rows are its own since its request began, also where its new text is shorter than the saved one."""
-    store = new_store(tiny_runner, tmp_path)
-    long = np.concatenate([LONG, LONG[:40]])
-    answer(store, long, "a")
-    save(store)
-    fresh = new_store(tiny_runner, tmp_path, slots=1)
-    session = fresh.acquire("p", "a", long)
-    assert session is not None
-    session.verifier.truncate(50)
-    fresh.pause(session)
-    assert fresh._slots.swap_out()
-    for file in files_in(tmp_path):
-        file.unlink()
-    assert answer(fresh, long)[0] == 49
-
-
-def test_nobody_waits_for_a_session_that_is_being_saved(tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int) -> None:
-    """It is stopped between two of its pages. What was written is not written again."""
-    shape = (4, 2, 8, page_tokens, (64 << 20) // (64 * page_tokens))  # 64 MB
-    pages = [paging.Page(np.full(shape, number, np.uint8)) for number in range(4)]
-    rows = paging.SwappedRows(pages, 4 * page_tokens, [])
-    path = tmp_path / "model" / "owner" / "s.session"
-
-    def contents() -> Contents:
-        return Contents("p", "s", 1, LONG, pages, rows, rows.length, [], {})
-
-    saver = Saver(SessionFiles(tmp_path, "model", 1 << 40, Fits.of(tiny_runner)))
-    saver.start(path, contents())
-    while not pages_in(tmp_path):
-        time.sleep(0.01)
-    assert not saver.stop()
-    saver.wait(60)
-    written = {page: page.stat().st_ino for page in pages_in(tmp_path)}
-    assert 0 < len(written) < 4 and written.keys() == set(files_in(tmp_path))
-    saver.start(path, contents())
-    saver.wait(60)
-    saver.close()
-    assert path.exists() and len(pages_in(tmp_path)) == 4
-    assert {page: page.stat().st_ino for page in written} == written
-
-
-def test_sessions_that_cannot_be_saved_in_time_are_left(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    store = new_store(tiny_runner, tmp_path)
-    answer(store, LONG, "a")
-    store.save_all(0)
-    assert files_in(tmp_path) == []
 
 
 def test_a_file_is_replaced_at_once_or_stays_as_it_was(
@@ -227,30 +125,3 @@ def test_a_file_is_replaced_at_once_or_stays_as_it_was(
         patch.setattr(os, "replace", fail)
         save(store)
     assert {file: file.read_bytes() for file in files_in(tmp_path)} == before
-
-
-def test_a_name_that_moves_leaves_each_session_a_file_of_its_own(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    """Whoever has the name has its file; the text that had it is saved elsewhere, also if it is still in files only."""
-    other = np.concatenate([np.full(64, 5), np.arange(9)]).astype(np.int32)
-    first = new_store(tiny_runner, tmp_path)
-    title = answer(first, other, "s")[1]
-    save(first)
-    second = new_store(tiny_runner, tmp_path)  # the title's rows are in its file
-    chat = answer(second, LONG, "s")[1]
-    save(second)
-    assert {session.file for session in second._sessions.values()} == set(sessions_in(tmp_path))
-    assert len(sessions_in(tmp_path)) == 2
-    for store in (second, new_store(tiny_runner, tmp_path)):
-        for text, name in ((chat, "s"), (title, None), (title, "s")):
-            assert answer(store, np.concatenate([text, [7]]).astype(np.int32), name)[0] >= len(text) - 1
-
-
-def test_a_session_that_gets_a_name_leaves_its_file(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    store = new_store(tiny_runner, tmp_path)
-    text = answer(store, LONG)[1]
-    save(store)
-    text = answer(store, np.concatenate([text, [7]]).astype(np.int32), "s")[1]
-    save(store)
-    (session,) = store._sessions.values()
-    assert sessions_in(tmp_path) == [session.file]
-    assert answer(new_store(tiny_runner, tmp_path), np.concatenate([text, [7]]).astype(np.int32), "s")[0] >= len(text) - 1

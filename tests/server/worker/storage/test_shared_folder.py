@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import threading
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import pytest
 
-from outrider.drafters.registry import Resources
 from outrider.server.worker.session import SessionKey
 from outrider.server.worker.storage import session_files
 from outrider.server.worker.storage.session_files import SessionFiles
-from outrider.server.worker.storage.session_folder import LOCK, PAGE, PARTIAL, SESSION, ForeignFolder, flush
+from outrider.server.worker.storage.session_folder import PAGE, PARTIAL, SESSION, ForeignFolder
 from outrider.server.worker.storage.session_format import Fits
-from outrider.verify.decode import finish
 from outrider.verify.model.torch_runner import TorchRunner
-from outrider.verify.stream import Stream
 from tests.server.worker.storage.stores import (
     LONG,
-    OPTIONS,
     answer,
     bytes_in,
     content_of,
@@ -60,30 +54,6 @@ def test_pages_that_no_session_names_are_removed_once_they_are_old(
     assert set(pages_in(tmp_path)) == kept
 
 
-def test_a_page_that_was_removed_meanwhile_is_written_again(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    store = new_store(tiny_runner, tmp_path)
-    _, text, _ = answer(store, LONG, "a")
-    save(store)
-    for page in pages_in(tmp_path):
-        page.unlink()
-    _, text, _ = answer(store, np.concatenate([text, [7]]).astype(np.int32), "a")
-    save(store)
-    assert answer(new_store(tiny_runner, tmp_path), np.concatenate([text, [7]]).astype(np.int32), "a")[0] >= len(text) - 1
-
-
-def test_what_is_removed_from_a_full_folder_is_no_page_that_another_session_names(
-    tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int
-) -> None:
-    store = new_store(tiny_runner, tmp_path)
-    answer(store, LONG)
-    _, text, _ = answer(store, np.concatenate([LONG[:50], [5, 5]]).astype(np.int32))
-    save(store)
-    assert len(sessions_in(tmp_path)) == 2
-    SessionFiles(tmp_path, "model", bytes_in(tmp_path) - 1, Fits.of(tiny_runner))._trim()
-    assert len(sessions_in(tmp_path)) == 1 and len(pages_in(tmp_path)) == len(text) // page_tokens
-    assert answer(new_store(tiny_runner, tmp_path), np.concatenate([text, [7]]).astype(np.int32))[0] >= len(text) - 1
-
-
 @pytest.mark.parametrize("name", [None, "a"])
 def test_idle_sessions_move_between_servers_of_one_folder(tiny_runner: TorchRunner, tmp_path: Path, name: str | None) -> None:
     """Each turn goes to the other server, which continues what the one before has saved."""
@@ -115,55 +85,6 @@ def test_servers_of_one_folder_leave_each_others_files(tiny_runner: TorchRunner,
     assert answer(small, np.concatenate([longer, [8]]).astype(np.int32), "f")[0] >= len(longer) - 1
 
 
-def test_a_file_that_changes_while_it_is_known_is_read_again(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    a = new_store(tiny_runner, tmp_path, automatic=False)
-    answer(a, LONG, "s")
-    save(a)
-    b = new_store(tiny_runner, tmp_path)
-    other = (LONG[::-1] + 3).astype(np.int32)
-    _, changed, _ = answer(a, other, "s")
-    save(a)
-    assert answer(b, np.concatenate([changed, [7]]).astype(np.int32), "s")[0] >= len(changed) - 1
-    assert len(sessions_in(tmp_path)) == 1
-
-
-@pytest.mark.parametrize("is_busy", [True, False])
-def test_what_another_server_saves_takes_no_session_from_memory_that_is_not_saved(
-    tiny_runner: TorchRunner, tmp_path: Path, is_busy: bool
-) -> None:
-    """A new session of a name that both servers use; replaced, it would keep its slot for ever."""
-    a, b = (new_store(tiny_runner, tmp_path, slots=2, automatic=False) for _ in range(2))
-    own = a.acquire("p", "s", LONG)
-    assert own is not None
-    answer(b, LONG[::-1].copy(), "s")
-    save(b)
-    if not is_busy:
-        finish(Stream(own.verifier, own.drafter("none", Resources()), LONG, OPTIONS))
-        a.release(own)
-    found = a.acquire("p", "s", LONG)
-    assert found is (None if is_busy else own) and list(a._sessions.values()) == [own]
-    assert a._slots.free == 1
-
-
-@pytest.mark.parametrize("state", ["saved", "newer", "busy"])
-def test_a_saved_session_takes_no_slot_from_one_of_its_name_whose_file_is_not_known(
-    tiny_runner: TorchRunner, tmp_path: Path, state: str
-) -> None:
-    store = new_store(tiny_runner, tmp_path, slots=2)
-    answer(store, LONG, "s")
-    save(store)
-    (held,) = store._sessions.values()
-    path, held.file = held.file, None
-    held.busy, held.saved = state == "busy", state != "newer"
-    assert path is not None and store._files is not None
-    stored = store._files.open(path)
-    assert stored is not None
-    store._restore(stored)
-    (found,) = store._sessions.values()
-    assert (found is held) == (state != "saved")
-    assert store._slots.free == (2 if state == "saved" else 1)
-
-
 @pytest.mark.parametrize("suffix", [".tmpVVKlxA", ".session.abc.partial"])
 def test_what_an_interrupted_writer_left_is_removed(tiny_runner: TorchRunner, tmp_path: Path, suffix: str) -> None:
     folder = tmp_path / "model" / "owner"
@@ -174,50 +95,6 @@ def test_what_an_interrupted_writer_left_is_removed(tiny_runner: TorchRunner, tm
         fcntl.flock(file, fcntl.LOCK_EX)  # another server is writing it
         new_store(tiny_runner, tmp_path)
     assert not left.exists() and written.exists()
-
-
-def test_a_folder_that_cannot_be_written_costs_a_log_line(
-    tiny_runner: TorchRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("")
-    store = new_store(tiny_runner, tmp_path / "file")
-    answer(store, LONG)
-    with caplog.at_level(logging.WARNING, "outrider.worker"):
-        for _ in range(2):
-            save(store)
-    assert len(caplog.records) == 1
-
-
-def test_files_that_cannot_be_removed_cost_a_log_line_each(
-    tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        raise PermissionError(f"{path} cannot be removed")
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    store = new_store(tiny_runner, tmp_path, capacity=1)
-    answer(store, LONG, "kept")
-    save(store)
-    answer(store, LONG, "forgotten")
-    save(store)
-    store.forget(SessionKey("p", "forgotten"))
-    assert len(caplog.messages) == 1
-    SessionFiles(tmp_path, "model", 0, Fits.of(tiny_runner))._trim()
-    assert len(caplog.messages) == 3 and len(sessions_in(tmp_path)) == 2
-
-
-def test_a_file_that_another_process_removes_is_left_out(
-    tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = new_store(tiny_runner, tmp_path)
-    answer(store, LONG, "a")
-    save(store)
-    [file] = sessions_in(tmp_path)
-    removed = file.with_name(f"removed{SESSION}")
-    monkeypatch.setattr(Path, "glob", lambda *_: [removed, file])
-    assert len(new_store(tiny_runner, tmp_path)) == 1
-    SessionFiles(tmp_path, "model", 0, Fits.of(tiny_runner))._trim()
-    assert not file.exists()
 
 
 @pytest.mark.parametrize("place", [".", "model"])
@@ -244,38 +121,6 @@ def test_every_folder_is_readable_by_the_owner_only(tiny_runner: TorchRunner, tm
     files = files_in(tmp_path / "made")
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     assert {folder.stat().st_mode & 0o777 for folder in files[0].parents[:3]} == {0o700}
-
-
-def test_a_session_gets_no_name_whose_pages_another_server_has_removed(
-    tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the writing of its pages and its name."""
-
-    def remove_pages(file: BinaryIO) -> None:
-        flush(file)
-        for page in pages_in(tmp_path):
-            page.unlink()
-
-    store = new_store(tiny_runner, tmp_path)
-    answer(store, LONG, "a")
-    monkeypatch.setattr(session_files, "flush", remove_pages)
-    save(store)
-    assert len(sessions_in(tmp_path)) == (page_tokens > len(LONG))
-
-
-def test_a_session_gets_its_name_under_the_lock(tiny_runner: TorchRunner, tmp_path: Path) -> None:
-    store = new_store(tiny_runner, tmp_path)
-    answer(store, LONG, "a")
-    (tmp_path / "model").mkdir(mode=0o700)
-    saver = store._saver
-    assert saver is not None
-    with open(tmp_path / "model" / LOCK, "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another server removes what no session names
-        store.save()
-        saver.wait(0.5)
-        assert saver.is_busy and not sessions_in(tmp_path)
-    saver.wait(60)
-    assert len(sessions_in(tmp_path)) == 1
 
 
 def test_servers_that_race_on_one_folder_leave_whole_files_only(tiny_runner: TorchRunner, tmp_path: Path) -> None:

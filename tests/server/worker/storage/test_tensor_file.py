@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from outrider.server.worker.storage import tensor_file
-from outrider.server.worker.storage.tensor_file import MAX_HEADER_BYTES, TYPES, open_tensors, write_tensors
+from outrider.server.worker.storage.tensor_file import TYPES, open_tensors, write_tensors
 
 LABELS = {"name": "a ü", "digest": "x"}
 
@@ -46,20 +44,6 @@ def test_what_is_written_is_read_and_is_safetensors_format(tmp_path: Path) -> No
                     assert torch.equal(found.view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8))
                 if "float8" not in key and "bfloat16" not in key:
                     assert np.array_equal(file.array(key), tensor.numpy())
-
-
-def test_a_data_type_that_numpy_does_not_have_is_an_error(tmp_path: Path) -> None:
-    write(tmp_path / "file")
-    with open_tensors(tmp_path / "file") as file, pytest.raises(TypeError):
-        file.array("of bfloat16")
-
-
-def test_arrays_are_written_as_tensors_are(tmp_path: Path) -> None:
-    array = np.arange(6, dtype=np.int32).reshape(2, 3)
-    for name, content in (("array", array.T), ("tensor", torch.from_numpy(array.T.copy()))):
-        with open(tmp_path / name, "wb") as file:
-            write_tensors(file, {"a": content})
-    assert (tmp_path / "array").read_bytes() == (tmp_path / "tensor").read_bytes()
 
 
 def test_a_file_that_is_cut_while_it_is_open_is_an_error(tmp_path: Path) -> None:
@@ -102,35 +86,6 @@ def test_an_odd_header_is_an_error(tmp_path: Path, header: str) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(4 if "F99" in header else 0))
     with pytest.raises(ValueError, match="its"), open_tensors(path) as file:
         file.tensor("a")
-
-
-@pytest.mark.parametrize("length", [MAX_HEADER_BYTES + 1, 1 << 40, (1 << 64) - 1])
-def test_a_header_that_no_session_has_is_not_read(tmp_path: Path, length: int) -> None:
-    path = tmp_path / "sparse"
-    path.write_bytes(length.to_bytes(8, "little"))
-    os.truncate(path, 1 << 41)  # a hole, which takes no room
-    with pytest.raises(ValueError, match="header is too large"), open_tensors(path):
-        pass
-
-
-def test_a_part_that_no_session_has_is_not_read(tmp_path: Path) -> None:
-    path, size = tmp_path / "sparse", 1 << 40
-    header = json.dumps({"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header)
-    os.truncate(path, 8 + len(header) + size)
-    with open_tensors(path) as file, pytest.raises(ValueError, match="part of it is too large"):
-        file.array("a")
-
-
-def test_a_part_without_memory_for_it_is_a_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(_: int) -> bytearray:
-        raise MemoryError
-
-    write(tmp_path / "file")
-    with open_tensors(tmp_path / "file") as file:
-        monkeypatch.setattr(tensor_file, "bytearray", none, raising=False)
-        with pytest.raises(ValueError, match="no memory"):
-            file.array("scalar")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")
