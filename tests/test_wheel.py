@@ -18,18 +18,7 @@ from outrider import models
 from outrider.verify.model.cpu.native import variants
 
 ROOT = Path(__file__).parents[1]
-SOURCES = (
-    "server",
-    "drafters",
-    "engines",
-    "verify",
-    "models",
-    "bench",
-    "pyproject.toml",
-    "setup.py",
-    "README.md",
-    "LICENSE",
-)
+SOURCES = ("server", "drafters", "engines", "verify", "models", "bench", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 FOREIGN = ("server", "drafters", "engines", "verify", "models")
 
 

@@ -36,9 +36,7 @@ def test_the_text_is_the_prompt_and_the_appended_tokens(requests: list[tuple[lis
 
 
 @given(st.lists(st.tuples(texts, st.booleans()), min_size=1, max_size=8))
-def test_a_reader_knows_the_prefix_unchanged_since_its_last_request(
-    history: list[tuple[list[int], bool]],
-) -> None:
+def test_a_reader_knows_the_prefix_unchanged_since_its_last_request(history: list[tuple[list[int], bool]]) -> None:
     sequence, reader, read = Sequence(), Reader(), list[int]()
     for prompt, reads in history:
         sequence.begin(ints(*prompt))

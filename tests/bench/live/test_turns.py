@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.live.turns import (
-    Answer,
-    Contender,
-    Peer,
-    contenders,
-    install_command,
-    installed_version,
-    parse_peers,
-    take_turns,
-)
+from bench.live.turns import Answer, Contender, Peer, contenders, install_command, installed_version, parse_peers, take_turns
 from bench.plan import BenchError
 
 OURS, PLAIN = Contender("outrider", "none"), Contender("llama.cpp", "plain")

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from outrider.drafters.model.schedule import (
-    LATELY,
-    PROBE_SHARE,
-    PROBE_STEPS,
-    ModelWork,
-    Schedule,
-    Schedules,
-)
+from outrider.drafters.model.schedule import LATELY, PROBE_SHARE, PROBE_STEPS, ModelWork, Schedule, Schedules
 from outrider.drafters.policy import OUTLIER, PROBE_INTERVAL
 
 # Steps after which no mean depends on its first value.

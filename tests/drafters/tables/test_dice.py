@@ -84,8 +84,7 @@ def test_lucky_tokens_are_the_frequent_ones_with_the_largest_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    "params",
-    [SamplingParams(temperature=0, seed=5), SamplingParams(seed=5, rule="rejection"), SamplingParams(seed=5, top_k=1)],
+    "params", [SamplingParams(temperature=0, seed=5), SamplingParams(seed=5, rule="rejection"), SamplingParams(seed=5, top_k=1)]
 )
 @EACH
 def test_drafts_ignore_noise_that_decides_nothing(name: str, params: SamplingParams) -> None:

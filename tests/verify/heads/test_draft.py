@@ -118,11 +118,7 @@ def test_candidates_are_those_of_the_heads_layers(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [
-        *(("eagle", name) for name in (*NEED_A_MODEL, "fusion")),
-        ("eagle3", "draft-tree"),
-        ("mtp", "draft-tree"),
-    ],
+    [*(("eagle", name) for name in (*NEED_A_MODEL, "fusion")), ("eagle3", "draft-tree"), ("mtp", "draft-tree")],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_answers_equal_plain_decoding(pairs: dict[str, Pair], kind: str, name: DrafterName, temperature: float) -> None:

@@ -18,12 +18,7 @@ from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.backend import load_model, start
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.load_options import LoadOptions
-from outrider.verify.model.loading import (
-    prepare,
-    resolve_device,
-    resolve_devices,
-    resolve_dtype,
-)
+from outrider.verify.model.loading import prepare, resolve_device, resolve_devices, resolve_dtype
 from outrider.verify.model.sizes import end_tokens
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.tokenizer import load_tokenizer, stop_ids

@@ -102,8 +102,7 @@ def test_supported_models_pass(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sabotage", "message"),
-    [(keep_state, TWO_PIECES), (mix_rows, TWO_PIECES), (start_at_zero, TWO_PIECES), (count_rows, TREE)],
+    ("sabotage", "message"), [(keep_state, TWO_PIECES), (mix_rows, TWO_PIECES), (start_at_zero, TWO_PIECES), (count_rows, TREE)]
 )
 def test_a_broken_model_is_refused(sabotage: Any, message: str, llama: LlamaForCausalLM) -> None:
     sabotage(llama)
@@ -217,10 +216,7 @@ def test_a_model_that_amplifies_rounding_passes(dtype: torch.dtype, bits: int | 
 
 
 @pytest.mark.parametrize(("dtype", "outliers"), [(torch.bfloat16, False), (torch.float32, True)])
-@pytest.mark.parametrize(
-    ("sabotage", "message"),
-    [(keep_state, TWO_PIECES), (start_at_zero, TWO_PIECES), (count_rows, TREE)],
-)
+@pytest.mark.parametrize(("sabotage", "message"), [(keep_state, TWO_PIECES), (start_at_zero, TWO_PIECES), (count_rows, TREE)])
 def test_a_deep_model_with_a_fault_is_refused(sabotage: Any, message: str, dtype: torch.dtype, outliers: bool) -> None:
     """Outliers are left out in bfloat16: such a model amplifies the rounding of one bit until it hides every fault."""
     model = deep_llama(dtype, None, outliers)

@@ -23,10 +23,7 @@ def test_trees_of_64_and_128_nodes_are_padded_to_a_tile() -> None:
 def test_a_class_has_the_numbers_for_which_all_layers_agree() -> None:
     one_number = InvariantRange(RANGE_ROWS, RANGE_ROWS)
     assert invariant_ranges([outputs({}), outputs({1: 7, 2: 7})]) == [InvariantRange(4, 256), one_number]
-    assert invariant_ranges([outputs({128: 7, 256: 7}), outputs({1: 8, 16: 8})]) == [
-        InvariantRange(32, RANGE_ROWS),
-        one_number,
-    ]
+    assert invariant_ranges([outputs({128: 7, 256: 7}), outputs({1: 8, 16: 8})]) == [InvariantRange(32, RANGE_ROWS), one_number]
     assert invariant_ranges([outputs({count: count for count in ROWS})])[-1] == one_number
 
 

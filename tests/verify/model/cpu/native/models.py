@@ -38,12 +38,7 @@ def by_kind(local: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any
     return {"rope_parameters": {"sliding_attention": dict(local), "full_attention": dict(whole)}}
 
 
-EXPERTS: Mapping[str, Any] = {
-    "num_experts": 12,
-    "num_local_experts": 12,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 48,
-}
+EXPERTS: Mapping[str, Any] = {"num_experts": 12, "num_local_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 SHORT = {"layer_types": ["conv", "full_attention", "conv"] * 2}
 DELTA: Mapping[str, Any] = {
     "linear_num_value_heads": 4,
@@ -120,12 +115,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "olmo3": {**WINDOWED, **by_kind(PLAIN, {**YARN, "attention_factor": 1.2})},
     "smollm3": {},
     "glm4": {},
-    "granite": {
-        "embedding_multiplier": 3.0,
-        "logits_scaling": 2.0,
-        "residual_multiplier": 0.4,
-        "attention_multiplier": 0.1,
-    },
+    "granite": {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1},
     "cohere2": {**WINDOWED, "logit_scale": 0.25},
     "nemotron": {},
     "seed_oss": {"attention_out_bias": True},

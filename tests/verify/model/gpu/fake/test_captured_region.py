@@ -70,10 +70,7 @@ def test_nor_over_two_devices(name: str) -> None:
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 @pytest.mark.parametrize(
     ("name", "sizes"),
-    [
-        ("llama", {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": True}),
-        ("gpt_neox", {"hidden_size": 64}),
-    ],
+    [("llama", {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": True}), ("gpt_neox", {"hidden_size": 64})],
 )
 @pytest.mark.parametrize("devices", [DEVICES[:1], DEVICES], ids=["one device", "two devices"])
 def test_nor_with_quantised_weights(
