@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from dataclasses import replace
 from random import Random
 
@@ -17,18 +16,15 @@ from transformers import AutoTokenizer
 
 from outrider import models
 from outrider.drafters.interface import EMPTY, DraftTree, Source, chain
-from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.options import LookaheadOptions
 from outrider.drafters.registry import Resources, make
-from outrider.verify.constraints.grammar import MAX_CACHED_GRAMMARS, GrammarCompiler, GrammarError, MatcherError
-from outrider.verify.constraints.mask_time import MASKS_SECONDS
-from outrider.verify.decode import decode, step
+from outrider.verify.constraints.grammar import GrammarCompiler, GrammarError, MatcherError
+from outrider.verify.decode import decode
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.stream import DecodeOptions, Stream
+from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
 from tests.trees import check, trees
 
@@ -103,18 +99,6 @@ def test_a_grammar_that_exceeds_the_limits_is_the_clients_error() -> None:
         grammar.visit(EMPTY, 8)
 
 
-def test_a_matcher_that_fails_is_replaced() -> None:
-    grammar = COMPILER.compile(LETTERS)
-    grammar.commit(np.array(ids("a"), np.int32))
-    expected = grammar.visit(EMPTY, 0)[1]
-    grammar._matcher.consume_token(ids("z")[0])
-    assert grammar._matcher.is_error()
-    assert np.array_equal(grammar.visit(EMPTY, 0)[1], expected)
-    grammar._matcher.consume_token(ids("z")[0])
-    grammar.commit(np.array(ids("b"), np.int32))
-    assert not grammar.visit(EMPTY, 0)[1][0][ids("z")[0]]
-
-
 JSON = LLMatcher.grammar_from_json_schema({"type": "object"}, overrides={"whitespace_flexible": False})
 # Tokens that begin and end texts, keys, objects and arrays.
 PUNCTUATION = [token for token in range(SIZE) if set(TOKENIZER.decode([token])) & set('{}[]",:')]
@@ -152,13 +136,6 @@ def test_an_open_answer_ends_where_the_grammar_may_end_and_the_model_leaves_it()
     assert grammar.commit(np.array([b, z], np.int32))
 
 
-def test_the_cache_is_bounded() -> None:
-    compiler = GrammarCompiler(TOKENIZER, SIZE, [STOP])
-    for number in range(MAX_CACHED_GRAMMARS + 5):
-        compiler.compile(LLMatcher.grammar_from_regex(f"a{{{number + 1}}}"))
-    assert len(compiler._compiled) == MAX_CACHED_GRAMMARS
-
-
 @pytest.fixture(scope="module")
 def runner() -> ModelRunner:
     return load_model(LoadOptions(str(models.TARGET), dtype="float32"))
@@ -183,23 +160,6 @@ def test_drafting_is_lossless_under_a_grammar(runner: ModelRunner, temperature: 
             assert found.finish == plain.finish == "stop"
 
 
-def test_lookahead_refines_under_a_grammar(runner: ModelRunner) -> None:
-    compiler = GrammarCompiler(TOKENIZER, runner.vocabulary, [STOP])
-    grammar = LLMatcher.grammar_from_regex(r"[a-zA-Z_0-9 ():=.,\n]{60,90}")
-    prompt = np.array(ids("class Reader:\n    def read(self):\n"), np.int32)
-    options = DecodeOptions(SamplingParams(temperature=0), 20, frozenset([STOP]), max_nodes=64)
-    drafter = LookaheadDrafter(LookaheadOptions())
-    plain = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options, compiler.compile(grammar))
-    stream = Stream(Verifier(runner, runner.new_cache()), drafter, prompt, options, compiler.compile(grammar))
-    tokens: list[int] = []
-    levels = 0
-    while (taken := step(stream)).finish is None:
-        tokens += taken.tokens
-        levels = len(drafter._levels)
-    assert tokens + taken.tokens == plain.tokens
-    assert levels > 1
-
-
 def test_a_grammar_overrides_rules_that_exclude_all_its_tokens(runner: ModelRunner) -> None:
     compiler = GrammarCompiler(TOKENIZER, runner.vocabulary, [STOP])
     letter = ids("a")[0]
@@ -208,26 +168,3 @@ def test_a_grammar_overrides_rules_that_exclude_all_its_tokens(runner: ModelRunn
     grammar = compiler.compile(LLMatcher.grammar_from_regex("a"))
     found = decode(Verifier(runner, runner.new_cache()), NoDrafter(), np.array([5, 6], np.int32), options, grammar)
     assert found.tokens == [letter, STOP]
-
-
-AMBIGUOUS = LLMatcher.grammar_from_lark("start: s\ns: s s | w\nw: /[a-z ]/")
-
-
-def long_chain(nodes: int) -> DraftTree:
-    tokens = np.array(ids("a b c d e f g h " * nodes)[:nodes], np.int32)
-    return chain(tokens, np.ones(nodes, np.float32), Source.PREDICTION)
-
-
-def test_the_masks_of_a_step_have_a_budget() -> None:
-    """An ambiguous grammar, whose masks become slower with the text: the draft gets smaller, and in the end the answer ends."""
-    grammar = COMPILER.compile(AMBIGUOUS)
-    sizes = []
-    with pytest.raises(GrammarError, match="too expensive to evaluate"):
-        for _ in range(200):
-            started = time.thread_time()
-            tree, masks = grammar.visit(long_chain(64), 64)
-            assert time.thread_time() - started < 10 * MASKS_SECONDS
-            assert len(masks) == len(tree) + 1
-            sizes.append(len(tree))
-            grammar.commit(long_chain(3).tokens)
-    assert sizes[-1] == 0

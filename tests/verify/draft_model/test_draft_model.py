@@ -99,32 +99,6 @@ def count_rows(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner) -> list[int
     return counts
 
 
-@pytest.mark.parametrize("window", [None, 4])
-def test_incremental_rows_equal_one_forward(tiny_config: LlamaConfig, window: int | None) -> None:
-    if window:
-        from transformers import MistralConfig, MistralForCausalLM
-
-        config = MistralConfig(**{**tiny_config.to_dict(), "model_type": "mistral", "sliding_window": window})
-        config._attn_implementation = tiny_config._attn_implementation
-        runner = TorchRunner(MistralForCausalLM(config))
-    else:
-        runner = TorchRunner(LlamaForCausalLM(tiny_config))
-    tokens, depths = np.array([5, 6, 7, 8, 9, 10]), np.array([0, 1, 1, 2, 2, 3])
-    ancestors = np.eye(6, dtype=np.bool_)
-    for row, parent in ((1, 0), (2, 0), (3, 1), (4, 2), (5, 4)):
-        ancestors[row] |= ancestors[parent]
-    whole, parts = runner.new_cache(), runner.new_cache()
-    for cache in (whole, parts):
-        runner.forward(cache, ForwardBatch.chain(torch.arange(10, 19)))
-        cache.length = 9
-    expected = runner.forward(whole, ForwardBatch(tokens, depths, ancestors))
-    found = []
-    for known, size in ((0, 1), (1, 3), (3, 5), (5, 6)):
-        batch = ForwardBatch(tokens[:size], depths[:size], ancestors[:size, :size], known)
-        found.append(runner.forward(parts, batch).clone())
-    assert torch.allclose(torch.cat(found), expected, atol=1e-4)
-
-
 def test_candidates_are_the_top_tokens(draft: DraftRunner) -> None:
     session = Driven(draft.session())
     session.begin(PROMPT)
@@ -163,21 +137,6 @@ def test_the_cache_follows_the_accepted_path(draft: DraftRunner, monkeypatch: py
     assert np.allclose(after.probability, again.probability, atol=1e-5)
 
 
-def test_a_chain_continues_below_the_accepted_path(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Driven(draft.session())
-    session.begin(PROMPT)
-    guess = [int(session.root(1).tokens[0, 0])]
-    for row in range(4):
-        guess.append(int(session.expand(guess[-1:], [row], 1).tokens[0, 0]))
-    session.advance(np.array(guess[:2], np.int32))
-    rows = count_rows(monkeypatch, draft.runner)
-    found = session.expand(guess[-1:], [2], 1)
-    assert rows == [1]
-    fresh = Driven(draft.session())
-    fresh.begin(np.concatenate([PROMPT, guess]).astype(np.int32))
-    assert found.tokens.tolist() == fresh.root(1).tokens.tolist()
-
-
 def test_the_next_request_reads_only_new_tokens(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     session = Driven(draft.session())
     session.begin(PROMPT)
@@ -186,17 +145,6 @@ def test_the_next_request_reads_only_new_tokens(draft: DraftRunner, monkeypatch:
     session.begin(np.concatenate([PROMPT[:12], [50, 51, 52]]).astype(np.int32))
     session.root(1)
     assert sum(rows) == 3
-
-
-def test_an_evicted_cache_is_filled_again(tiny_runner: TorchRunner) -> None:
-    shared = DraftRunner(tiny_runner, tiny_runner.vocabulary, slots=1)
-    one, other = Driven(shared.session()), Driven(shared.session())
-    one.begin(PROMPT)
-    expected = one.root(3)
-    other.begin(PROMPT[::-1].copy())
-    other.root(3)
-    one.begin(PROMPT)
-    assert one.root(3).tokens.tolist() == expected.tokens.tolist()
 
 
 def test_shared_noise_samples_the_targets_tokens(tiny_runner: TorchRunner) -> None:

@@ -60,14 +60,6 @@ def test_entries_of_a_file_that_is_cut_short_are_one_sentence(file: Path, prefix
             read_entries(file, prefix)
 
 
-def test_a_file_without_weights_is_read(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "vocabulary.gguf", "llama")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    assert read_metadata(tmp_path / "vocabulary.gguf").entries == {"general.architecture": "llama"}
-
-
 @pytest.mark.parametrize("length", [0, 3, 20, 60, 200])
 def test_a_truncated_file_is_refused(file: Path, length: int) -> None:
     file.write_bytes(file.read_bytes()[:length])

@@ -14,9 +14,8 @@ from outrider import models
 from outrider.drafters.interface import EMPTY, Ints
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import NEED_A_MODEL, DrafterName
-from outrider.drafters.registry import Resources, clone, make
+from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode
-from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.heads.cache import HeadCache
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
@@ -164,33 +163,6 @@ def run_on(verifier: Verifier, session: Any, tokens: list[int]) -> None:
     session.advance(np.array(tokens, np.int32))
 
 
-def test_the_next_request_reads_only_new_tokens(eagle: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, head = eagle
-    drafter, verifier = make("draft", Resources(EAGER, model=HeadRunner(head).session)), verifier_of(target)
-    options = DecodeOptions(GREEDY, 1, max_nodes=20)
-    decode(verifier, drafter, PROMPT, DecodeOptions(GREEDY, 2, max_nodes=20))
-    rows = counted(monkeypatch, head)
-    decode(verifier, drafter, np.concatenate([PROMPT[:12], [50, 51, 52]]).astype(np.int32), options)
-    assert rows[:1] == []  # one token is left, so nothing is drafted
-    decode(verifier, drafter, np.concatenate([PROMPT[:12], [50, 51, 53]]).astype(np.int32), DecodeOptions(GREEDY, 2))
-    assert rows[0] == 3
-
-
-@pytest.mark.parametrize("slots", [1, 2])
-def test_a_fork_goes_on_with_the_rows_of_the_shared_text(eagle: Pair, monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
-    target, head = eagle
-    drafter, verifier = make("draft", Resources(EAGER, model=HeadRunner(head, slots).session)), verifier_of(target)
-    options = DecodeOptions(GREEDY, 6, max_nodes=20)
-    decode(verifier, drafter, PROMPT, options)
-    forked = verifier.clone(target.new_cache(), 15)
-    copied = clone(drafter, verifier.sequence, forked.sequence)
-    edited = np.concatenate([PROMPT[:15], [60, 61]]).astype(np.int32)
-    rows = counted(monkeypatch, head)
-    assert decode(forked, copied, edited, options).tokens == answer(target, edited, tokens=6)
-    assert rows[0] == (2 if slots == 2 else len(edited) - 1)
-    assert forked.sequence.cache is forked.cache
-
-
 def test_a_session_that_was_swapped_out_drafts_from_its_new_tokens(eagle: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     target, head = eagle
     shared = HeadRunner(head)
@@ -216,18 +188,6 @@ def test_a_text_longer_than_the_kept_states_is_drafted_from_its_end(tmp_path: Pa
     assert isinstance(cache, HeadCache) and cache.first >= 75
 
 
-def test_rejection_is_reproducible_and_respects_top_k(eagle: Pair) -> None:
-    target, head = eagle
-    params = SamplingParams(temperature=1.0, seed=2, rule="rejection")
-
-    def drafted(params: SamplingParams) -> list[int]:
-        drafter = make("draft-tree", Resources(EAGER, model=HeadRunner(head).session))
-        return decode(verifier_of(target), drafter, PROMPT, DecodeOptions(params, 12)).tokens
-
-    assert drafted(params) == drafted(params)
-    assert drafted(replace(params, top_k=1)) == answer(target, PROMPT, tokens=12)
-
-
 def test_the_embedded_targets_head_drafts_its_tokens() -> None:
     target = load_weights(LoadOptions(str(models.TARGET), dtype="float32", device="cpu", backend="torch"))
     head = load_head(str(models.HEAD), target)
@@ -239,10 +199,3 @@ def test_the_embedded_targets_head_drafts_its_tokens() -> None:
     found = decode(verifier_of(target), drafter, np.array(prompt, np.int32), options)
     assert found.tokens == answer(target, np.array(prompt, np.int32), tokens=24)
     assert found.tokens_per_step > 1.5
-
-
-def test_the_speed_of_a_head_is_measured_like_a_models(eagle: Pair) -> None:
-    target, head = eagle
-    shared: DraftRunner = HeadRunner(head)
-    shared.measure(target)
-    assert shared.speed_ratio > 0

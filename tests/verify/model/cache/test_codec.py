@@ -14,7 +14,7 @@ from outrider.verify.decode import decode as answer
 from outrider.verify.model.attention.interface import NAME, Layer
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.codec import STORED, decode, encode, noise_like
+from outrider.verify.model.cache.codec import STORED, decode, encode
 from outrider.verify.model.cache.shape import CacheShape, KVDtype, stored_width
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.self_check import check_model
@@ -50,15 +50,6 @@ def test_a_decoded_row_is_near_and_independent(kv_dtype: KVDtype, dtype: torch.d
     assert not again[0, 0].any()
     scripted = torch.jit.script(encode)(rows, stored(kv_dtype)), torch.jit.script(decode)(coded, 18, dtype)
     assert torch.equal(scripted[0].view(torch.uint8), coded.view(torch.uint8)) and torch.equal(scripted[1], again)
-
-
-def test_rows_of_no_values_and_rows_that_are_not_in_8_bits_stay() -> None:
-    rows = torch.randn(2, 3, 5)
-    assert decode(encode(rows, torch.float32), 5, torch.float32) is rows
-    assert (
-        encode(rows[..., :0], torch.int8).shape == noise_like(torch.zeros(2, 3, 0, dtype=torch.int8), torch.Generator()).shape
-    )
-    assert decode(torch.zeros(2, 3, 0, dtype=torch.int8), 0, torch.float32).dtype == torch.float32
 
 
 def test_nan_is_not_hidden() -> None:

@@ -52,43 +52,9 @@ def test_commit_moves_accepted_rows_behind_the_prefix(length: int, chosen: set[i
         assert cache.tensor[layer, 1, 2, length : cache.length, 3].tolist() == [-row for row in rows]
 
 
-def test_writes_behind_known_rows_return_all_positions() -> None:
-    cache = filled(5)
-    before = cache.tensor.clone()
-    new = torch.full((3, 2, 4), 7.0)
-    keys, values = cache.write(1, new, -new, known=3)
-    assert keys.shape == values.shape == (3, 10, 4)
-    assert torch.equal(keys[:, :8], before[1, 0, :, :8])
-    assert torch.equal(keys[:, 8:], new)
-    assert torch.equal(values[:, 8:], -new)
-    assert torch.equal(cache.tensor[0], before[0])
-    assert cache.length == 5
-
-
-def test_truncate_never_lengthens() -> None:
-    cache = filled(3)
-    cache.truncate(5)
-    assert cache.length == 3
-    cache.truncate(1)
-    assert cache.length == 1
-
-
 def joined(rows: Rows) -> torch.Tensor:
     """All rows, [layers, 2, kv_heads, length, head_dim]."""
     return torch.cat([torch.empty(2, 2, 3, 0, 4), *(tensor_of(part, torch.float32) for part in rows.parts(rows.length))], 3)
-
-
-@pytest.mark.parametrize("length", [0, 1, 4, 9])
-def test_swapped_rows_are_restored_in_another_slot(length: int) -> None:
-    cache, other = filled(length), filled(12)
-    before = cache.tensor[:, :, :, :length].clone()
-    swapped = cache.swap_out()
-    assert cache.length == 0 and not cache.pages
-    assert sum(part.nbytes for part in swapped.parts(length)) == SHAPE.bytes_for(length)
-    cache.tensor.zero_()  # the slot is used by another session
-    other.fork(swapped, length)
-    assert other.length == length
-    assert torch.equal(other.tensor[:, :, :, :length], before)
 
 
 def test_forks_share_whole_pages() -> None:
@@ -144,10 +110,6 @@ def test_holders_of_pages_do_not_change_each_other(operations: list[tuple[str, i
     for holder, values in zip(holders, expected, strict=True):
         assert joined(holder)[1, 1, 2, :, 3].tolist() == values
         assert len(holder.pages) <= len(values) // 4
-
-
-def test_bytes_for_is_the_size_of_the_tensor() -> None:
-    assert SHAPE.bytes_for(16) == TensorCache(SHAPE, 16).tensor.nbytes
 
 
 def test_a_slot_takes_the_memory_of_its_text() -> None:

@@ -17,7 +17,7 @@ from outrider.verify.model.cache import paging, windows
 from outrider.verify.model.cache.paging import Rows, SwappedRows, distinct_bytes
 from outrider.verify.model.cache.shape import CacheShape, LayerShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.cache.windows import held_bytes, held_positions, is_kept, reachable, spans
+from outrider.verify.model.cache.windows import held_bytes, held_positions, reachable
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux only")
 CPU = torch.device("cpu")
@@ -74,15 +74,6 @@ def test_rows_far_behind_the_window_are_released(shape: CacheShape) -> None:
     check(cache, [1.0 + at for at in range(100)], shape)
 
 
-def test_releases_wait_for_a_batch() -> None:
-    cache = filled(ALIKE, 0)
-    counts = []
-    for at in range(40):
-        write(cache, [float(at)], ALIKE)
-        counts.append(len(cache.released))
-    assert sorted(set(counts)) == [0, 2, 4, 6]
-
-
 @settings(max_examples=40)
 @given(st.integers(0, 60), st.integers(1, 9), st.sets(st.integers(0, 14)))
 def test_the_reachable_length_is_the_greatest_with_a_window(length: int, window: int, released: set[int]) -> None:
@@ -90,20 +81,6 @@ def test_the_reachable_length_is_the_greatest_with_a_window(length: int, window:
         return not any(at // 4 in released for at in range(max(0, end - window), end))
 
     assert reachable(length, window, released) == max(end for end in range(length + 1) if has_window(end))
-
-
-def test_spans_are_runs_of_pages() -> None:
-    assert list(spans([])) == []
-    assert list(spans([0, 1, 2])) == [(0, 3)]
-    assert list(spans([1, 2, 4, 7, 8])) == [(1, 3), (4, 5), (7, 9)]
-
-
-@pytest.mark.parametrize("window", [3, 4, 5, 30])
-def test_a_rewind_reads_at_most_eight_windows_again(window: int) -> None:
-    released = [page for page in range(1000) if not is_kept(page, window)]
-    pages = -(-window // 4)
-    assert len(released) == 1000 - sum(is_kept(page, window) for page in range(1000))
-    assert all(length - reachable(length, window, released) <= 8 * pages * 4 for length in range(2000, 2500))
 
 
 @pytest.mark.parametrize("shape", [ALIKE, MIXED, ALL])

@@ -121,12 +121,6 @@ def test_hidden_states_are_kept_with_the_rows() -> None:
     assert torch.allclose(found[0], found[1], atol=1e-4)
 
 
-@pytest.mark.slow
-def test_a_chunk_of_a_prompt_goes_beyond_a_block(tiny_runner: TorchRunner) -> None:
-    expected, found = Graphed(tiny_runner).both(ForwardBatch.chain(torch.arange(3, 63)))
-    assert torch.allclose(found, expected, atol=1e-4)
-
-
 def test_known_rows_that_do_not_fit_are_computed_in_turns(tiny_runner: TorchRunner) -> None:
     graphs = Graphed(tiny_runner, InvariantRange(1, 2))
     segments = [Segment(graphs.filled(length)[1], ForwardBatch.chain(torch.arange(2))) for length in (1, 8)]

@@ -75,20 +75,6 @@ def test_a_fork_takes_no_pages_until_one_of_both_writes() -> None:
     assert torch.equal(joined(fork), before[:, :, :, :9])
 
 
-def test_forks_hold_the_pages_of_a_cache_that_is_gone() -> None:
-    pool = PagePool(SHAPE, 8)
-    cache, fork = filled(pool, 11), PagedCache(pool, 64)
-    before = joined(cache).clone()
-    fork.fork(cache, 11)
-    del cache
-    assert torch.equal(joined(fork), before)
-    assert pool.free == 5
-    fork.truncate(4)
-    assert pool.free == 7
-    del fork
-    assert pool.free == 8
-
-
 def test_forks_have_the_rows_that_are_to_be_moved() -> None:
     """Also if a stream that ended has left its pages to another one in between."""
     pool = PagePool(SHAPE, 4)

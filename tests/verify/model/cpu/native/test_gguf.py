@@ -125,16 +125,6 @@ def test_files_of_latent_attention_with_both_weights_in_one_tensor(
     assert norm(found - expected) < (1e-5 if kind == GGMLQuantizationType.F16 else 0.2) * norm(expected)
 
 
-@pytest.mark.parametrize("kind", STORED)
-def test_single_steps_have_the_bits_of_a_prompt(kind: Kind, tmp_path: Path) -> None:
-    each, tokens = runner(write(tmp_path / "model.gguf", kind, False)), np.arange(17)
-    whole = each.forward(each.new_cache(), ForwardBatch.chain(tokens)).copy()
-    cache = each.new_cache()
-    for row, token in enumerate(tokens):
-        assert np.array_equal(each.forward(cache, ForwardBatch.chain(np.array([token])))[0], whole[row])
-        cache.length += 1
-
-
 @pytest.mark.parametrize(
     "kind", [*STORED.values(), GGMLQuantizationType.BF16, GGMLQuantizationType.F16, GGMLQuantizationType.Q2_K]
 )

@@ -87,18 +87,6 @@ def test_other_families_are_refused(name: str) -> None:
         captured(name, DEVICES)
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen3_moe", "gpt_oss", "qwen3_next"])
-def test_models_are_captured_at_the_start_with_experts_as_without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    starts: list[GraphedForward] = []
-    monkeypatch.setattr(GraphedForward, "capture", lambda graphed: starts.append(graphed))
-    with fake_cuda():
-        config_of = test_architectures.config_of if name in ARCHITECTURES else families.config_of
-        runner = TorchRunner(fake_model(config_of(name, NAME)), CONTEXT, compile="off", started=False)
-        runner.pages = 4
-        runner.start(CONTEXT)
-    assert len(starts) == 1
-
-
 @pytest.mark.parametrize("rope", ["default", "dynamic"])
 def test_nor_of_a_draft_head(rope: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if its rotary angles depend on the forward's length in transformers."""
