@@ -40,12 +40,6 @@ def test_a_log_gets_a_line_per_interval(caplog: pytest.LogCaptureFixture) -> Non
     assert [message.rpartition("(")[2] for message in caplog.messages] == ["4 %)", "52 %)", "100 %)"]
 
 
-def test_a_short_download_shows_nothing() -> None:
-    screen = Screen()
-    DownloadLine("org/model", screen, lambda: 0.0).record(5, 5)
-    assert screen.getvalue() == ""
-
-
 def test_the_bars_of_a_download_share_a_line() -> None:
     kind = download_progress("org/model")
     screen, clock = Screen(), itertools.count(step=2.0)

@@ -13,7 +13,7 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.loading import prepare
-from outrider.verify.model.self_check import check_model, difference, draft_tree, random_text, sensitivity, texts
+from outrider.verify.model.self_check import check_model
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.test_architectures import ARCHITECTURES, make
 
@@ -122,43 +122,12 @@ def test_a_model_that_computes_nan_is_refused(llama: LlamaForCausalLM) -> None:
         check_model(TorchRunner(llama), "broken")
 
 
-def test_a_check_is_five_short_forwards(tiny_runner: TorchRunner) -> None:
-    runner = Recorder(tiny_runner.model)
-    runner.rows = []
-    check_model(runner, "tiny")
-    assert len(runner.rows) == 5
-    assert max(runner.rows) <= 16  # the shortest context that can be set
-
-
 def test_rows_that_differ_in_some_texts_only_are_forgiven(tiny_runner: TorchRunner) -> None:
     """A mixture of experts behaves like this, because rounding can change the experts of a row."""
     runner = Recorder(tiny_runner.model)
     runner.rows, runner.noisy = [], 13
     check_model(runner, "tiny")
     assert len(runner.rows) == 20
-
-
-def test_the_difference_is_relative_and_ignores_masked_tokens() -> None:
-    logits = torch.randn(3, 101, generator=torch.Generator().manual_seed(0))
-    logits[:, :20] = -torch.inf
-    scaled = difference(logits * 8 + 8 * 0.01, logits * 8)
-    assert torch.allclose(scaled, difference(logits + 0.01, logits), rtol=0.01)
-    assert (scaled > 0.005).all()
-    assert (difference(torch.zeros(2, 5), torch.zeros(2, 5)) == 0).all()  # all logits equal
-
-
-@pytest.mark.parametrize("vocabulary", [1, 2, 97, 32000])
-def test_tokens_are_ordinary_and_the_same_each_time(vocabulary: int) -> None:
-    text = random_text(vocabulary, seed=1)
-    assert text == random_text(vocabulary, seed=1)
-    assert all(vocabulary // 4 <= token <= vocabulary * 3 // 4 < vocabulary for token in text)
-
-
-def test_the_draft_tree_has_two_paths_of_its_depth() -> None:
-    tree = draft_tree(list(range(10, 18)))
-    assert tree.path(4) == [10, 11, 12, 13, 14]
-    assert tree.path(7) == [10, 11, 15, 16, 17]
-    assert tree.depths.tolist() == [len(tree.path(row)) for row in range(8)]
 
 
 class Rounded(torch.nn.Module):
@@ -223,32 +192,3 @@ def test_a_deep_model_with_a_fault_is_refused(sabotage: Any, message: str, dtype
     sabotage(model)
     with pytest.raises(ModelError, match=message):
         check_model(TorchRunner(model), "broken")
-
-
-def test_the_sensitivity_leaves_the_weights_as_they_were(llama: LlamaForCausalLM) -> None:
-    runner = TorchRunner(llama)
-    before = {name: values.clone() for name, values in llama.named_parameters()}
-    text = random_text(runner.vocabulary, 0)
-    found = sensitivity(runner, runner.new_cache(), text, 1.0)
-    assert 0 < found < 0.1
-    assert all(torch.equal(values, before[name]) for name, values in llama.named_parameters())
-
-
-def test_a_model_that_keeps_a_state_has_no_sensitivity(llama: LlamaForCausalLM) -> None:
-    """Each reading of the same text gives it other logits, so their differences are not due to rounding."""
-    count = [0]
-
-    def hook(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        count[0] += 1
-        return output * count[0]
-
-    llama.model.layers[1].mlp.register_forward_hook(hook)
-    runner = TorchRunner(llama)
-    assert sensitivity(runner, runner.new_cache(), random_text(runner.vocabulary, 0), 0.01) == 0
-
-
-def test_the_texts_are_parts_of_the_sample() -> None:
-    sample = list(range(100, 140))
-    found = list(texts(97, sample))
-    assert found[:2] == [sample[:16], sample[16:32]]
-    assert found[2:] == [random_text(97, attempt) for attempt in (2, 3, 4)]

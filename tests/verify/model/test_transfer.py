@@ -12,11 +12,6 @@ CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def test_a_tensor_on_the_device_is_not_copied() -> None:
-    tensor = torch.arange(3, device=DEVICE)
-    assert to_device(tensor, DEVICE) is tensor
-
-
 def test_an_upload_keeps_values_and_dtype() -> None:
     for dtype in (torch.int64, torch.float32, torch.bool):
         tensor = torch.tensor([[0, 1], [1, 0]]).to(dtype)
@@ -24,13 +19,6 @@ def test_an_upload_keeps_values_and_dtype() -> None:
         assert found.device.type == DEVICE.type
         assert found.dtype == dtype
         assert torch.equal(found.cpu(), tensor)
-
-
-def test_host_tensors_are_not_copied() -> None:
-    tensor = torch.arange(3)
-    (found,) = Download(tensor).arrays()
-    assert np.shares_memory(found, tensor.numpy())
-    assert Download().arrays() == []
 
 
 @pytest.mark.parametrize("device", [CPU, DEVICE])

@@ -9,12 +9,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.drafters.interface import MAX_NODES
-from outrider.verify.errors import ModelError
 from outrider.verify.model import invariance
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.paging import OutOfPages
-from outrider.verify.model.invariance import ProbeResult, start
+from outrider.verify.model.invariance import start
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
@@ -95,14 +93,3 @@ def test_trees_beside_streams_have_the_bits_of_single_tokens(
     assert runner.invariance == f"on, {rows} to {rows} rows, costs 4.0% of a step"
     assert (runner.draft_depth(60), runner.draft_nodes) == (3, rows - 1)
     assert runner.max_rows == rows
-
-
-def test_auto_follows_the_cost_on_a_gpu(make: Callable[[torch.dtype], TorchRunner], monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = make(torch.float32)
-    monkeypatch.setattr(invariance, "find", lambda *_: ProbeResult(InvariantRange(32, 72), 0.2))
-    start(runner, CONTEXT, "auto", None)
-    assert (runner.invariant_range, runner.invariance) == (None, "off, 32 to 72 rows, costs 20.0% of a step")
-    assert (runner.max_rows, runner.draft_nodes) == (256, MAX_NODES)
-    monkeypatch.setattr(invariance, "find", lambda *_: ProbeResult(None, 0.0))
-    with pytest.raises(ModelError, match="depend on the draft's size"):
-        start(runner, CONTEXT, "on", None)

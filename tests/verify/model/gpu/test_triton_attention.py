@@ -34,8 +34,6 @@ from outrider.verify.model.gpu.triton_attention import KernelAttention
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LARGE_ROWS = 16  # larger cases are soak tests
 MOST_POSITIONS = 1100
-# Of an H100, and of Llama 3.1 8B.
-MULTIPROCESSORS, KV_HEADS = 132, 8
 
 # heads, kv_heads, (rows and length of each stream), head_dim, window, softcap, sinks
 Case = tuple[int, int, tuple[tuple[int, int], ...], int, int | None, float | None, bool]
@@ -226,9 +224,3 @@ def test_kernels_cut_a_text_where_the_host_counts_splits(positions: int) -> None
     count = split_count(positions, SPLIT_KEYS)
     assert ends[max(0, count - 1)] <= positions <= ends[count]
     assert [end - start for start, end in pairwise(ends[:40])] == [256] * 16 + [512] * 16 + [1024] * 7
-
-
-@pytest.mark.parametrize(("length", "least"), [(1024, 0.2), (4096, 0.9), (32_768, 2.0)])
-def test_texts_of_any_length_keep_a_gpu_busy(length: int, least: float) -> None:
-    """Programs per multiprocessor of one stream's step, whatever the longest context is."""
-    assert KV_HEADS * split_count(length, SPLIT_KEYS) >= least * MULTIPROCESSORS

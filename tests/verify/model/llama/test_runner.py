@@ -92,11 +92,6 @@ def tree(tokens: list[int], parents: list[int]) -> DraftTree:
     return DraftTree(ids, above, levels, np.ones(len(tokens), np.float32), np.full(len(tokens), Source.NONE, np.uint8))
 
 
-def test_logits_of_another_text_are_different(runner: LlamaRunner) -> None:
-    text = words(6)
-    assert same(after(runner, text), after(runner, text)) and not same(after(runner, text), after(runner, words(6, seed=1)))
-
-
 def test_every_node_of_a_tree_has_the_logits_of_its_path(runner: LlamaRunner, cache: LlamaCache) -> None:
     prompt, root, nodes = words(5), words(1, seed=1)[0], words(40, seed=2)
     random = Random(3)

@@ -17,17 +17,15 @@ from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.errors import ModelError
-from outrider.verify.model import self_check
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.native import interface as native
-from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
+from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.quantization import quantize_layers
 from outrider.verify.model.recurrent import states
 from outrider.verify.model.segment import Segment
-from outrider.verify.model.self_check import check_model
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
@@ -152,38 +150,6 @@ def test_sessions_are_reused_forked_and_rewound_at_random_points(family: str) ->
         sessions[number] = session
 
 
-def test_states_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Far from the end, snapshots are kept at larger distances, and never more than the limit."""
-    monkeypatch.setattr(states, "SNAPSHOT_BYTES", 0)
-    runner = runner_of("qwen3_5")
-    shape = runner.cache_shape.recurrent
-    assert shape is not None and shape.snapshots == 2
-    empty = torch.empty(0)
-    kept: list[states.Snapshot] = []
-    for length in range(256, 256 * 65, 256):
-        kept.append(states.Snapshot(length, empty, empty))
-        states.thin(kept, 8)
-    gaps = np.diff([0, *(each.length for each in kept)])
-    assert len(kept) == 8 and kept[-1].length == 256 * 64
-    assert gaps[-1] == 256 and gaps[0] >= 2048
-
-
-@pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
-@pytest.mark.parametrize("family", ALL)
-def test_a_quantised_model_passes_the_check_by_two_texts(
-    family: str, quantize: Quantize, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The chunked form of a recurrence rounds differently than its steps, and quantised layers amplify that.
-
-    Loading tries five texts. On some CPUs, one alone may differ by more than the limit.
-    """
-    model = build(family, NAME)
-    quantize_layers(model, Quantization(quantize), torch.device("cpu"))
-    monkeypatch.setattr(self_check, "ATTEMPTS", 2)
-    check_model(TorchRunner(model, pack=True), family)
-
-
 @pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
 @pytest.mark.parametrize("family", ALL)
 def test_loading_gives_the_bits_of_quantising_the_loaded_model(family: str, tmp_path: Path) -> None:
@@ -212,17 +178,3 @@ def test_a_gpu_is_refused_in_a_sentence(family: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(TorchRunner, "in_pages", True)
     with pytest.raises(ModelError, match=r"differ in shape, or without attention, are served on a CPU only; set model\.device"):
         TorchRunner(build(family, NAME))
-
-
-@pytest.mark.parametrize("family", ["qwen3_5", "gemma4"])
-def test_a_filled_cache_is_continued(family: str) -> None:
-    """As measurements do: zeros, or noise in place of them, and no state."""
-    runner = runner_of(family)
-    cache, other = read(runner, text_of(40)), runner.new_cache()
-    for each in (cache, other):
-        each.fill(20)
-    batch = ForwardBatch.chain(text_of(5))
-    zeros = runner.forward(cache, batch).clone()
-    assert torch.equal(runner.forward(other, batch), zeros)
-    cache.fill(20, torch.Generator().manual_seed(1))
-    assert not torch.allclose(runner.forward(cache, batch), zeros, atol=1e-3)
