@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
@@ -89,20 +87,6 @@ def test_predictions_are_corrected() -> None:
     assert seconds_of(plan(fixed)) == pytest.approx(2.0 / 1.5, abs=0.02)
 
 
-def test_a_round_with_long_drafts_takes_no_longer_than_the_usual_one() -> None:
-    controller = Controller()
-    record(controller, 1.0, 1.0, reads=False)
-    assert seconds_of(plan(controller, LIKELY)) < READING_FACTOR * 1.25
-
-
-def test_the_usual_time_follows_longer_steps_without_a_round_of_steps_alone() -> None:
-    controller = Controller()
-    record(controller, 0.5, 0.5, reads=False)
-    for _ in range(100):
-        found = plan(controller)
-    assert seconds_of(found) == pytest.approx(READING_FACTOR, abs=0.03)
-
-
 def test_a_round_that_something_else_delayed_counts_little() -> None:
     controller = Controller()
     for reads in (False, True):
@@ -163,16 +147,3 @@ def test_rounds_of_steps_correct_the_curve(reads: bool, streams: int, corrected:
     assert (curve.state()["seconds"] != before["seconds"]) == (corrected == "points")
     assert (curve.stream_seconds != before["stream_seconds"]) == (corrected == "streams")
     assert curve.is_corrected == bool(corrected)
-
-
-@pytest.mark.parametrize(
-    ("tree", "budgets", "reads", "words"),
-    [
-        ([0.9, 0.8], [Budget(curve=CURVE)], None, ["2 of 2 nodes (2.70 tokens expected, gain 2.6", "predicted 1040.00 ms"]),
-        ([0.9], [Budget(4)], 1, ["1 of 1 nodes", "a chunk of at most 64 tokens", "not predicted"]),
-    ],
-)
-def test_a_plan_says_why(tree: Sequence[float], budgets: Sequence[Budget], reads: int | None, words: Sequence[str]) -> None:
-    draft = chain(np.ones(len(tree), np.int32), np.array(tree, np.float32), Source.LOOKUP)
-    line = str(Controller().plan([Draft(draft, context=1)], budgets, reads))
-    assert all(word in line for word in words), line

@@ -68,13 +68,6 @@ def test_the_largest_drafts_emit_the_tokens_of_plain_decoding(
     assert {len(each.tree) for each in decoded.steps if each.tree is not None} >= {MAX_NODES}
 
 
-def test_a_seed_determines_the_answer_and_seeds_differ(tiny_runner: TorchRunner) -> None:
-    def sampled(seed: int) -> list[int]:
-        return plain(tiny_runner, DecodeOptions(SamplingParams(seed=seed), max_tokens=20))
-
-    assert sampled(1) == sampled(1) != sampled(2)
-
-
 @pytest.mark.parametrize("limit", [1, 2, 6, 7, 8, 20])
 def test_max_tokens_inside_an_accepted_block(tiny_runner: TorchRunner, limit: int) -> None:
     expected = plain(tiny_runner, DecodeOptions(GREEDY, max_tokens=40))

@@ -212,18 +212,3 @@ def test_stop_strings_cut_the_same_text(subject: Subject, temperature: float) ->
 
     for number, prompt in enumerate(subject.prompts[:20]):
         assert answer("fusion", prompt, number) == answer("none", prompt, number)
-
-
-@pytest.mark.slow
-@SUBJECTS
-@TEMPERATURES
-def test_up_to_the_end_of_the_context(subject: Subject, temperature: float) -> None:
-    runner = load_model(replace(subject.load_options, context_tokens=96))
-    options = DecodeOptions(SamplingParams(temperature, seed=1), 10_000)
-    prompt = subject.prompts[0]
-    expected = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options)
-    assert len(prompt) + len(expected.tokens) == 96
-    assert expected.finish == "length"
-    for name in subject.resources.names:
-        drafted = decode(Verifier(runner, runner.new_cache()), make(name, subject.resources), prompt, options)
-        assert drafted.tokens == expected.tokens

@@ -19,7 +19,6 @@ from outrider.verify.measurement import (
     POINT_SECONDS,
     ROUNDS,
     Point,
-    cost_file,
     load_or_measure,
     measure,
     smallest,
@@ -49,17 +48,6 @@ def test_a_curve_is_estimated_where_all_rows_cost_alike(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     assert (curve.nodes[-1], curve.contexts) == (MAX_NODES, (64, 512))
     assert (np.diff(curve.seconds, axis=1) >= 0).all() and (curve.seconds > 0).all()
-
-
-def test_other_threads_of_the_library_have_costs_of_their_own(
-    tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch has one thread beside the library, whatever `model.threads` is."""
-    files = set()
-    for threads in (1, 2):
-        monkeypatch.setattr(tiny_runner, "threads", threads)
-        files.add(cost_file(tiny_runner, tmp_path))
-    assert len(files) == 2
 
 
 def test_a_step_that_was_disturbed_does_not_count() -> None:

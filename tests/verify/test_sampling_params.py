@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from outrider.verify.sampling_params import SamplingParams
@@ -18,21 +16,3 @@ def test_the_seeds_of_choices_and_of_turns_differ() -> None:
     seeds = [SamplingParams(seed=seed).for_prompt(tokens).seed for seed in range(40) for tokens in range(1, 40)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 1 << 64 for seed in seeds)
-
-
-@pytest.mark.parametrize(
-    ("options", "penalizes", "adjusts"),
-    [
-        ({}, False, False),
-        ({"temperature": 0.3, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "logprobs": 5}, False, False),
-        ({"presence_penalty": -1.0}, True, True),
-        ({"frequency_penalty": 0.1}, True, True),
-        ({"repetition_penalty": 0.9}, True, True),
-        ({"logit_bias": {3: 1.0}}, False, True),
-        ({"min_tokens": 1}, False, True),
-    ],
-)
-def test_penalties_biases_and_min_tokens_change_the_logits(options: dict[str, Any], penalizes: bool, adjusts: bool) -> None:
-    params = SamplingParams(**options)
-    assert params.penalizes == penalizes
-    assert params.adjusts == adjusts

@@ -51,13 +51,6 @@ def test_an_accepted_chain_emits_the_tokens_of_plain_decoding_and_one_more(tiny_
     assert plain(verifier, 3) == expected[5:]
 
 
-def test_verifying_changes_nothing_until_the_verdict_is_committed(tiny_runner: TorchRunner) -> None:
-    verifier = started(tiny_runner)
-    first = verifier.verify(draft([1, 2, 3])).tokens.tolist()
-    assert verifier.sequence.tokens.tolist() == PROMPT.tolist()
-    assert verifier.verify(draft([4, 5])).tokens.tolist() == first
-
-
 @pytest.mark.parametrize("rule", ["keyed", "rejection"])
 @pytest.mark.parametrize("penalty", [0.0, 0.5])
 def test_nan_logits_end_in_an_error_beside_feedback_and_penalties(
@@ -118,12 +111,6 @@ def test_feedback_is_the_targets_distribution_at_every_node(tiny_runner: TorchRu
     assert (np.diff(verdict.topk_probs, axis=1) <= 0).all()
 
 
-def test_only_allowed_tokens_are_emitted(tiny_runner: TorchRunner) -> None:
-    allowed = np.zeros((1, tiny_runner.vocabulary), np.bool_)
-    allowed[0, 11] = True
-    assert started(tiny_runner).verify(EMPTY, allowed=allowed).tokens.tolist() == [11]
-
-
 def test_a_session_continues_after_it_was_swapped_out(tiny_runner: TorchRunner) -> None:
     expected = plain(started(tiny_runner), 8)
     verifier = started(tiny_runner)
@@ -136,14 +123,6 @@ def test_a_session_continues_after_it_was_swapped_out(tiny_runner: TorchRunner) 
     verifier.swap_in(tiny_runner.new_cache())
     assert not verifier.is_swapped_out
     assert plain(verifier, 5) == expected[3:]
-
-
-def test_a_released_verifier_has_no_text(tiny_runner: TorchRunner) -> None:
-    verifier = started(tiny_runner)
-    slot = verifier.release()
-    assert slot is not None
-    assert slot.length == len(verifier.sequence) == 0
-    assert verifier.release() is None
 
 
 @pytest.mark.parametrize("read", [0, 1, 3])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from outrider.drafters.interface import Drafter, DraftTree, Draws, Ints, Verdict
+from outrider.drafters.interface import Drafter, DraftTree, Draws, Verdict
 from outrider.drafters.model.chain import ModelChain
 from outrider.drafters.model.draft import DraftDrafter
 from outrider.drafters.model.draft_graph import DraftGraphDrafter
@@ -19,17 +19,13 @@ from outrider.drafters.model.language_model import LanguageModel
 from outrider.drafters.model.pearl import PearlDrafter
 from outrider.drafters.model.schedule import Schedules
 from outrider.drafters.model.union import UnionDrafter, merge
-from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import DraftGraphOptions, DraftOptions, DraftTime, DraftTreeOptions, PearlOptions
 from outrider.drafters.sequence import Sequence
-from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.model.torch_runner import TorchRunner
-from outrider.verify.sampling.acceptance import Keyed, Rejection, descend, rule_of
+from outrider.verify.sampling.acceptance import Rejection, descend
 from outrider.verify.sampling.sampler import uniform
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.stream import DecodeOptions
-from outrider.verify.verifier import Verifier
 from tests.drafts import Chaos, Driven
 from tests.language import ToyModel
 
@@ -194,33 +190,6 @@ def test_samples_are_accepted_as_often_as_the_distributions_overlap(name: str) -
     contexts, accepted = (np.array(column) for column in zip(*samples, strict=True))
     assert accepted.mean() == pytest.approx(overlap[contexts].mean(), abs=0.02)
     assert len(samples) > 0.4 * (len(text) - 1)
-
-
-def test_a_draft_like_the_target_is_always_accepted() -> None:
-    random = np.random.default_rng(2)
-    for seed in range(200):
-        tree = sampled_tree((1, 1), random)
-        logits = torch.log(torch.from_numpy(DRAFT))[[0, *(tree.tokens + 1)]]
-        rows, emitted, _ = Rejection(SamplingParams(seed=seed)).decide(logits, tree, 0)()
-        assert rows.tolist() == [0, 1]
-        assert emitted[:2].tolist() == tree.tokens.tolist()
-
-
-def test_greedy_decoding_is_always_keyed() -> None:
-    assert isinstance(rule_of(SamplingParams(temperature=0, rule="rejection")), Keyed)
-    assert isinstance(rule_of(SamplingParams(rule="rejection")), Rejection)
-
-
-def test_rejection_respects_the_sampling_parameters(tiny_runner: TorchRunner) -> None:
-    """Tokens that top-k excludes are never emitted, and a seed reproduces the answer."""
-    prompt: Ints = np.arange(3, 15, dtype=np.int32)
-    options = DecodeOptions(SamplingParams(seed=3, rule="rejection", top_k=1, temperature=1.0), 30)
-    greedy = DecodeOptions(SamplingParams(temperature=0), 30)
-    drafted = decode(Verifier(tiny_runner, tiny_runner.new_cache()), Chaos(97), prompt, options).tokens
-    assert drafted == decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), prompt, greedy).tokens
-    free = DecodeOptions(SamplingParams(seed=3, rule="rejection"), 30)
-    answers = [decode(Verifier(tiny_runner, tiny_runner.new_cache()), Chaos(97), prompt, free).tokens for _ in range(2)]
-    assert answers[0] == answers[1]
 
 
 @pytest.mark.slow
