@@ -4,14 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.interface import EMPTY, DraftTree, Source, Verdict, arrange, chain
+from outrider.drafters.interface import DraftTree, Source, Verdict, arrange, chain
 from tests.trees import check, trees
-
-
-@given(trees())
-def test_random_trees_are_well_formed(tree: DraftTree) -> None:
-    check(tree)
-    assert all(tree.path(row)[-1] == tree.tokens[row] for row in range(len(tree)))
 
 
 @given(trees(), st.integers(0, 6))
@@ -34,13 +28,6 @@ def test_ancestors_are_the_path_to_the_root(tree: DraftTree) -> None:
             expected.add(parent + 1)
             parent = int(tree.parents[parent])
         assert set(np.flatnonzero(mask[row + 1])) == expected
-
-
-def test_chain_is_a_tree_without_branches() -> None:
-    tree = chain(np.array([5, 6, 7], np.int32), np.array([0.9, 0.5, 0.1], np.float32), Source.LOOKUP)
-    check(tree)
-    assert tree.path(2) == [5, 6, 7]
-    assert len(EMPTY) == 0
 
 
 @given(trees(vocabulary=4), st.lists(st.integers(0, 3), max_size=6))

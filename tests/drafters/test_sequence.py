@@ -46,12 +46,6 @@ def test_a_reader_knows_the_prefix_unchanged_since_its_last_request(history: lis
             read = list(prompt)
 
 
-def test_a_reader_knows_nothing_of_another_sequence() -> None:
-    reader = Reader()
-    reader.begin(Sequence(ints(1, 2, 3)))
-    assert reader.begin(Sequence(ints(1, 2, 3))) == 0
-
-
 def test_an_answer_ends_at_its_limit() -> None:
     sequence = Sequence(ints(1, 2), max_tokens=3)
     assert sequence.admits(ints(5, 6)) == 2
@@ -80,16 +74,6 @@ def test_a_context_before_the_first_token_is_padded() -> None:
     sequence.append(ints(*range(200)))
     assert sequence.context(3).tolist() == [197, 198, 199]
     assert sequence.context(2, 3).tolist() == [8, 0]
-
-
-def test_truncated_tokens_are_removed() -> None:
-    sequence = Sequence(ints(1, 2), max_tokens=5)
-    sequence.append(ints(3, 4, 5))
-    sequence.truncate(3)
-    assert sequence.tokens.tolist() == [1, 2, 3]
-    assert sequence.remaining == 4
-    sequence.truncate(9)
-    assert len(sequence) == 3
 
 
 def test_a_clone_begins_with_the_same_tokens_and_goes_on_alone() -> None:

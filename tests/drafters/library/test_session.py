@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.drafters.interface import DraftTree, Ints
-from outrider.drafters.library import Keyed, LearnedText, Options, Resources, Session, index_texts
+from outrider.drafters.library import Keyed, Resources, Session
 from outrider.drafters.library.session import TREE_PER_CHAIN
-from outrider.drafters.options import TableName, TrigramOptions
-from outrider.drafters.state import StateError
+from outrider.drafters.options import TableName
 
 VOCABULARY = 50
 RESOURCES = Resources(vocabulary=VOCABULARY)
@@ -81,15 +80,6 @@ def test_a_drafter_without_chains_says_so() -> None:
         session.propose_chain(4)
 
 
-def test_nodes_are_limited_by_number_probability_and_depth() -> None:
-    session = Session("fusion", RESOURCES)
-    session.begin(ANSWER)
-    assert len(session.propose(7)) == 7
-    assert session.propose(30, least=0.2).probability.min() > 0.2
-    assert session.propose(30, depth=3).depths.max() == 3
-    assert not len(session.propose(0))
-
-
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 40))
 def test_a_program_that_passes_the_whole_text_drafts_the_same(sizes: list[int], first: int) -> None:
     observed, read = Session("fusion", RESOURCES), Session("fusion", RESOURCES)
@@ -104,14 +94,6 @@ def test_a_program_that_passes_the_whole_text_drafts_the_same(sizes: list[int], 
         first = end
         if first == len(ANSWER):
             return
-
-
-def test_another_text_begins_a_request() -> None:
-    session = Session("fusion", RESOURCES)
-    session.read(ANSWER)
-    session.read(ROUND[:5])
-    assert session.tokens.tolist() == ROUND[:5].tolist()
-    assert session.propose_chain(3).tokens.tolist() == ROUND[5:8].tolist()  # learned from the text before
 
 
 def chains(session: Session) -> list[list[int]]:
@@ -141,35 +123,11 @@ def test_a_saved_session_goes_on_as_the_session_would(drafter: str) -> None:
     assert chains(Session(drafter, RESOURCES)) != expected
 
 
-def test_a_state_of_another_drafter_is_refused() -> None:
-    with pytest.raises(StateError):
-        Session("lookup", RESOURCES, Session("fusion", RESOURCES).state())
-
-
 def test_an_unknown_drafter_is_named() -> None:
     with pytest.raises(ValueError, match="There is no drafter 'fusoin' here; choose one of none, trigram"):
         Session("fusoin", RESOURCES)
     with pytest.raises(ValueError, match="There is no drafter 'pearl' here"):  # it needs a draft model
         Session("pearl", RESOURCES)
-
-
-def test_options_and_corpora_are_shared() -> None:
-    texts = Resources(vocabulary=VOCABULARY, corpus=[index_texts([[40, 41, 42, 43, 44]] * 3, VOCABULARY)])
-    session = Session("fusion", texts)
-    session.begin([40, 41])
-    assert session.propose_chain(3).tokens.tolist() == [42, 43, 44]
-    shallow = Session("trigram", Resources(Options(trigram=TrigramOptions(depth=2)), vocabulary=VOCABULARY))
-    shallow.begin(ANSWER)
-    assert shallow.propose(16).depths.max() == 2
-
-
-def test_later_sessions_draft_what_earlier_ones_said() -> None:
-    learned = LearnedText(1000, VOCABULARY)
-    resources = Resources(vocabulary=VOCABULARY, corpus=learned)
-    learned.add("first", np.arange(20, 40, dtype=np.int32))
-    session = Session("fusion", resources)
-    session.begin([20, 21, 22])
-    assert session.propose_chain(2).tokens.tolist() == [23, 24]
 
 
 def test_keyed_noise_is_known_to_the_drafter() -> None:
@@ -187,15 +145,6 @@ def test_keyed_noise_is_known_to_the_drafter() -> None:
         session.begin([1, 2, 3, 4, 49], sampling=sampling)
         hits += sampling.choose(flat, 0) in session.propose(12).tokens
     assert hits > 50  # 12 of 50 tokens, without the noise
-
-
-def test_the_keyed_draw_is_the_servers() -> None:
-    from outrider.verify.sampling.sampler import gumbel
-
-    scores = np.random.default_rng(1).normal(size=1000).astype(np.float32)
-    for position in range(50):
-        noise = gumbel(9, position, np.arange(1000))
-        assert Keyed(seed=9).choose(scores, position) == int((scores + noise).argmax())
 
 
 def test_it_imports_neither_torch_nor_the_server() -> None:

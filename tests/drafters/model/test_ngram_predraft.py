@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.drafters.model.ngram_predraft import CAPACITY, NgramPredraft
+from outrider.drafters.model.ngram_predraft import NgramPredraft
 from outrider.drafters.policy import PROBE_INTERVAL
 
 
@@ -27,19 +27,3 @@ def test_an_inaccurate_table_guesses_rarely() -> None:
     for _ in range(40):
         table.record(2, 2)
     assert table.guess([])
-
-
-def test_the_table_is_bounded() -> None:
-    table = NgramPredraft(1)
-    table.learn(list(range(CAPACITY + 500)))
-    assert len(table._next) == CAPACITY
-    assert table.guess([10, 11]) == []
-    assert table.guess([CAPACITY, CAPACITY + 1]) == [CAPACITY + 2]
-
-
-def test_empty_guesses_do_not_change_the_accuracy() -> None:
-    table = NgramPredraft(1)
-    table.learn([1, 2, 3, 1, 2])
-    for _ in range(40):
-        table.record(0, 0)
-    assert all(table.guess([]) == [3] for _ in range(2 * PROBE_INTERVAL))

@@ -7,13 +7,12 @@ from typing import Literal
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from outrider.drafters.fusion import FusionDrafter
-from outrider.drafters.interface import Drafter, DraftTree, Ints, Source, Verdict
+from outrider.drafters.interface import Drafter, DraftTree, Ints, Verdict
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.noise import mix
 from outrider.drafters.none import NoDrafter
@@ -21,7 +20,7 @@ from outrider.drafters.options import FusionOptions, LookupOptions, RetrievalOpt
 from outrider.drafters.retrieval import RetrievalDrafter
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.tables.base_table import empty_base
-from outrider.drafters.tables.dice import LUCKY, exponential, lucky_row, new_dice, position_key, random_bits, throw
+from outrider.drafters.tables.dice import exponential, position_key, random_bits
 from outrider.drafters.tables.suffix import index
 from outrider.drafters.trigram import TrigramDrafter
 from outrider.verify.decode import decode
@@ -74,15 +73,6 @@ def test_the_noise_of_a_token_is_the_targets(seed: int, position: int, token: in
     assert -np.log(exponential(bits)) == pytest.approx(noise, abs=1e-5)
 
 
-def test_lucky_tokens_are_the_frequent_ones_with_the_largest_noise() -> None:
-    dice = throw(new_dice(), SamplingParams(seed=3), np.array([1999, 5], np.int32))._replace(position=7)
-    row = dice.lucky[lucky_row(dice, 2)]
-    scores = torch.from_numpy(sampling.gumbel(3, 9, np.arange(2000))) - torch.log(torch.arange(2000) + 300.0)
-    assert row[0] == 9
-    assert row[1 : 1 + LUCKY].tolist() == scores.topk(LUCKY).indices.tolist()
-    assert row[1 + LUCKY :].tolist() == pytest.approx(scores.topk(LUCKY).values.softmax(0).tolist(), rel=1e-4)
-
-
 @pytest.mark.parametrize(
     "params", [SamplingParams(temperature=0, seed=5), SamplingParams(seed=5, rule="rejection"), SamplingParams(seed=5, top_k=1)]
 )
@@ -91,11 +81,6 @@ def test_drafts_ignore_noise_that_decides_nothing(name: str, params: SamplingPar
     expected, found = drafted(None, name), drafted(params, name)
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert found.probability.tolist() == expected.probability.tolist()
-
-
-def test_filters_leave_no_lucky_tokens() -> None:
-    assert Source.NOISE in drafted(SamplingParams(seed=5)).source
-    assert Source.NOISE not in drafted(SamplingParams(seed=5, top_p=0.9)).source
 
 
 @EACH

@@ -96,13 +96,3 @@ def test_followers_are_those_of_the_latest_occurrences(text: list[int], capacity
         assert total == len(positions)
         found = dict(zip(tokens[:end].tolist(), counts[:end].tolist(), strict=True))
         assert found == dict(Counter(text[i] for i in positions))
-
-
-def test_memory_does_not_grow() -> None:
-    history = new_history(64)
-    size = sum(array.nbytes for array in history)
-    hashes = np.zeros(LONGEST_CONTEXT + 1, np.uint64)
-    for token in range(10_000):
-        append(history, hashes, token % 50)
-        extend_hashes(hashes, token % 50, hashes)
-    assert sum(array.nbytes for array in history) == size

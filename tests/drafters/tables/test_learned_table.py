@@ -43,13 +43,6 @@ def test_probabilities_equal_a_dictionary_model(text: list[int]) -> None:
     assert sum(found_rows.values()) < 1.0
 
 
-def test_weights_stop_at_the_maximum() -> None:
-    rows = new_rows(16, 4)
-    for _ in range(10):
-        raise_weight(BASE, rows, context_key(-1, 1, 2), 3, 1.0, 4.0)
-    assert rows.weights.max() == 4.0
-
-
 def test_memory_is_bounded_and_stale_rows_are_evicted_first() -> None:
     rows = new_rows(64, 4)
     size = sum(array.nbytes for array in rows)
@@ -58,14 +51,6 @@ def test_memory_is_bounded_and_stale_rows_are_evicted_first() -> None:
         raise_weight(BASE, rows, context_key(-1, 1, 2), 3, 1.0, 4.0)  # updated in every iteration, so never evicted
     assert sum(array.nbytes for array in rows) == size
     assert 3 in lookup(rows, 1, 2)
-
-
-def test_a_full_row_evicts_its_lightest_token() -> None:
-    rows = new_rows(16, 2)
-    for token, times in ((1, 3), (2, 1), (3, 2)):
-        for _ in range(times):
-            raise_weight(BASE, rows, context_key(-1, 7, 8), token, 1.0, 9.0)
-    assert set(lookup(rows, 7, 8)) == {1, 3}
 
 
 def test_the_targets_distribution_is_absorbed_at_every_node() -> None:

@@ -7,13 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.interface import Source
 from outrider.drafters.tables.contexts import LENGTHS, Contexts, advance, enter, new_contexts
 from outrider.drafters.tables.history import append
 from outrider.drafters.tables.learned_table import learn
 from outrider.drafters.tables.levels import (
-    BUCKETS,
-    COPY,
     CORPUS,
     DISCOUNT,
     DIVERSITIES,
@@ -25,9 +22,8 @@ from outrider.drafters.tables.levels import (
     bucket,
     levels,
     new_scratch,
-    node_source,
 )
-from outrider.drafters.tables.suffix import DENSE, LONGEST_CONTEXT, WIDTH, index, position_at
+from outrider.drafters.tables.suffix import DENSE, LONGEST_CONTEXT, WIDTH, index
 from tests.drafters.tables.sources import new_sources
 
 SEPARATOR = 50
@@ -82,70 +78,6 @@ def order(found: Sequence[Level]) -> list[tuple[int, int]]:
     return [(source, length) for source, length, _ in found]
 
 
-@pytest.mark.parametrize(
-    ("source", "length", "total", "distinct", "expected"),
-    [
-        (CORPUS, 0, 1, 1, 0),
-        (CORPUS, 0, 2, 2, 1 * 6 + 5),
-        (SESSION, 3, 4, 1, ((1 * 7 + 3) * 8 + 3) * 6),
-        (SESSION, 6, 8, 6, ((1 * 7 + 6) * 8 + 4) * 6 + 4),
-        (TABLE, 1, 20, 5, ((2 * 7 + 1) * 8 + 5) * 6 + 2),
-        (PREDICTION, 6, 1000, 100, ((3 * 7 + 6) * 8 + 7) * 6 + 1),
-    ],
-)
-def test_bucket_by_hand(source: int, length: int, total: int, distinct: int, expected: int) -> None:
-    assert bucket(source, length, total, distinct) == expected
-
-
-def test_bucket_boundaries() -> None:
-    sizes = [bucket(CORPUS, 0, total, 1) // DIVERSITIES for total in (1, 2, 3, 4, 5, 6, 9, 10, 20, 21, 100, 101, 10**6)]
-    assert sizes == [0, 1, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
-    diversities = [bucket(CORPUS, 0, 16, distinct) % DIVERSITIES for distinct in (1, 2, 3, 4, 5, 8, 9, 12, 13, 16)]
-    assert diversities == [0, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    assert bucket(COPY, LENGTHS - 1, 1000, 1000) == BUCKETS - 1 == 5 * LENGTHS * SIZES * DIVERSITIES - 1
-
-
-def test_node_sources_are_the_sources_drafters() -> None:
-    labels = {source: Source(node_source(source)).label for source in (CORPUS, SESSION, TABLE, PREDICTION, COPY)}
-    assert labels == {CORPUS: "retrieval", SESSION: "lookup", TABLE: "trigram", PREDICTION: "prediction", COPY: "lookup"}
-
-
-def test_advance_leaves_its_source_row_and_works_in_place() -> None:
-    session = Session([1, 2], [[[1, 2, 3, 4], [2, 3]]])
-    before = session.context(0)
-    advance(session.sources, session.contexts, 0, 3, 1)
-    assert session.context(0) == before != session.context(1)
-    advance(session.sources, session.contexts, 0, 3, 0)
-    assert session.context(0) == session.context(1)
-    assert session.contexts.last[1, :2].tolist() == [2, 3]
-
-
-def test_advance_finds_the_corpus_occurrences_of_every_length() -> None:
-    session = Session([7, 2, 3], [[[1, 2, 3, 4], [2, 3], [3]]])
-    low, high = session.contexts.low[0, 0], session.contexts.high[0, 0]
-    positions = [sorted(position_at(session.sources.corpora[0], i) for i in range(low[n], high[n])) for n in range(4)]
-    # The text is | 1 2 3 4 | 2 3 | 3, with a separator at each bar.
-    assert positions == [list(range(10)), [3, 7, 9], [2, 6], []]
-    assert not (high - low)[4:].any()
-
-
-def test_advance_hashes_depend_on_the_last_tokens_alone() -> None:
-    left, right = Session([5, 1, 2, 3]), Session([1, 2, 3])
-    assert left.contexts.hashes[0, :4].tolist() == right.contexts.hashes[0, :4].tolist()
-    assert left.contexts.hashes[0, 4] != right.contexts.hashes[0, 4]
-
-
-def test_advance_follows_the_prediction_until_the_text_departs_or_it_ends() -> None:
-    session = Session(prediction=[7, 8, 9])
-    steps = [(7, (2, 1)), (8, (3, 2)), (9, (4, 3)), (1, (0, 0)), (7, (0, 0))]
-    for token, aligned in steps:
-        session.read([token])
-        assert tuple(session.contexts.expected[0]) == aligned
-    session = Session([7], prediction=[7, 8, 9])
-    session.read([9])
-    assert tuple(session.contexts.expected[0]) == (0, 0)
-
-
 def test_corpus_levels_count_the_successors_of_nested_contexts() -> None:
     session = Session(corpora=[[[1, 2, 3], [1, 2, 4], [1, 2, 3]]])
     for token in (1, 2):
@@ -157,13 +89,6 @@ def test_corpus_levels_count_the_successors_of_nested_contexts() -> None:
     assert session.scratch.norms[:2].tolist() == [3 - 2 * DISCOUNT, 9 - 4 * DISCOUNT]
     advance(session.sources, session.contexts, 0, 3, 0)  # its documents end here
     assert order(session.levels()) == [(CORPUS, 0)]
-
-
-def test_a_single_occurrence_is_not_discounted() -> None:
-    session = Session(corpora=[[[1, 2]]])
-    advance(session.sources, session.contexts, 0, 1, 0)
-    assert session.levels()[0] == (CORPUS, 1, {2: 1.0})
-    assert (session.scratch.discounts[0], session.scratch.norms[0]) == (0.0, 1.0)
 
 
 def test_corpus_levels_of_frequent_contexts_are_precomputed() -> None:
@@ -180,12 +105,6 @@ def test_corpus_levels_of_frequent_contexts_are_precomputed() -> None:
     assert session.scratch.buckets[0] == bucket(CORPUS, 1, 3 * (WIDTH + 4), WIDTH + 4)
 
 
-def test_every_corpus_lists_a_level_of_its_own() -> None:
-    session = Session(corpora=[[[1, 2]], [[1, 3], [1, 3]]])
-    advance(session.sources, session.contexts, 0, 1, 0)
-    assert session.levels()[:2] == [(CORPUS, 1, {2: 1.0}), (CORPUS, 1, {3: 2.0})]
-
-
 def test_session_levels_count_the_successors_of_earlier_occurrences() -> None:
     session = Session([1, 2, 3, 1, 2, 4, 1, 2])
     # "2" occurred as often as "1 2", so only the longer one is a level.
@@ -196,16 +115,6 @@ def test_session_levels_count_the_successors_of_earlier_occurrences() -> None:
         (SESSION, LONGEST_CONTEXT // 2, {1: 1.0}),  # after "1 2 3"
         (SESSION, 0, {1: 3.0, 2: 3.0, 3: 2.0, 4: 1.0}),
     ]
-
-
-def test_the_empty_context_is_counted_once_per_text() -> None:
-    session = Session([1, 1, 2])
-    recent = {1: 2.0, 2: 1.0}
-    assert session.levels()[-1] == (SESSION, 0, recent)
-    session.scratch.recent_counts[:2] = 9.0  # what the cache holds is what is listed
-    assert session.levels()[-1][2] == {1: 9.0, 2: 9.0}
-    session.read([2])
-    assert session.levels()[-1] == (SESSION, 0, {1: 2.0, 2: 2.0})
 
 
 def test_the_table_is_a_distribution_of_bi_grams_and_tri_grams() -> None:
@@ -233,12 +142,6 @@ def test_the_prediction_is_level_0_trusted_by_its_run() -> None:
     assert PREDICTION not in {source for source, _, _ in session.levels()}  # the text departs from it
 
 
-def test_a_long_run_stays_within_the_last_bucket() -> None:
-    session = Session([3] * 400, prediction=[3] * 500)
-    assert session.levels()[0] == (PREDICTION, 0, {3: 1.0})
-    assert session.scratch.buckets[0] == bucket(PREDICTION, 0, 1000, 1)
-
-
 def everything(trust: float = 0.0) -> Session:
     session = Session([1, 2, 5, 1, 2], [[[1, 2, 3], [0, 2, 4]]], prediction=[8], table=[1, 2, 6], trust=trust)
     session.contexts.expected[0] = (1, 0)
@@ -262,13 +165,6 @@ def test_shorter_contexts_are_skipped_once_little_mass_remains(min_mass: float, 
     """With trust 1/2, the mass after the lengths with levels is 1/2 (prediction), 1/16, 1/32 and 1/128."""
     session = everything(trust=0.5)
     assert session.levels(min_mass=min_mass) == everything().levels()[:count]
-
-
-def test_a_draft_nodes_row_is_its_own_context() -> None:
-    session = everything()
-    advance(session.sources, session.contexts, 0, 5, 2)
-    assert session.levels(row=2)[0] == (SESSION, 3, {1: 1.0})  # "1 2 5" was followed by 1
-    assert session.levels(row=0)[0] == (PREDICTION, 0, {8: 1.0})
 
 
 @given(st.lists(st.integers(0, 4), max_size=120), st.lists(st.integers(0, 4), max_size=60))

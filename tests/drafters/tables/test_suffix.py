@@ -24,13 +24,6 @@ def build(documents: list[list[int]], separator: int = SEPARATOR) -> Corpus:
     return suffix.index(np.array(flat(documents), np.int64), separator)
 
 
-@pytest.mark.parametrize("separator", [SEPARATOR, 1 << 16])
-def test_tokens_of_either_width_are_read(separator: int) -> None:
-    tokens = [separator, separator - 1, 0, 3, separator - 2]
-    corpus = suffix.index(np.array(tokens, np.int64), separator)
-    assert [suffix.token_at(corpus, i) for i in range(-1, 6)] == [-1, *tokens, -1]
-
-
 @given(st.lists(texts, max_size=4))
 def test_positions_are_sorted_by_the_following_tokens(documents: list[list[int]]) -> None:
     arrays = suffix.tabulate(np.array(flat(documents), np.int64), SEPARATOR)
