@@ -31,12 +31,6 @@ def test_invalid_prompts_are_reported(tmp_path: Path, content: str) -> None:
         read_prompts(tmp_path / "p.jsonl")
 
 
-def test_numbers() -> None:
-    assert parse_numbers("--rate", "0.5,2", positive=True) == [0.5, 2.0]
-    assert parse_numbers("--temperature", "0") == [0.0]
-    assert parse_counts("--nodes", "16,64") == [16, 64]
-
-
 @pytest.mark.parametrize("text", ["", "x", "0", "-1", "nan", "1,,2"])
 def test_wrong_numbers_name_the_flag(text: str) -> None:
     with pytest.raises(BenchError, match="--rate takes numbers above 0"):

@@ -48,15 +48,3 @@ def test_results_hold_their_provenance(tmp_path: Path, monkeypatch: pytest.Monke
     assert saved["command"] == "outrider bench decode --prompts prompts.jsonl"
     assert saved["speed"] == 1
     assert {"machine", "commit", "date", "python", "torch", "transformers"} <= saved.keys()
-
-
-def test_a_folder_outside_a_checkout_has_no_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(report, "__file__", str(tmp_path / "bench" / "report.py"))
-    assert report.commit() == "unknown"
-
-
-def test_a_module_is_named_as_it_is_run() -> None:
-    assert (
-        report.command(["/usr/bin/python3", "-m", "tests.soak.attacks", "--requests", "5"])
-        == "python -m tests.soak.attacks --requests 5"
-    )

@@ -151,12 +151,4 @@ def test_no_draft_is_longer_than_the_model_admits() -> None:
     assert len(batch.step(proposer)[0]) <= 2
 
 
-def test_an_unknown_drafter_is_named() -> None:
-    class Misspelt(Proposer):
-        drafter = "fusoin"
-
-    with pytest.raises(ValueError, match="There is no drafter 'fusoin'"):
-        Misspelt(config())
-
-
 PROPOSER = Proposer(config())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -11,17 +10,10 @@ import pytest
 
 from bench.http import load as module
 from bench.http.client import Outcome
-from bench.http.load import TIMES, Clients, Load, count_statuses, figures, run, show
+from bench.http.load import Clients, Load, figures, run
 from bench.plan import BenchError
 
 LOAD = Load(("a", "b"), 0.05, 8, 0.0, "fusion", 1.0, target_ms=100.0)
-QUANTILES = dict.fromkeys(("p50", "p90", "p99", "max"), 12345.67)
-
-
-def row(kind: str, level: float) -> dict[str, Any]:
-    rates = dict.fromkeys(("answers_per_second", "goodput_per_second", "tokens_per_second"), 12345.678)
-    statuses = {"200": 123456, "429": 123456, "503": 1234, "0": 4}
-    return {"loop": kind, "level": level, "statuses": statuses, **rates, **dict.fromkeys(TIMES, QUANTILES)}
 
 
 def test_goodput_counts_answers_within_the_target() -> None:
@@ -59,16 +51,3 @@ def test_requests_of_a_level(kind: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_missing_server_is_reported() -> None:
     with pytest.raises(BenchError, match=r"No server answers at http://127\.0\.0\.1:9"):
         run("http://127.0.0.1:9", LOAD, [1.0], [], None)
-
-
-def test_tables_fit_80_columns(printed: Callable[[], str]) -> None:
-    show([row("closed", 1024.0), row("open", 0.0625)], LOAD)
-    text = printed()
-    assert text.count("12345.67 ") + text.count("12345.67\n") == 12
-    assert text.count("123456  123456    1238") == 2
-
-
-def test_a_level_without_answers_has_no_times(printed: Callable[[], str]) -> None:
-    show([figures(LOAD, "open", 1.0, [Outcome()], 1.0)], LOAD)
-    assert printed().count("  -") >= 6
-    assert count_statuses({"0": 1}) == (0, 0, 1)

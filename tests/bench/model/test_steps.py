@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from bench.model import steps
-from bench.model.steps import STEP_NODES, SUMMARY, make_runner, short_rounds, show
+from bench.model.steps import make_runner, short_rounds
 from bench.plan import BenchError
 from outrider.server.settings import Settings
 from outrider.verify.model.torch_runner import TorchRunner
@@ -26,15 +23,3 @@ def test_a_round_times_the_layers_and_every_step(tiny_runner: TorchRunner, monke
     rounds = short_rounds(tiny_runner)
     assert [len(seconds) for _, seconds in rounds] == [2, 2]
     assert all(linear > 0 and min(seconds) > 0 for linear, seconds in rounds)
-
-
-def test_tables_fit_80_columns(printed: Callable[[], str]) -> None:
-    figures: dict[str, Any] = dict.fromkeys(SUMMARY, 123456.789)
-    figures |= {"shape": "qwen3-0.6b", "dtype": "torch.bfloat16"}
-    contexts = ("64", "512", "2048", "8192", "32768")
-    figures["step_ms"] = {context: {str(nodes): 12345.678 for nodes in STEP_NODES} for context in contexts}
-    figures["nodes_over_single"] = {str(nodes): 123.456 for nodes in STEP_NODES}
-    show(figures)
-    text = printed()
-    assert text.count("12345.678") == len(contexts) * len(STEP_NODES)
-    assert all(label in text for label in SUMMARY.values())
