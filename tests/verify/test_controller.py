@@ -13,8 +13,6 @@ from outrider.verify.controller import (
     MIN_CHUNK_TOKENS,
     OVERLAP_PROBE_INTERVAL,
     READING_FACTOR,
-    READING_SECONDS,
-    READING_TOKENS,
     STEPS_SHARE,
     Controller,
     Plan,
@@ -108,15 +106,6 @@ def test_a_slow_model_reads_a_prompt_in_small_parts() -> None:
     assert chunk(controller) == MIN_CHUNK_TOKENS
     controller.record_reading(8, 0.0008)
     assert chunk(controller) == chunk(Controller()) == PREFILL_CHUNK_TOKENS
-
-
-def test_a_request_that_arrives_waits_for_a_short_round() -> None:
-    """Where nobody would be silent for too long, a round is so short that others come in, unless its forward would be slow."""
-    controller = Controller(silent_seconds=1000.0)
-    controller.record_reading(64, 0.64)
-    assert controller.plan([], [], 1).chunk_tokens == READING_SECONDS / 0.01
-    controller.record_reading(64, 64.0)
-    assert controller.plan([], [], 1).chunk_tokens == READING_TOKENS
 
 
 def test_rounds_alternate_where_the_host_works_longer_than_the_device() -> None:

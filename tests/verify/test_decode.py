@@ -68,7 +68,7 @@ def test_the_largest_drafts_emit_the_tokens_of_plain_decoding(
     assert {len(each.tree) for each in decoded.steps if each.tree is not None} >= {MAX_NODES}
 
 
-@pytest.mark.parametrize("limit", [1, 2, 6, 7, 8, 20])
+@pytest.mark.parametrize("limit", [1, 7, 8, 20])
 def test_max_tokens_inside_an_accepted_block(tiny_runner: TorchRunner, limit: int) -> None:
     expected = plain(tiny_runner, DecodeOptions(GREEDY, max_tokens=40))
     decoded = run(tiny_runner, Oracle(expected), DecodeOptions(GREEDY, max_tokens=limit))

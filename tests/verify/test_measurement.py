@@ -14,9 +14,7 @@ from outrider.drafters.interface import MAX_NODES
 from outrider.verify import measurement
 from outrider.verify.cost import CostCurve, parse
 from outrider.verify.measurement import (
-    MOST_ROUNDS,
     NODES,
-    POINT_SECONDS,
     ROUNDS,
     Point,
     load_or_measure,
@@ -69,18 +67,6 @@ def test_points_whose_times_disagree_are_timed_again() -> None:
     assert smallest(POINTS, seconds) == dict.fromkeys(POINTS, 0.001)
     assert {timed.count(point) for point in POINTS if point.nodes <= 7} == {ROUNDS}
     assert {timed.count(point) for point in POINTS if point.nodes > 7} == {ROUNDS + 2}
-
-
-def test_a_slow_point_and_an_endless_disturbance_take_a_bounded_time() -> None:
-    timed: list[Point] = []
-
-    def seconds(point: Point) -> float:
-        timed.append(point)
-        return POINT_SECONDS if point.nodes else 1e-6 * 2 ** -timed.count(point)
-
-    smallest(POINTS, seconds)
-    assert timed.count(POINTS[0]) == MOST_ROUNDS
-    assert len(timed) == MOST_ROUNDS + len(POINTS) - 1
 
 
 @pytest.mark.parametrize(

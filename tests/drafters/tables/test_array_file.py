@@ -39,12 +39,9 @@ def test_truncated_file(saved: Path) -> None:
         array_file.load(saved, "ngram")
 
 
-def test_other_kind(saved: Path) -> None:
+def test_a_file_of_another_kind_or_tokenizer(saved: Path) -> None:
     with pytest.raises(ArrayFileError, match="not a version"):
         array_file.load(saved, "suffix")
-
-
-def test_other_tokenizer(saved: Path) -> None:
     with pytest.raises(ArrayFileError, match="another tokenizer; build it again"):
         array_file.load(saved, "ngram", "another")
 

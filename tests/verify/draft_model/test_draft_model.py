@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.drafters.interface import Ints, Source, chain
+from outrider.drafters.interface import Ints
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import (
     NEED_A_MODEL,
@@ -247,47 +247,3 @@ def test_a_token_outside_the_vocabulary_ends_drafting(tiny_runner: TorchRunner, 
     assert session.space > 0
     session.advance(np.array([90], np.int32))
     assert session.space == 0
-
-
-TINY = (5e-324, 1e-46, 1e-40, 1e-30)
-EXTREMES: list[dict[str, Any]] = [
-    *({"temperature": value, "presence_penalty": -value} for value in TINY),
-    *({"repetition_penalty": value, "frequency_penalty": -value, "logit_bias": {7: value}} for value in TINY),
-    *({"top_p": value, "min_p": value} for value in TINY),
-    {"temperature": 1e-5, "repetition_penalty": 10.0, "logit_bias": {7: 100.0}, "top_p": 1e-5},
-    {"temperature": 2.0, "repetition_penalty": 1e-46, "logit_bias": dict.fromkeys(range(97), -100.0), "min_p": 1.0},
-]
-
-
-@pytest.mark.parametrize("rule", ["keyed", "rejection"])
-@pytest.mark.parametrize("name", ["none", "lookahead", "draft", "draft-tree", "pearl"])
-def test_no_float_of_a_request_gives_a_token_beyond_the_vocabulary(
-    name: DrafterName, rule: Literal["keyed", "rejection"]
-) -> None:
-    target, draft = random_pair()
-    resources = Resources(EAGER, model=draft.session)
-    for extreme in EXTREMES:
-        params = SamplingParams(**{"temperature": 0.9, "seed": 3, "rule": rule, **extreme})
-        options = DecodeOptions(params, 6, max_nodes=20)
-        found = decode(Verifier(target, target.new_cache()), make(name, resources), PROMPT, options).tokens
-        assert len(found) == 6
-        assert all(0 <= token < target.vocabulary for token in found)
-        if rule == "keyed":
-            plain = decode(Verifier(target, target.new_cache()), NoDrafter(), PROMPT, options).tokens
-            assert found == plain
-
-
-@pytest.mark.parametrize("rule", ["keyed", "rejection"])
-@pytest.mark.parametrize("only", [0, 41, 96])
-def test_a_grammars_only_token_is_emitted_at_any_float(
-    tiny_runner: TorchRunner, rule: Literal["keyed", "rejection"], only: int
-) -> None:
-    allowed = np.zeros((3, 97), np.bool_)
-    allowed[:, only] = True
-    tree = chain(np.array([only, 5], np.int32), np.ones(2, np.float32), Source.LOOKUP)
-    for extreme in EXTREMES:
-        verifier = Verifier(tiny_runner, tiny_runner.new_cache())
-        params = SamplingParams(**{"temperature": 0.9, "rule": rule, "min_tokens": 5, **extreme})
-        verifier.begin(PROMPT, params, 8, stop_ids=range(97))
-        verifier.prefill()
-        assert verifier.verify(tree, allowed=allowed).tokens.tolist() == [only, only]

@@ -38,12 +38,3 @@ def test_a_fork_reads_only_new_tokens(
     decode(verifier, drafter, np.append(text, [7]).astype(np.int32), options)
     if slots == 2:
         assert rows[0] < 8
-
-
-def test_the_cache_of_a_session_that_has_ended_is_used_first(tiny_runner: TorchRunner) -> None:
-    shared = DraftRunner(tiny_runner, tiny_runner.vocabulary, slots=2)
-    kept, ended = shared.session(), shared.session()
-    rows = [shared.cache_for(session) for session in (kept, ended)]
-    del ended
-    assert shared.cache_for(following := shared.session()) is rows[1]
-    assert shared.cache_for(kept) is rows[0] and shared.cache_for(following) is rows[1]

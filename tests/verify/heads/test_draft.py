@@ -22,7 +22,7 @@ from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.model import HeadModel
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.cpu.native.interface import NativeRunner
-from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.load_options import Backend, LoadOptions, Quantization, Quantize
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
@@ -188,8 +188,10 @@ def test_a_text_longer_than_the_kept_states_is_drafted_from_its_end(tmp_path: Pa
     assert isinstance(cache, HeadCache) and cache.first >= 75
 
 
-def test_the_embedded_targets_head_drafts_its_tokens() -> None:
-    target = load_weights(LoadOptions(str(models.TARGET), dtype="float32", device="cpu", backend="torch"))
+@pytest.mark.parametrize(("backend", "quantize"), [("torch", "none"), ("auto", "int4")])
+def test_the_embedded_targets_head_drafts_its_tokens(backend: Backend, quantize: Quantize) -> None:
+    loaded = LoadOptions(str(models.TARGET), dtype="float32", backend=backend, quantization=Quantization(quantize))
+    target = load_weights(loaded)
     head = load_head(str(models.HEAD), target)
     assert head is not None
     target.start(256)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import models
 from outrider.verify.errors import ModelError
@@ -16,7 +16,6 @@ from outrider.verify.model import loading
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.backend import load_model
-from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import prepare, resolve_device, resolve_devices, resolve_dtype
 from outrider.verify.model.sizes import end_tokens
@@ -25,17 +24,6 @@ from outrider.verify.tokenizer import load_tokenizer, stop_ids
 from tests.hub import MODEL, cache_models
 
 CPU = torch.device("cpu")
-
-
-def test_a_trained_model_has_the_logits_of_transformers(stories: Path) -> None:
-    runner = load_model(LoadOptions(str(stories), dtype="float32", device="cpu"))
-    tokenizer = load_tokenizer(str(stories))
-    ids = tokenizer.encode("Once upon a time there was a")
-    plain = AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
-    with torch.inference_mode():
-        expected = plain(torch.tensor([ids])).logits[0]
-    assert torch.allclose(runner.forward(runner.new_cache(), ForwardBatch.chain(torch.tensor(ids))), expected, atol=1e-4)
-    assert tokenizer.eos_token_id in stop_ids(runner.stop_tokens, tokenizer)
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "no-such/model"])

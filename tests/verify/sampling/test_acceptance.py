@@ -145,9 +145,6 @@ class OnDevice:
 SAMPLINGS = [
     SamplingParams(temperature=0),
     SamplingParams(temperature=0.8),
-    SamplingParams(temperature=0.8, top_p=0.9),
-    SamplingParams(temperature=0.8, top_k=2),
-    SamplingParams(temperature=0.8, min_p=0.1),
     SamplingParams(temperature=0.8, top_p=0.9, top_k=2, min_p=0.1),
 ]
 

@@ -20,11 +20,7 @@ from outrider.drafters.model.pearl import PearlDrafter
 from outrider.drafters.model.schedule import Schedules
 from outrider.drafters.model.union import UnionDrafter, merge
 from outrider.drafters.options import DraftGraphOptions, DraftOptions, DraftTime, DraftTreeOptions, PearlOptions
-from outrider.drafters.sequence import Sequence
-from outrider.verify.draft_model.runner import DraftRunner
-from outrider.verify.model.torch_runner import TorchRunner
-from outrider.verify.sampling.acceptance import Rejection, descend
-from outrider.verify.sampling.sampler import uniform
+from outrider.verify.sampling.acceptance import Rejection
 from outrider.verify.sampling_params import SamplingParams
 from tests.drafts import Chaos, Driven
 from tests.language import ToyModel
@@ -151,68 +147,3 @@ def test_a_draft_models_drafts_keep_the_distribution(name: str) -> None:
     found, expected = (np.append(values[~rare], values[rare].sum()) for values in (answers, expected))
     assert ((found - expected) ** 2 / expected).sum() < 78.75  # 44 degrees of freedom, p = 0.001
     assert steps < 3 * 2000
-
-
-def judged(tree: DraftTree, last: int, tokens: list[int]) -> list[tuple[int, bool]]:
-    """The first samples along a step's emitted tokens: the token before each, and whether it was accepted."""
-    found: list[tuple[int, bool]] = []
-    node: int | None = -1
-    for depth, token in enumerate(tokens):
-        continued = tree.continuation(tokens[:depth]) if tree.continuation else None
-        if node is not None and node in tree.draws:
-            sample = int(tree.tokens[tree.draws[node].rows[0]])
-        elif node is not None and continued is not None:
-            sample = continued[0]
-        else:
-            break
-        found.append((last, token == sample))
-        if token != sample:
-            break
-        node, last = tree.child(-1 if node is None else node, token), token
-    return found
-
-
-@pytest.mark.parametrize(
-    "name", ["draft", *[pytest.param(name, marks=pytest.mark.slow) for name in ("pearl", "fusion, before", "fusion, during")]]
-)
-def test_samples_are_accepted_as_often_as_the_distributions_overlap(name: str) -> None:
-    """Also a sample that the target judges before the draft is verified, and beside a table's guesses."""
-    drafter = Driven(MAKE[name](ToyModel(DRAFT[1:], np.random.default_rng(6))))
-    rule, text, samples = Rejection(SamplingParams(seed=1)), [0], list[tuple[int, bool]]()
-    drafter.begin(np.array(text, np.int32), sampling=SamplingParams(seed=1, rule="rejection"))
-    while len(samples) < 4000:
-        tree = drafter.propose(12)
-        rows, tokens, _ = rule.decide(rows_of(text[-1] + 1, tree), tree, len(text) - 1)()
-        samples += judged(tree, text[-1], tokens.tolist())
-        drafter.observe(Verdict(tree, rows, tokens))
-        text += tokens.tolist()
-    overlap = np.minimum(TARGET[1:].exp().numpy(), DRAFT[1:]).sum(1)  # what speculative sampling accepts, by context
-    contexts, accepted = (np.array(column) for column in zip(*samples, strict=True))
-    assert accepted.mean() == pytest.approx(overlap[contexts].mean(), abs=0.02)
-    assert len(samples) > 0.4 * (len(text) - 1)
-
-
-@pytest.mark.slow
-def test_a_draft_that_depends_on_unjudged_draws_keeps_the_distribution(tiny_runner: TorchRunner) -> None:
-    """The position after a rejection is drafted again only if its first draw, which was never judged, was a small id."""
-    session = DraftRunner(tiny_runner, tiny_runner.vocabulary).session()
-    text, other = np.array([5, 17, 42], np.int32), np.array([3], np.int32)
-    half = tiny_runner.vocabulary // 2
-    small, answers = 0, 0
-    for seed in range(200):
-        params, sequence = SamplingParams(temperature=20, seed=seed, rule="rejection"), Sequence(text)
-        session.begin(sequence, params)
-        drafted = session.root(1).tokens[0]
-        unjudged = int(session.expand(drafted.tolist(), [0], 1).tokens[0, 0])
-        sequence.append(other)  # the target rejects the first token
-        session.advance(other)
-        again = session.root(1)
-        if unjudged >= half or again.q is None:
-            continue
-        q = again.q[0].astype(np.float64)
-        target = np.where(np.arange(len(q)) < half, 0.3 * q / q[:half].sum(), 0.7 * q / q[half:].sum())
-        noise = [uniform(seed, 1, number) for number in range(2)]
-        small += descend(target, q / q.sum(), [int(again.tokens[0, 0])], [], noise)[1] < half
-        answers += 1
-    assert answers > 60
-    assert (small - 0.3 * answers) ** 2 / (0.3 * 0.7 * answers) < 10.83  # chi-square, 1 degree of freedom, p = 0.001

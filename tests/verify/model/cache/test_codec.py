@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode as answer
-from outrider.verify.model.attention.interface import NAME, Layer
+from outrider.verify.model.attention.interface import Layer
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import STORED, decode, encode
@@ -88,33 +88,12 @@ def test_a_cache_in_8_bits_moves_forks_and_swaps_as_it_is() -> None:
     assert torch.equal(decode(other.tensor, 16, torch.bfloat16)[..., :6, :], kept)
 
 
-def runner_of(kind: str, kv_dtype: KVDtype) -> TorchRunner:
-    """A tiny model of an architecture, started."""
-    torch.manual_seed(1)
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"num_key_value_heads": 2, "max_position_embeddings": 256}
-    how = {"initializer_range": 0.3, "attn_implementation": NAME}
-    match kind:
-        case "softcap":
-            model: torch.nn.Module = Gemma2ForCausalLM(Gemma2Config(**sizes, head_dim=8, sliding_window=16, **how))
-        case _:
-            model = LlamaForCausalLM(LlamaConfig(**sizes, **how))
-    runner = TorchRunner(model, started=False, kv_dtype=kv_dtype)
-    runner.start(256)
-    return runner
-
-
-@pytest.mark.parametrize(
-    ("kind", "kv_dtype"),
-    [
-        ("plain", "int8"),
-        pytest.param("plain", "fp8", marks=pytest.mark.slow),
-        pytest.param("softcap", "int8", marks=pytest.mark.slow),
-    ],
-)
-def test_drafts_change_no_answer(kind: str, kv_dtype: KVDtype) -> None:
+@pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
+def test_drafts_change_no_answer(tiny_config: LlamaConfig, kv_dtype: KVDtype) -> None:
     """Nor does a session that is reused: it reads the rows that were written before."""
-    runner = runner_of(kind, kv_dtype)
+    torch.manual_seed(1)
+    runner = TorchRunner(LlamaForCausalLM(tiny_config), started=False, kv_dtype=kv_dtype)
+    runner.start(128)
     check_model(runner, "tiny")
     for temperature in (0.0, 0.8):
         wanted = DecodeOptions(SamplingParams(temperature=temperature, seed=2), max_tokens=20)

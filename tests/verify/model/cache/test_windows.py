@@ -17,7 +17,7 @@ from outrider.verify.model.cache import paging, windows
 from outrider.verify.model.cache.paging import Rows, SwappedRows, distinct_bytes
 from outrider.verify.model.cache.shape import CacheShape, LayerShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.cache.windows import held_bytes, held_positions, reachable
+from outrider.verify.model.cache.windows import held_bytes, held_positions
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux only")
 CPU = torch.device("cpu")
@@ -72,15 +72,6 @@ def test_rows_far_behind_the_window_are_released(shape: CacheShape) -> None:
     cache = filled(shape)
     assert sorted(cache.released) == [page for page in range((100 - 5 - 8) // 4) if page not in (14, 15)]
     check(cache, [1.0 + at for at in range(100)], shape)
-
-
-@settings(max_examples=40)
-@given(st.integers(0, 60), st.integers(1, 9), st.sets(st.integers(0, 14)))
-def test_the_reachable_length_is_the_greatest_with_a_window(length: int, window: int, released: set[int]) -> None:
-    def has_window(end: int) -> bool:
-        return not any(at // 4 in released for at in range(max(0, end - window), end))
-
-    assert reachable(length, window, released) == max(end for end in range(length + 1) if has_window(end))
 
 
 @pytest.mark.parametrize("shape", [ALIKE, MIXED, ALL])

@@ -72,9 +72,8 @@ def test_a_path_of_a_tree_has_the_bits_of_single_steps(served: NativeRunner, tre
         cache.length += 1
 
 
-@pytest.mark.parametrize("cuts", [(1,), (64,), (30, 31, 100)])
-def test_a_prompt_in_pieces_has_the_bits_of_the_whole(served: NativeRunner, cuts: tuple[int, ...]) -> None:
-    tokens = torch.arange(150) % 90
+def test_a_prompt_in_pieces_has_the_bits_of_the_whole(served: NativeRunner) -> None:
+    tokens, cuts = torch.arange(150) % 90, (1, 30, 94)
     cache = served.new_cache()
     whole = served.forward(cache, ForwardBatch.chain(tokens)).copy()
     held = np.concatenate([np.asarray(part).ravel() for part in cache.parts(150)])
