@@ -49,13 +49,6 @@ def test_the_sessions_own_text_is_drafted() -> None:
     assert tree.source[0] == Source.LOOKUP
 
 
-def test_a_copy_is_drafted_beyond_a_changed_token() -> None:
-    drafter = fusion()
-    drafter.begin(np.concatenate([PHRASE, [1, 2], PHRASE[:10], [3]]).astype(np.int32))
-    tree = drafter.propose(24)
-    assert tree.path(int(tree.depths.argmax()))[:4] == PHRASE[11:15].tolist()
-
-
 def test_a_corpus_is_drafted_from() -> None:
     drafter = fusion(index(np.array([50, *PHRASE], np.int64), 50))
     drafter.begin(PHRASE[:3])

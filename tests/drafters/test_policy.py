@@ -54,13 +54,3 @@ def test_calibration_moves_from_the_models_probability_to_the_measured_one() -> 
     assert calibration.acceptance(0, 0.55) > 0.9
     assert calibration.acceptance(1, 0.2) < 0.1
     assert calibration.acceptance(0, 0.95) == pytest.approx(0.95)
-
-
-def test_a_mean_without_a_value_is_restored_as_such() -> None:
-    benefit, restored = CostBenefit(), CostBenefit()
-    benefit.record_step(2, 0.5)
-    restored.load(benefit.state())
-    assert restored.token_seconds == benefit.token_seconds == 0.25
-    assert restored.seconds is None
-    restored.record_action(0.1)
-    assert restored.seconds == 0.1

@@ -67,15 +67,6 @@ def test_an_answer_ends_with_its_first_stop_token_but_a_prompt_does_not() -> Non
     assert full.finish == "stop"  # a stop token at the limit is still a stop
 
 
-def test_a_context_before_the_first_token_is_padded() -> None:
-    sequence = Sequence(ints(7, 8))
-    assert sequence.context(3).tolist() == [-1, 7, 8]
-    assert sequence.context(3, 0).tolist() == [-1, -1, -1]
-    sequence.append(ints(*range(200)))
-    assert sequence.context(3).tolist() == [197, 198, 199]
-    assert sequence.context(2, 3).tolist() == [8, 0]
-
-
 def test_a_clone_begins_with_the_same_tokens_and_goes_on_alone() -> None:
     sequence = Sequence(ints(1, 2, 3), max_tokens=8, stop_ids=[9])
     sequence.append(ints(4, 5))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.drafters.interface import DraftTree, Draws, Source, chain
-from outrider.verify.budget import FULL_NODES, LONGEST_INTERVAL, Budget, Choice, Draft, divide_nodes
+from outrider.verify.budget import LONGEST_INTERVAL, Budget, Choice, Draft, divide_nodes
 from outrider.verify.cost import CostCurve
 from outrider.verify.measurement import NODES
 from tests.trees import check
@@ -80,25 +80,6 @@ def test_nodes_that_cost_a_step_each_are_only_probed() -> None:
     budget = Budget(curve=curve(1.5))
     assert sum(verified(budget, draft(0.9, 0.9), [0, 1, 2], 50)) == 0
     assert sum(budget.nodes() > 0 for _ in range(40)) == 40 // LONGEST_INTERVAL
-
-
-def step(budget: Budget, tree: DraftTree) -> int:
-    """One step of a drafter whose drafts are accepted as expected; returns the nodes that were worth verifying."""
-    choice = select(budget, tree)
-    budget.record(tree, choice, tree.tokens[:1], 0.0)
-    budget._trust = Budget()._trust  # the sizes below are computed for full trust
-    return len(choice.tree)
-
-
-def test_a_drafter_that_fills_its_budget_gets_only_the_useful_size_next_time() -> None:
-    budget = Budget(curve=curve(0.1))
-    assert budget.nodes() == FULL_NODES
-    assert step(budget, draft(*[0.9] * 4, 0.05, *[0.5] * (FULL_NODES - 5))) == 4
-    assert budget.nodes() == 4
-    assert step(budget, draft(0.9, 0.9, 0.6, 0.55)) == 4  # the last node adds 0.27 tokens, barely enough
-    assert budget.nodes() == 4
-    assert step(budget, draft(0.9, 0.9, 0.9, 0.9)) == 4  # the last node adds 0.66 tokens, more than enough
-    assert budget.nodes() == FULL_NODES
 
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=8), st.floats(0.02, 1.5))

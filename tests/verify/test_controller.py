@@ -85,13 +85,6 @@ def test_predictions_are_corrected() -> None:
     assert seconds_of(plan(fixed)) == pytest.approx(2.0 / 1.5, abs=0.02)
 
 
-def test_a_round_that_something_else_delayed_counts_little() -> None:
-    controller = Controller()
-    for reads in (False, True):
-        record(controller, 1.0, 300.0, reads, times=1)
-        assert READING_FACTOR / 1.2 <= seconds_of(plan(controller)) <= READING_FACTOR * 1.2
-
-
 def test_a_slow_model_reads_a_prompt_in_small_parts() -> None:
     """So that no part takes longer than the worker may be silent."""
 

@@ -98,16 +98,6 @@ def test_a_machine_that_became_slower_or_faster_is_followed() -> None:
     assert curve.at(64)[0] == pytest.approx(true_seconds(64, 1), rel=0.15)
 
 
-def test_a_delayed_step_changes_little_and_a_busy_spell_is_forgotten() -> None:
-    curve = true_curve()
-    curve.observe(64, 1, 1, 10.0)
-    assert curve.at(64)[0] < 1.05 * true_seconds(64, 1)
-    serve(curve, 100, noise=3.0)
-    serve(curve, 60)
-    assert worst_choice(curve) > 0.95
-    assert curve.at(64)[0] == pytest.approx(true_seconds(64, 1), rel=0.1)
-
-
 def test_plain_steps_alone_do_not_change_what_nodes_cost_beside_them() -> None:
     """A server's steps take longer than measured ones. If only those without nodes are seen, nodes must not become cheap."""
     curve, random = true_curve(), np.random.default_rng(0)
@@ -116,15 +106,6 @@ def test_plain_steps_alone_do_not_change_what_nodes_cost_beside_them() -> None:
         curve.observe(64, 1, 1, 1.3 * true_seconds(64, 1) * (1 + 0.1 * abs(random.standard_normal())))
     assert curve.at(64)[0] == pytest.approx(1.35 * true_seconds(64, 1), rel=0.1)
     assert curve.least_probability(64) == pytest.approx(before, rel=0.25)
-
-
-def test_a_noisy_cost_of_streams_does_not_limit_them_for_ever() -> None:
-    """Two are always tried; what they take shows that more pay."""
-    curve = CostCurve(NODES, CONTEXTS, true_curve().seconds, stream_seconds=0.1)
-    assert (curve.streams_worth_running(8), curve.streams_worth_running(1)) == (2, 1)
-    for _ in range(40):
-        curve.observe(64, 2, 2, true_seconds(64, 2) + 0.0002)
-    assert curve.streams_worth_running(8) == 8
 
 
 @pytest.mark.parametrize(

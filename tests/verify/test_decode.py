@@ -47,14 +47,6 @@ def test_every_drafter_emits_the_tokens_of_plain_decoding(tiny_runner: TorchRunn
         assert len(decoded.steps) == 9  # seven tokens per step
 
 
-def test_each_turn_of_a_conversation_has_noise_of_its_own(tiny_runner: TorchRunner) -> None:
-    """At this temperature, all tokens are as likely, so the noise alone chooses."""
-    options = DecodeOptions(SamplingParams(temperature=1e6, seed=5), max_tokens=8)
-    first = plain(tiny_runner, options)
-    assert plain(tiny_runner, options) == first
-    assert plain(tiny_runner, options, np.array([*PROMPT, *first], np.int32)) != first
-
-
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 @pytest.mark.parametrize(("wrong", "steps"), [(1, 2), (3, 4)])
 def test_the_largest_drafts_emit_the_tokens_of_plain_decoding(

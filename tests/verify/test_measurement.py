@@ -15,7 +15,6 @@ from outrider.verify import measurement
 from outrider.verify.cost import CostCurve, parse
 from outrider.verify.measurement import (
     NODES,
-    ROUNDS,
     Point,
     load_or_measure,
     measure,
@@ -53,20 +52,6 @@ def test_a_step_that_was_disturbed_does_not_count() -> None:
     calls = count()
     found = smallest(POINTS, lambda point: 1e-4 * (1 + point.nodes) * (3 if next(calls) % 3 else 1))
     assert found == {point: 1e-4 * (1 + point.nodes) for point in POINTS}
-
-
-def test_points_whose_times_disagree_are_timed_again() -> None:
-    """The first rounds are disturbed; then the machine is quiet."""
-    timed: list[Point] = []
-
-    def seconds(point: Point) -> float:
-        timed.append(point)
-        busy = 1 + 2 / timed.count(point) if timed.count(point) <= ROUNDS and point.nodes > 7 else 1
-        return 0.001 * busy
-
-    assert smallest(POINTS, seconds) == dict.fromkeys(POINTS, 0.001)
-    assert {timed.count(point) for point in POINTS if point.nodes <= 7} == {ROUNDS}
-    assert {timed.count(point) for point in POINTS if point.nodes > 7} == {ROUNDS + 2}
 
 
 @pytest.mark.parametrize(

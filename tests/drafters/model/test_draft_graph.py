@@ -8,7 +8,7 @@ from outrider.drafters.interface import DraftTree, Source
 from outrider.drafters.model.draft_graph import DraftGraphDrafter
 from outrider.drafters.model.draft_tree import DraftTreeDrafter
 from outrider.drafters.options import DraftGraphOptions, DraftTreeOptions
-from tests.drafters.model.test_draft_tree import PROMPT, emitted
+from tests.drafters.model.test_draft_tree import PROMPT
 from tests.drafts import Driven
 from tests.language import ToyModel
 from tests.trees import check
@@ -53,15 +53,3 @@ def test_copies_are_not_samples() -> None:
     assert tree.draws
     assert (tree.drawn == (tree.source != Source.MERGED)).all()
     assert (tree.source == Source.MERGED).any()
-
-
-def test_endless_recurrence_stays_within_the_budget() -> None:
-    ring = np.full((3, 3), 1 / 3)
-    drafter = Driven(DraftGraphDrafter(ToyModel(ring), DraftGraphOptions(3, 10, 0, 0, only_if_worth=False, tau=1)))
-    drafter.begin(np.array([0, 1], np.int32))
-    for _ in range(4):
-        tree = drafter.propose(64)
-        check(tree)
-        assert len(tree) <= 64
-        assert int(tree.depths.max()) <= 10
-        drafter.observe(emitted(tree, 0, 1))

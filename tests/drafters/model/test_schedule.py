@@ -35,20 +35,6 @@ def test_what_is_not_measured_is_tried() -> None:
     assert not schedule.choose(False).during
 
 
-def test_a_new_model_drafts_until_its_drafts_are_measured() -> None:
-    """Otherwise, one that pays would wait for its probes."""
-    for gain, pays in (1, True), (0, False):
-        schedule = Schedule()
-        for _ in range(MEASURED):
-            schedule.record_tokens(1, 0.010)
-            if schedule.choose(False).before:
-                schedule.record_before(gain, 0.008)
-            schedule.record_step(False, 0.010)
-            schedule.record_step(True, 0.030)
-        choice = schedule.choose(False)
-        assert (choice.before and not choice.is_probe) is pays
-
-
 def test_the_model_drafts_beside_a_verification_that_it_hardly_slows_down() -> None:
     found = choices(measured(before=0.004, both=0.011, gain=1.0), 4 * PROBE_INTERVAL, has_chain=True)
     assert sum(choice.during for choice in found) == len(found) - 2  # the others measure steps without it

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from outrider.drafters.interface import Drafter, DraftTree, Draws, Ints, Source, Verdict, chain
 from outrider.drafters.model.chain import ModelChain
 from outrider.drafters.model.language_model import Candidates
-from outrider.drafters.model.schedule import LATELY, Schedules
+from outrider.drafters.model.schedule import Schedules
 from outrider.drafters.model.union import UnionDrafter, merge
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import DraftTime, PearlOptions
@@ -105,26 +105,6 @@ def test_the_models_forwards_check_the_tables_path() -> None:
     assert max(model.forwards) > 1
 
 
-def test_a_model_that_does_not_pay_reads_no_prompt() -> None:
-    drafter, model = new("auto")
-    schedule = drafter.drafter._schedules.of(True)
-    for _ in range(100):
-        schedule.record_before(0, 1.0)
-        schedule.record_tokens(1, 0.01)
-        for during in (False, True):
-            schedule.record_step(during, 1.0 + during)
-    for _ in range(2 * LATELY):
-        choice = schedule.choose(False)
-        schedule.record_probe(choice, 1.0 + choice.is_probe)
-    forwards = 0
-    for _ in range(3):
-        drafter.begin(PROMPT)
-        step(drafter, 1)
-        forwards = len(model.forwards)
-        drafter.end()
-    assert not forwards
-
-
 class Failing(ToyModel):
     """A draft model whose forwards fail."""
 
@@ -142,14 +122,3 @@ def test_a_failed_draft_ends_its_request_only() -> None:
         drafter.begin(PROMPT)
         drafter.propose(16)
         drafter.end()  # cancelled: the failure affects no answer
-
-
-def test_a_request_that_ends_while_the_model_drafts_leaves_nothing() -> None:
-    with ThreadPoolExecutor(1) as thread:
-        drafter, _ = new("during", ToyModel(RING, thread=thread))
-        drafter.begin(PROMPT)
-        drafter.propose(16)
-        drafter.end()
-        drafter.begin(np.array([1, 2], np.int32))
-        assert not len(drafter.propose(16))
-        drafter.end()

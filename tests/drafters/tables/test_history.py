@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.drafters.tables.history import (
-    CHANGES,
     COPY_STATE,
     MAX_GAP,
     MAX_OCCURRENCES,
     MAX_RECENT,
     POSITION,
-    RUN,
     append,
     extend_hashes,
     find_copy,
@@ -60,15 +58,6 @@ def test_a_copy_ends_after_many_changes_and_where_its_span_ends() -> None:
     assert copy_after([*SPAN, 1, 2, *SPAN[:20], *range(7, 8 + MAX_GAP)])[POSITION] == -1
     assert copy_after([*SPAN, *SPAN[:5]])[POSITION] == -1  # too short
     assert copy_after([*SPAN[:20], *range(300, 800), *SPAN[:20]], 512)[POSITION] == -1  # overwritten
-
-
-def test_the_longest_match_is_copied_and_departures_are_forgotten() -> None:
-    text = [*SPAN[:20], 1, *SPAN[4:18], 2]
-    assert copy_after([*text, *SPAN[:12]])[POSITION] == 12
-    assert copy_after([*text, *SPAN[4:12]])[POSITION] == 29  # of equal matches the latest
-    state = copy_after([*SPAN, 1, *SPAN[:10], 7, *SPAN[11:20]])
-    assert (state[POSITION], state[RUN], state[CHANGES]) == (20, 9, 1)
-    assert copy_after([*SPAN, 1, *SPAN[:10], 7, *SPAN[11:40]])[CHANGES] == 0
 
 
 def test_what_was_left_out_once_is_skipped_again() -> None:

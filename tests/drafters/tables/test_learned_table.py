@@ -67,16 +67,3 @@ def test_the_targets_distribution_is_absorbed_at_every_node() -> None:
     assert list(lookup(rows, 0, 3)) == [4, 9]  # an unseen context backs off to its last token
     assert lookup(rows, 0, 3)[4] < lookup(rows, 2, 3)[4]
     assert sum(lookup(rows, 1, 2).values()) <= 1.0 + 1e-6
-
-
-def test_four_grams_distinguish_contexts_and_back_off() -> None:
-    rows = new_rows(256, 8)
-    text = np.array([1, 7, 8, 2, 3, 7, 8, 4, 1, 7, 8], np.int32)
-    learn(BASE, rows, text, len(text), 4, 1.0, 16.0)
-    tokens, probabilities = np.zeros(8, np.int32), np.zeros(8, np.float32)
-    assert successors(BASE, rows, 1, 7, 8, 4, tokens, probabilities) == 2
-    assert tokens[0] == 2
-    assert successors(BASE, rows, 3, 7, 8, 4, tokens, probabilities) == 2
-    assert tokens[0] == 4
-    assert successors(BASE, rows, 5, 7, 8, 4, tokens, probabilities) == 2
-    assert probabilities[0] == probabilities[1]  # each followed the tri-gram context once

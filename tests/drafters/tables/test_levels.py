@@ -7,16 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.tables.contexts import LENGTHS, Contexts, advance, enter, new_contexts
+from outrider.drafters.tables.contexts import Contexts, advance, enter, new_contexts
 from outrider.drafters.tables.history import append
 from outrider.drafters.tables.learned_table import learn
 from outrider.drafters.tables.levels import (
     CORPUS,
-    DISCOUNT,
-    DIVERSITIES,
     PREDICTION,
     SESSION,
-    SIZES,
     TABLE,
     Scratch,
     bucket,
@@ -78,19 +75,6 @@ def order(found: Sequence[Level]) -> list[tuple[int, int]]:
     return [(source, length) for source, length, _ in found]
 
 
-def test_corpus_levels_count_the_successors_of_nested_contexts() -> None:
-    session = Session(corpora=[[[1, 2, 3], [1, 2, 4], [1, 2, 3]]])
-    for token in (1, 2):
-        advance(session.sources, session.contexts, 0, token, 0)  # not in the history: the session lists nothing
-    # "2" occurs exactly where "1 2" does, so only the longer one is a level.
-    assert session.levels() == [(CORPUS, 2, {3: 2.0, 4: 1.0}), (CORPUS, 0, {1: 3.0, 2: 3.0, 3: 2.0, 4: 1.0})]
-    assert session.scratch.buckets[:2].tolist() == [bucket(CORPUS, 2, 3, 2), bucket(CORPUS, 0, 9, 4)]
-    assert session.scratch.discounts[:2].tolist() == [DISCOUNT, DISCOUNT]
-    assert session.scratch.norms[:2].tolist() == [3 - 2 * DISCOUNT, 9 - 4 * DISCOUNT]
-    advance(session.sources, session.contexts, 0, 3, 0)  # its documents end here
-    assert order(session.levels()) == [(CORPUS, 0)]
-
-
 def test_corpus_levels_of_frequent_contexts_are_precomputed() -> None:
     often = DENSE + 8
     session = Session(corpora=[[[1, 2] * often + [1, 3] * 3]])
@@ -115,31 +99,6 @@ def test_session_levels_count_the_successors_of_earlier_occurrences() -> None:
         (SESSION, LONGEST_CONTEXT // 2, {1: 1.0}),  # after "1 2 3"
         (SESSION, 0, {1: 3.0, 2: 3.0, 3: 2.0, 4: 1.0}),
     ]
-
-
-def test_the_table_is_a_distribution_of_bi_grams_and_tri_grams() -> None:
-    session = Session(table=[1, 2, 3])
-    assert session.levels() == []  # no last token
-    for token in (1, 2):
-        advance(session.sources, session.contexts, 0, token, 0)
-    # Both rows hold weight 1 for token 3 and 1 for missing successors: 1/2 + 1/2 * 1/2.
-    assert session.levels() == [(TABLE, 2, {3: 0.75})]
-    assert session.scratch.buckets[0] == ((TABLE * LENGTHS) * SIZES + 6) * DIVERSITIES + 1
-    assert (session.scratch.discounts[0], session.scratch.norms[0]) == (0.0, 0.75)
-    advance(session.sources, session.contexts, 0, 9, 0)
-    assert session.levels() == []  # the table has no successors of 9
-
-
-def test_the_prediction_is_level_0_trusted_by_its_run() -> None:
-    session = Session(prediction=[7, 8, 9])
-    for run, token in enumerate((7, 8, 9)):
-        assert session.levels()[0] == (PREDICTION, 0, {token: 1.0})
-        assert session.scratch.buckets[0] == bucket(PREDICTION, 0, run + 1, 1)
-        assert (session.scratch.discounts[0], session.scratch.norms[0]) == (0.0, 1.0)
-        session.read([token])
-    assert PREDICTION not in {source for source, _, _ in session.levels()}  # it ends
-    session = Session([7, 5], prediction=[7, 8, 9])
-    assert PREDICTION not in {source for source, _, _ in session.levels()}  # the text departs from it
 
 
 def everything(trust: float = 0.0) -> Session:

@@ -72,14 +72,6 @@ def all_paths(text: list[int], depth: int) -> dict[tuple[int, ...], float]:
     return found
 
 
-@given(text=texts, floor=st.floats(0.01, 0.9))
-def test_best_first_stops_at_the_floor(text: list[int], floor: float) -> None:
-    tree = search("best-first", text, 64, depth=3, floor=floor)
-    likely = sorted((p for p in all_paths(text, depth=3).values() if p >= floor * 1.001), reverse=True)
-    assert len(tree) >= min(64, len(likely))
-    assert np.all(tree.probability >= np.float32(floor) * 0.999)
-
-
 @given(text=texts)
 def test_greedy_search_is_the_chain_of_likeliest_successors(text: list[int]) -> None:
     tree = search("greedy", text, 4)

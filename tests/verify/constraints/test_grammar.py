@@ -26,7 +26,7 @@ from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
-from tests.trees import check, trees
+from tests.trees import trees
 
 TOKENIZER = AutoTokenizer.from_pretrained(models.TARGET)
 STOP = int(TOKENIZER.eos_token_id)
@@ -47,24 +47,6 @@ SCHEMA = LLMatcher.grammar_from_json_schema(
 def ids(text: str) -> list[int]:
     found: list[int] = TOKENIZER.encode(text, add_special_tokens=False)
     return found
-
-
-@settings(max_examples=40)
-@given(trees(vocabulary=8, nodes=12))
-def test_every_mask_is_that_of_its_path(tree: DraftTree) -> None:
-    letters = np.array([ids(letter)[0] for letter in "abcdefgh"], np.int32)  # the last two are not allowed
-    tree = DraftTree(letters[tree.tokens], tree.parents, tree.depths, tree.probability, tree.source)
-    allowed, masks = COMPILER.compile(LETTERS).visit(tree, 64)
-    assert masks.shape == (len(allowed) + 1, SIZE)
-    check(allowed)
-    paths = {tuple(tree.path(row)) for row in range(len(tree))}
-    expected = {path for path in paths if len(path) <= 6 and all(token in letters[:6] for token in path)}
-    assert {tuple(allowed.path(row)) for row in range(len(allowed))} == expected
-    for row in range(-1, len(allowed)):
-        alone = COMPILER.compile(LETTERS)
-        if row >= 0:
-            alone.commit(np.array(allowed.path(row), np.int32))
-        assert np.array_equal(masks[row + 1], alone.visit(EMPTY, 0)[1][0])
 
 
 def test_forced_tokens_are_a_draft() -> None:

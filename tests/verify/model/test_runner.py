@@ -47,11 +47,6 @@ def test_tree_logits_equal_per_path_recomputation(
         assert torch.allclose(logits[row + 1], expected, atol=1e-4)
 
 
-def test_context_can_be_narrowed_never_widened(tiny_runner: TorchRunner) -> None:
-    assert TorchRunner(tiny_runner.model, 64).context_tokens == 64
-    assert TorchRunner(tiny_runner.model, 4096).context_tokens == 128
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_weight_bytes_leave_out_the_embedding_table_unless_it_is_the_head(tiny_config: LlamaConfig, tied: bool) -> None:
     model = LlamaForCausalLM(LlamaConfig(**{**tiny_config.to_dict(), "tie_word_embeddings": tied}))
@@ -89,13 +84,3 @@ def test_streams_share_a_forward(tiny_config: LlamaConfig) -> None:
             end = segment.cache.length + segment.rows
             assert torch.allclose(logits, alone, atol=1e-4)
             assert torch.allclose(segment.cache.tensor[:, :, :, :end], written[:, :, :, :end], atol=1e-5)
-
-
-def test_a_prompt_is_read_beside_steps(tiny_runner: TorchRunner) -> None:
-    step, reading = tiny_runner.new_cache(), tiny_runner.new_cache()
-    alone = tiny_runner.forward(tiny_runner.new_cache(), chain(3, 4))
-    last = tiny_runner.forward(tiny_runner.new_cache(), chain(*range(5, 85)), logits=False)
-    found = tiny_runner.forward_all([Segment(reading, chain(*range(5, 85)), logits=False), Segment(step, chain(3, 4))])
-    assert [len(each) for each in found] == [1, 2]
-    assert torch.allclose(found[0], last, atol=1e-4)
-    assert torch.allclose(found[1], alone, atol=1e-4)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.paging import Rows, SwappedRows, distinct_rows
+from outrider.verify.model.cache.paging import Rows, distinct_rows
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.transfer import tensor_of
@@ -83,33 +83,6 @@ def test_swapping_out_again_copies_only_changed_pages() -> None:
     after = [page.rows for page in cache.swap_out().pages]
     assert [left is right for left, right in zip(before, after, strict=False)] == [True, True, False]
     assert len(after) == 4
-
-
-OPERATIONS = st.tuples(
-    st.sampled_from(["write", "truncate", "swap", "fork"]), st.integers(0, 2), st.integers(0, 2), st.integers(0, 16)
-)
-
-
-@given(st.lists(OPERATIONS, max_size=30))
-def test_holders_of_pages_do_not_change_each_other(operations: list[tuple[str, int, int, int]]) -> None:
-    """Each holder has the rows that it has written or forked, whatever others write, truncate, fork and swap."""
-    holders: list[TensorCache | SwappedRows] = [TensorCache(SHAPE, 16) for _ in range(3)]
-    expected: list[list[float]] = [[], [], []]
-    for clock, (kind, at, source, length) in enumerate(operations):
-        origin = at if kind != "fork" else source
-        slot, rows = TensorCache(SHAPE, 16), holders[origin]
-        slot.fork(rows, length if kind == "fork" else rows.length)
-        expected[at] = expected[origin][: slot.length]
-        if kind == "truncate":
-            slot.truncate(length)
-        elif kind == "write" and length > slot.length:
-            slot.tensor[:, :, :, slot.length : length] = clock
-            slot.length = length
-        expected[at] = (expected[at] + [float(clock)] * slot.length)[: slot.length]
-        holders[at] = slot.swap_out() if kind == "swap" else slot
-    for holder, values in zip(holders, expected, strict=True):
-        assert joined(holder)[1, 1, 2, :, 3].tolist() == values
-        assert len(holder.pages) <= len(values) // 4
 
 
 def test_a_slot_takes_the_memory_of_its_text() -> None:

@@ -64,14 +64,6 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(inputs: int, outputs: int
     assert not linear.arrived.any()
 
 
-def test_rows_need_not_be_contiguous() -> None:
-    linear = layer(64, 40)
-    given = torch.randn(3, 128, device=DEVICE).bfloat16()
-    assert torch.equal(linear(given[:, 64:]), linear(given[:, 64:].contiguous()))
-    given = torch.randn(64, 3, device=DEVICE).bfloat16().T
-    assert torch.equal(linear(given), linear(given.contiguous()))
-
-
 def test_more_rows_than_the_layer_has_counters_for() -> None:
     linear = layer(64, 40)
     given = torch.randn(520, 64, device=DEVICE).bfloat16()

@@ -133,14 +133,6 @@ def test_streams_are_sampled_together() -> None:
         assert tokens.tolist() == [choose_on_host(row, params, at) for at, row in enumerate(rows_of_part)]
 
 
-def test_rows_need_not_be_contiguous() -> None:
-    logits = logits_of(97, 0.0, torch.float32, 1)
-    params = SamplingParams(seed=5, top_k=9)
-    assert choose(logits.T.contiguous().T, params, [1, 2, 3]).tolist() == (
-        DeviceSampler(params).sample(logits, [1, 2, 3]).tolist()
-    )
-
-
 @settings(max_examples=12)
 @given(
     size=st.sampled_from([1, 5, 97, 4096, 9000]),

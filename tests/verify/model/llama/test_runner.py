@@ -156,22 +156,6 @@ def test_a_fork_and_a_swapped_out_session_go_on(runner: LlamaRunner, cache: Llam
     assert cache.length == length and same(step(runner, cache, last), expected)
 
 
-def test_a_part_of_a_swapped_out_session_is_restored_in_whole_pages(runner: LlamaRunner, cache: LlamaCache) -> None:
-    text, last = words(300), words(1, seed=4)[0]
-    read(runner, cache, text)
-    rows = cache.swap_out()
-    cache.fork(rows, 290)
-    assert cache.length == paging.PAGE_TOKENS
-    cache.fork(rows, 100)
-    assert cache.length == 0
-    cache.fork(rows, 290)
-    read(runner, cache, text[paging.PAGE_TOKENS :])
-    fresh = runner.new_cache()
-    assert isinstance(fresh, LlamaCache)
-    read(runner, fresh, text)
-    assert same(step(runner, cache, last), step(runner, fresh, last))
-
-
 def test_sequences_and_pages_are_given_back(runner: LlamaRunner, cache: LlamaCache) -> None:
     free, nodes = runner.free_pages, runner.draft_nodes
     other = runner.new_cache()

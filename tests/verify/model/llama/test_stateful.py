@@ -83,15 +83,6 @@ def test_what_is_accepted_of_a_chain_is_the_text(runner: LlamaRunner, cache: Sta
     assert same(step(runner, cache, rows(last))[0], after(runner, [*prompt, *drafts[:accepted], *last]))
 
 
-def test_a_step_that_is_not_committed_leaves_nothing(runner: LlamaRunner, cache: StatefulCache) -> None:
-    prompt, last = words(9), words(1, seed=2)
-    read(runner, cache, prompt)
-    for seed in (3, 4):
-        runner.forward(cache, drafted(words(4, seed)))
-    logits = step(runner, cache, drafted([*last, 5]))
-    assert same(logits[0], after(runner, [*prompt, *last]))
-
-
 def test_a_session_is_copied_whole_or_begins_anew(runner: LlamaRunner, cache: StatefulCache) -> None:
     text, last = words(300), words(1, seed=2)
     read(runner, cache, text)
@@ -104,11 +95,3 @@ def test_a_session_is_copied_whole_or_begins_anew(runner: LlamaRunner, cache: St
     cache.truncate(300)
     assert cache.length == 300
     assert cache.swap_out().length == cache.length == 0
-
-
-def test_sequences_are_given_back(runner: LlamaRunner) -> None:
-    for _ in range(40):
-        cache = runner.new_cache()
-        assert isinstance(cache, StatefulCache)
-        read(runner, cache, words(9))
-        runner.forward(cache, drafted(words(4)))

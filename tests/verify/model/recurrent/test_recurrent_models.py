@@ -102,26 +102,6 @@ def few_tokens_between_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few_tokens_between_snapshots")
 @pytest.mark.parametrize("family", ALL)
-def test_a_text_is_cut_at_any_offset(family: str) -> None:
-    runner, text, pieces = runner_of(family), text_of(90), 70
-    expected = runner.forward(runner.new_cache(), ForwardBatch.chain(text)).clone()
-    source = read(runner, text, pieces)
-    swapped = runner.new_cache()
-    swapped.fork(source, 90)
-    swapped_rows = swapped.swap_out()
-    for offset in range(1, 90, 9):
-        cut, forked, restored = read(runner, text, pieces), runner.new_cache(), runner.new_cache()
-        cut.truncate(offset)
-        forked.fork(source, offset)
-        restored.fork(swapped_rows, offset)
-        for slot in (cut, forked, restored):
-            assert offset - (8 + pieces) < slot.length <= offset
-            found = runner.forward(slot, ForwardBatch.chain(text[slot.length : offset + 1]))[-1]
-            assert torch.allclose(found, expected[offset], atol=tolerance(family))
-
-
-@pytest.mark.usefixtures("few_tokens_between_snapshots")
-@pytest.mark.parametrize("family", ALL)
 def test_sessions_are_reused_forked_and_rewound_at_random_points(family: str) -> None:
     runner, random = runner_of(family), Random(3)
     sessions = [Verifier(runner, runner.new_cache()) for _ in range(3)]
