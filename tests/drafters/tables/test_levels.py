@@ -16,11 +16,10 @@ from outrider.drafters.tables.levels import (
     SESSION,
     TABLE,
     Scratch,
-    bucket,
     levels,
     new_scratch,
 )
-from outrider.drafters.tables.suffix import DENSE, LONGEST_CONTEXT, WIDTH, index
+from outrider.drafters.tables.suffix import index
 from tests.drafters.tables.sources import new_sources
 
 SEPARATOR = 50
@@ -73,32 +72,6 @@ class Session:
 
 def order(found: Sequence[Level]) -> list[tuple[int, int]]:
     return [(source, length) for source, length, _ in found]
-
-
-def test_corpus_levels_of_frequent_contexts_are_precomputed() -> None:
-    often = DENSE + 8
-    session = Session(corpora=[[[1, 2] * often + [1, 3] * 3]])
-    advance(session.sources, session.contexts, 0, 1, 0)
-    assert session.levels()[0] == (CORPUS, 1, {2: float(often), 3: 3.0})
-    assert session.scratch.buckets[0] == bucket(CORPUS, 1, often + 3, 2)
-    many = [token for successor in range(WIDTH + 4) for token in (30, successor) * 3]
-    session = Session(corpora=[[many]])
-    advance(session.sources, session.contexts, 0, 30, 0)
-    source, length, counts = session.levels()[0]
-    assert (source, length, len(counts)) == (CORPUS, 1, WIDTH)
-    assert session.scratch.buckets[0] == bucket(CORPUS, 1, 3 * (WIDTH + 4), WIDTH + 4)
-
-
-def test_session_levels_count_the_successors_of_earlier_occurrences() -> None:
-    session = Session([1, 2, 3, 1, 2, 4, 1, 2])
-    # "2" occurred as often as "1 2", so only the longer one is a level.
-    assert session.levels() == [(SESSION, 2, {3: 1.0, 4: 1.0}), (SESSION, 0, {1: 3.0, 2: 3.0, 3: 1.0, 4: 1.0})]
-    assert session.scratch.buckets[:2].tolist() == [bucket(SESSION, 2, 2, 2), bucket(SESSION, 0, 8, 4)]
-    session.read([3])
-    assert session.levels() == [
-        (SESSION, LONGEST_CONTEXT // 2, {1: 1.0}),  # after "1 2 3"
-        (SESSION, 0, {1: 3.0, 2: 3.0, 3: 2.0, 4: 1.0}),
-    ]
 
 
 def everything(trust: float = 0.0) -> Session:

@@ -16,10 +16,8 @@ LLAMA = (
 )
 PHI = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
 GEMMA = "{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n{% endfor %}"
-GEMMA4 = "{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content }}<turn|>\n{% endfor %}"
 GLM = "[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
 MINIMAX = "{% for m in messages %}]~b]{{ m.role }}\n{{ m.content }}[e~[\n{% endfor %}"
-COMMAND = "{% for m in messages %}<|START_OF_TURN_TOKEN|><|{{ m.role }}|>{{ m.content }}<|END_OF_TURN_TOKEN|>{% endfor %}"
 NEMOTRON = (
     "{% for m in messages %}<SPECIAL_11>{{ m.role }}\n{{ m.content }}\n<SPECIAL_12>\n"
     "{% if m.tool_calls %}<SPECIAL_11>{{ m.role }}\n{{ m.tool_calls }}<SPECIAL_12>\n{% endif %}{% endfor %}"
@@ -34,7 +32,6 @@ DEEPSEEK = (
     "{% for m in messages %}<｜{{ m.role }}｜>{{ m.content }}"  # noqa: RUF001
     "{% if m.role != 'user' %}<｜end▁of▁sentence｜>{% endif %}{% endfor %}"  # noqa: RUF001
 )
-APERTUS = "{% for m in messages %}<|{{ m.role }}_start|>{{ m.content }}<|{{ m.role }}_end|>{% endfor %}"
 HARMONY = (
     "{% for m in messages %}"
     "{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
@@ -60,17 +57,12 @@ FAMILIES = {
         "<|eot_id|>", "<|end_of_text|> <|eom_id|> <|eot_id|>", LLAMA, "<|start_header_id|> <|end_header_id|> <|python_tag|>"
     ),
     "Phi 3": Family("<|endoftext|>", "<|endoftext|> <|assistant|> <|end|>", PHI, "<|user|> <|system|>"),
-    "Gemma 3": Family("<eos>", "<eos> <end_of_turn>", GEMMA, "<bos> <start_of_turn>"),
-    "Gemma 4": Family("<eos>", "<eos> <turn|> <|tool_response>", GEMMA4, "<bos> <|turn> <tool_response|>"),
     "GLM 4": Family("<|endoftext|>", "<|endoftext|> <|user|> <|observation|>", GLM, "[gMASK] <sop> <|assistant|> <|system|>"),
     "MiniMax M2": Family("<|endoftext|>", "<|endoftext|> [e~[", MINIMAX, "]~b]"),
-    "Command R": Family("<EOS_TOKEN>", "<EOS_TOKEN> <|END_OF_TURN_TOKEN|>", COMMAND, "<|START_OF_TURN_TOKEN|>"),
     "Nemotron Nano 2": Family("</s>", "</s> <SPECIAL_12>", NEMOTRON, "<SPECIAL_11> <think>"),
     "Grok 2": Family("<|eos|>", "<|eos|> <|separator|>", GROK),
     "Mistral": Family("</s>", "</s>", MISTRAL, "<s> [INST] [/INST]"),
     "DeepSeek": Family("<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>", DEEPSEEK, "<｜user｜> <｜assistant｜>"),  # noqa: RUF001
-    "Apertus": Family("</s>", "</s> <|assistant_end|>", APERTUS, "<|user_start|> <|user_end|> <|assistant_start|>"),
-    "SmolVLM": Family("<|im_end|>", "<|im_end|> <end_of_utterance>", CHATML, "<|im_start|>"),
     "gpt-oss": Family(
         "<|return|>", "<|return|> <|endoftext|> <|call|>", HARMONY, "<|end|> <|start|> <|channel|> <|message|> <|assistant|>"
     ),

@@ -53,10 +53,8 @@ ROUTED = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_r
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5Text", DELTA),
     "qwen3_5_moe": ("Qwen3_5MoeText", {**DELTA, **EXPERTS}),
-    "qwen3_next": ("Qwen3Next", {**DELTA, **EXPERTS, "decoder_sparse_step": 1}),
     "olmo_hybrid": ("OlmoHybrid", {**DELTA, "linear_num_key_heads": 4}),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv", "conv"], "block_auto_adjust_ff_dim": False}),
-    "lfm2_moe": ("Lfm2Moe", {"layer_types": ["conv", "full_attention", "conv", "conv"], "num_dense_layers": 1, **EXPERTS}),
     "granite_hybrid": (
         "GraniteMoeHybrid",
         {
@@ -68,21 +66,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "bamba": ("Bamba", {**MAMBA, "mamba_expand": 2, "attn_layer_indices": [1]}),
-    "falcon_h1": ("FalconH1", {**MAMBA, "mamba_d_ssm": 64, "num_hidden_layers": 3}),
-    "nemotron_h": (
-        "NemotronH",
-        {
-            **EXPERTS,
-            "layers_block_type": ["mamba", "attention", "moe", "mamba"],
-            "mamba_num_heads": 4,
-            "mamba_head_dim": 16,
-            "ssm_state_size": 8,
-            "n_groups": 2,
-            "chunk_size": 16,
-            "n_routed_experts": 4,
-            "moe_shared_expert_intermediate_size": 24,
-        },
-    ),
     "kimi_linear": (
         "KimiLinear",
         {
@@ -95,9 +78,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mamba2": ("Mamba2", {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 16, "expand": 2}),
-    "deepseek_v2": ("DeepseekV2", {**LATENT, **ROUTED, "head_dim": 4}),
     "deepseek_v3": ("DeepseekV3", {**LATENT, **ROUTED, "head_dim": 4}),
-    "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, **ROUTED, "head_dim": 4}),
     "minimax_m2": ("MiniMaxM2", {**EXPERTS, "rotary_dim": 4}),
     "gemma4": (
         "Gemma4Text",
@@ -111,21 +92,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_kv_shared_layers": 2,
         },
     ),
-    "gemma3n": (
-        "Gemma3nText",
-        {
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-            "sliding_window": 5,
-            "hidden_size_per_layer_input": 8,
-            "vocab_size_per_layer_input": 97,
-            "num_kv_shared_layers": 2,
-            "laurel_rank": 4,
-            "activation_sparsity_pattern": [0.0, 0.0, 0.0, 0.0],
-            "intermediate_size": [48, 48, 48, 48],
-        },
-    ),
     "stablelm": ("StableLm", {}),
-    "nemotron": ("Nemotron", {}),
     "jamba": ("Jamba", {"mamba_d_state": 8, "num_experts": 1, "use_mamba_kernels": False, "attn_layer_period": 2}),
     "mamba": ("Mamba", {"state_size": 8}),
 }

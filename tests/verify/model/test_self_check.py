@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -65,26 +66,20 @@ def mix_rows(model: LlamaForCausalLM) -> None:
     model.model.layers[-1].mlp.register_forward_hook(hook)
 
 
-def start_at_zero(model: LlamaForCausalLM) -> None:
-    """Positions start at 0 in every forward."""
+def with_positions(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[LlamaForCausalLM], None]:
+    def sabotage(model: LlamaForCausalLM) -> None:
+        def hook(module: torch.nn.Module, inputs: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            positions = kwargs["position_ids"]
+            return inputs, kwargs if positions is None else {**kwargs, "position_ids": change(positions)}
 
-    def hook(module: torch.nn.Module, inputs: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if (positions := kwargs["position_ids"]) is None:
-            return inputs, kwargs
-        return inputs, {**kwargs, "position_ids": positions - positions[0, 0]}
+        model.register_forward_pre_hook(hook, with_kwargs=True)
 
-    model.register_forward_pre_hook(hook, with_kwargs=True)
+    return sabotage
 
 
-def count_rows(model: LlamaForCausalLM) -> None:
-    """Positions count the rows of a forward, as if they were consecutive tokens."""
-
-    def hook(module: torch.nn.Module, inputs: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if (positions := kwargs["position_ids"]) is None:
-            return inputs, kwargs
-        return inputs, {**kwargs, "position_ids": positions[:, :1] + torch.arange(positions.shape[1])}
-
-    model.register_forward_pre_hook(hook, with_kwargs=True)
+# Positions start at 0 in every forward, or count its rows as if they were consecutive tokens.
+start_at_zero = with_positions(lambda positions: positions - positions[0, 0])
+count_rows = with_positions(lambda positions: positions[:, :1] + torch.arange(positions.shape[1]))
 
 
 @pytest.fixture(params=DTYPES, ids=str)

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.gpu.projections import MergedLinear, MergedPart, joined, merge_projections
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.test_architectures import ARCHITECTURES, make
-
-PRODUCTS = {"mm", "addmm", "linear"}
-
-
-class Products(TorchDispatchMode):
-    """Counts products of matrices."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names = Counter[str]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-    @property
-    def count(self) -> int:
-        return sum(self.names[name] for name in PRODUCTS)
 
 
 def logits_of(runner: TorchRunner) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.drafters.interface import Drafter, DraftTree, Ints
+from outrider.drafters.interface import Drafter, Ints
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode
@@ -20,26 +19,21 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.quantization import quantize_layers
 from outrider.verify.model.recurrent import states
-from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
 from tests.drafts import Chaos, Oracle
+from tests.verify.model.all_architectures import compare
 from tests.verify.model.families import FAMILIES, REFUSED, build, text_of, tolerance
 
 FAST = "qwen3_5"
 SERVED = [family for family in FAMILIES if family not in REFUSED]
 ALL = [family if family == FAST else pytest.param(family, marks=pytest.mark.slow) for family in SERVED]
-PARENTS = np.array([-1, 0, 1, 2, 1, 0, -1, 6, 6, 8], np.int32)
-TOKENS = np.array([5, 9, 11, 40, 41, 42, 60, 61, 62, 63], np.int32)
-DEPTHS = np.array([1, 2, 3, 4, 3, 2, 1, 2, 2, 3], np.int32)
-TREE = DraftTree(TOKENS, PARENTS, DEPTHS, np.linspace(0.9, 0.1, 10, dtype=np.float32), np.zeros(10, np.uint8))
 
 
 @functools.cache
@@ -48,36 +42,9 @@ def runner_of(family: str) -> TorchRunner:
     return TorchRunner(build(family, NAME), pack=True)
 
 
-def read(runner: TorchRunner, text: torch.Tensor, pieces: int = 512) -> TensorCache:
-    """A cache with a committed text."""
-    cache = runner.new_cache()
-    for start in range(0, len(text), pieces):
-        runner.forward(cache, ForwardBatch.chain(text[start : start + pieces]), logits=False)
-        cache.length = min(len(text), start + pieces)
-    return cache
-
-
 @pytest.mark.parametrize("family", ALL)
 def test_logits_and_trees_equal_transformers(family: str) -> None:
-    runner, reference = runner_of(family), build(family, "eager")
-    text = text_of(100)
-    with torch.inference_mode():
-        expected = reference(text[None]).logits[0]
-    for cuts in ((0, 40, 41, 60, 100), (0, 70, 75, 76, 100)):  # steps, and the model's own form for long parts
-        cache = runner.new_cache()
-        for start, stop in pairwise(cuts):
-            found = runner.forward(cache, ForwardBatch.chain(text[start:stop]))
-            assert torch.allclose(found, expected[start:stop], atol=tolerance(family))
-            cache.length = stop
-    logits = runner.forward(cache, ForwardBatch.tree(7, TREE)).clone()
-    other = read(runner, text[:30])
-    together = runner.forward_all([Segment(other, ForwardBatch.tree(9, TREE)), Segment(cache, ForwardBatch.tree(7, TREE))])
-    assert torch.allclose(together[1], logits, atol=tolerance(family))
-    for row in range(-1, len(TREE)):
-        for prefix, found in ((text, logits), (text[:30], together[0])):
-            path = torch.cat([prefix, torch.tensor([7 if prefix is text else 9, *TREE.path(row)])])
-            with torch.inference_mode():
-                assert torch.allclose(found[row + 1], reference(path[None]).logits[0, -1], atol=tolerance(family)), row
+    assert compare(runner_of(family), build(family, "eager")) < tolerance(family)
 
 
 @pytest.mark.parametrize("family", ALL)
