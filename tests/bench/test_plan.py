@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,6 @@ def test_a_plan_from_command_line_values() -> None:
     assert plan.drafters == ["none", "fusion"]
     assert plan.temperatures == [0.0, 0.8]
     assert (len(plan.prompts), plan.max_tokens, plan.repeats) == (2, 16, 3)
-
-
-def test_prompts_are_read_from_both_fields_and_from_gzip(tmp_path: Path) -> None:
-    file = tmp_path / "p.jsonl.gz"
-    file.write_bytes(gzip.compress(b'{"prompt": "a"}\n{"turns": ["b", "c"]}\n'))
-    assert read_prompts(file) == ["a", "b"]
-    assert read_prompts(file, 1) == ["a"]
 
 
 @pytest.mark.parametrize("content", ["{}\n", "nothing", "[1]\n"])

@@ -111,15 +111,6 @@ def test_streams_share_the_nodes_that_a_round_can_afford() -> None:
     assert sizes((Draft(likely), distrusted), first) == [0, 3]
 
 
-def test_a_round_may_bound_the_number_of_nodes() -> None:
-    """The likeliest are kept, and the number that is requested stays."""
-    tree, budget = draft(*[0.8] * 8), Budget(curve=curve(0.01))
-    free, bound = select(budget, tree), divide_nodes([Draft(tree)], [budget], 3)[0]
-    assert len(free.tree) == 8
-    assert bound.tree.tokens.tolist() == tree.tokens[:3].tolist()
-    assert bound.next_nodes == free.next_nodes
-
-
 def test_each_depth_has_its_own_trust() -> None:
     """The first token of each draft is right, the second always wrong, and deeper ones are never reached."""
     budget, tree = Budget(curve=curve(0.01)), draft(0.8, 0.8, 0.8, 0.8, 0.8, 0.8)

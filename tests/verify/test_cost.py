@@ -98,16 +98,6 @@ def test_a_machine_that_became_slower_or_faster_is_followed() -> None:
     assert curve.at(64)[0] == pytest.approx(true_seconds(64, 1), rel=0.15)
 
 
-def test_plain_steps_alone_do_not_change_what_nodes_cost_beside_them() -> None:
-    """A server's steps take longer than measured ones. If only those without nodes are seen, nodes must not become cheap."""
-    curve, random = true_curve(), np.random.default_rng(0)
-    before = curve.least_probability(64)
-    for _ in range(2000):
-        curve.observe(64, 1, 1, 1.3 * true_seconds(64, 1) * (1 + 0.1 * abs(random.standard_normal())))
-    assert curve.at(64)[0] == pytest.approx(1.35 * true_seconds(64, 1), rel=0.1)
-    assert curve.least_probability(64) == pytest.approx(before, rel=0.25)
-
-
 @pytest.mark.parametrize(
     "changes",
     [

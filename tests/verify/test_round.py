@@ -19,7 +19,7 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, make
 from outrider.verify.constraints.reasoning import ReasoningBudget
-from outrider.verify.controller import MIN_CHUNK_TOKENS, READING_FACTOR, Controller
+from outrider.verify.controller import MIN_CHUNK_TOKENS, Controller
 from outrider.verify.cost import CostCurve
 from outrider.verify.decode import finish
 from outrider.verify.measurement import NODES
@@ -32,7 +32,7 @@ from outrider.verify.reading import OLDEST_SHARE
 from outrider.verify.round import Round, run_round
 from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
 from outrider.verify.stream import DecodeOptions, Step, Stream
-from outrider.verify.verifier import PREFILL_CHUNK_TOKENS, Verifier
+from outrider.verify.verifier import Verifier
 
 DRAFTERS: tuple[DrafterName, ...] = ("none", "lookup", "trigram", "lookahead", "fusion")
 
@@ -91,31 +91,6 @@ def test_streams_that_come_and_go_get_the_answers_of_each_alone(runner: ModelRun
     alone = {number: finish(stream(number, "none")).tokens for number in range(count)}
     found = answers(runner, lambda number: stream(number, DRAFTERS[number % len(DRAFTERS)]), count, seed=1)
     assert found == alone
-
-
-def test_a_prompt_is_read_in_chunks_beside_steps_that_the_time_allows(runner: ModelRunner) -> None:
-    def stream(prompt: int, tokens: int = 40) -> Stream:
-        options = DecodeOptions(SamplingParams(temperature=0), tokens, curve=CURVE)
-        verifier = Verifier(runner, runner.new_cache())
-        return Stream(verifier, NoDrafter(), np.ones(prompt, np.int32), options)
-
-    stepping, first, second = stream(1), stream(301), stream(101)
-    run_round([stepping])
-    sizes = []
-    while second.unread_prompt:
-        unread = first.unread_prompt, second.unread_prompt
-        outcomes = run_round([stepping, first, second])
-        assert isinstance(outcomes[0], Step) and outcomes[0].tokens  # the stream goes on
-        sizes.append((unread[0] - first.unread_prompt, unread[1] - second.unread_prompt))
-    # The prompts' rows cost 0.02 each, so as many are read beside the step, 1.0, as the factor leaves time for.
-    assert round((READING_FACTOR - 1.0) / 0.02) == 40
-    assert sizes == [(10, 30)] * 3 + [(30, 10)]
-    before = first.unread_prompt
-    run_round([stepping, first], Controller(1.0))
-    assert before - first.unread_prompt == MIN_CHUNK_TOKENS
-    alone, short = stream(PREFILL_CHUNK_TOKENS + 9), stream(6)
-    run_round([alone, short])
-    assert (alone.unread_prompt, short.unread_prompt) == (13, 0)
 
 
 def test_a_storm_of_short_prompts_neither_waits_for_a_long_one_nor_stops_it(tiny_runner: ModelRunner) -> None:

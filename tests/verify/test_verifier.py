@@ -58,13 +58,6 @@ def test_prompt_logprobs_cover_the_whole_prompt(tiny_runner: TorchRunner) -> Non
     assert (scores.chosen <= scores.top[:, 0] + 1e-6).all()
 
 
-def test_feedback_is_the_targets_distribution_at_every_node(tiny_runner: TorchRunner) -> None:
-    verdict = started(tiny_runner).verify(draft([1, 2]), feedback=4)
-    assert verdict.topk_ids.shape == verdict.topk_probs.shape == (3, 4)
-    assert verdict.tokens[0] == verdict.topk_ids[0, 0]
-    assert (np.diff(verdict.topk_probs, axis=1) <= 0).all()
-
-
 def test_a_session_continues_after_it_was_swapped_out(tiny_runner: TorchRunner) -> None:
     expected = plain(started(tiny_runner), 8)
     verifier = started(tiny_runner)

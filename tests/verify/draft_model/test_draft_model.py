@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.drafters.interface import Ints
@@ -29,7 +26,6 @@ from outrider.drafters.sequence import Sequence
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.session import SessionDraft
-from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.runner import ModelRunner
@@ -174,40 +170,6 @@ def test_answers_equal_plain_decoding(
         prompt = np.concatenate([prompt, expected.tokens, [40 + turn]]).astype(np.int32)
     accepted += getattr(drafter, "accepted_tokens", 0)  # `pearl` may have drafted no more than the target's own next tokens
     assert accepted > 0 or draft.runner.vocabulary < tiny_runner.vocabulary
-
-
-@settings(max_examples=25)
-@given(
-    st.sampled_from(NEED_A_MODEL),
-    st.lists(st.integers(0, 96), min_size=1, max_size=30),
-    st.sampled_from([0.0, 0.5, 1.0, 1.8]),
-    st.integers(0, 1 << 32),
-    st.integers(0, 64),
-    st.integers(1, 40),
-)
-def test_answers_equal_plain_decoding_for_any_request(
-    name: DrafterName, prompt: list[int], temperature: float, seed: int, nodes: int, tokens: int
-) -> None:
-    target, draft = random_pair()
-    resources = Resources(EAGER, model=draft.session)
-    options = DecodeOptions(SamplingParams(temperature=temperature, seed=seed), tokens, frozenset({5}), max_nodes=nodes)
-    text: Ints = np.array(prompt, np.int32)
-    expected = decode(Verifier(target, target.new_cache()), NoDrafter(), text, options)
-    found = decode(Verifier(target, target.new_cache()), make(name, resources), text, options)
-    assert (found.tokens, found.finish) == (expected.tokens, expected.finish)
-
-
-@lru_cache
-def random_pair() -> tuple[TorchRunner, DraftRunner]:
-    """A random target and an unrelated random draft model with another vocabulary."""
-    runners = []
-    for seed, vocabulary, layers in ((3, 97, 2), (4, 110, 1)):
-        torch.manual_seed(seed)
-        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
-        config = LlamaConfig(vocab_size=vocabulary, num_hidden_layers=layers, max_position_embeddings=96, **sizes)
-        config._attn_implementation = NAME
-        runners.append(TorchRunner(LlamaForCausalLM(config)))
-    return runners[0], DraftRunner(runners[1], 97)
 
 
 @pytest.mark.parametrize("name", NEED_A_MODEL)

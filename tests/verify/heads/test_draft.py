@@ -163,19 +163,6 @@ def run_on(verifier: Verifier, session: Any, tokens: list[int]) -> None:
     session.advance(np.array(tokens, np.int32))
 
 
-def test_a_session_that_was_swapped_out_drafts_from_its_new_tokens(eagle: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, head = eagle
-    shared = HeadRunner(head)
-    drafter, verifier = make("draft", Resources(EAGER, model=shared.session)), verifier_of(target)
-    options = DecodeOptions(GREEDY, 8, max_nodes=20)
-    tokens = decode(verifier, drafter, PROMPT, options).tokens
-    verifier.swap_in(verifier.swap_out())
-    prompt = np.concatenate([PROMPT, tokens, [7, 8, 9]]).astype(np.int32)
-    rows = counted(monkeypatch, head)
-    assert decode(verifier, drafter, prompt, options).tokens == answer(target, prompt, tokens=8)
-    assert rows[0] <= 4
-
-
 def test_a_text_longer_than_the_kept_states_is_drafted_from_its_end(tmp_path: Path) -> None:
     target, head = load_pair(tmp_path, "eagle")
     target.cache_shape = replace(target.cache_shape, hidden_positions=24)

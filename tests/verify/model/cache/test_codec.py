@@ -75,19 +75,6 @@ def test_blocks_of_a_long_text_have_the_sum_of_the_whole(window: int | None) -> 
     assert cache.tensor.nbytes * 16 == plain.tensor.nbytes * 5
 
 
-def test_a_cache_in_8_bits_moves_forks_and_swaps_as_it_is() -> None:
-    shape = replace(CacheShape.uniform(2, 2, 16, torch.bfloat16, CPU), coded=torch.float8_e4m3fn, hidden_width=3)
-    assert shape.bytes_for(10) == 10 * 2 * 2 * 2 * 20
-    assert shape.slot_bytes == shape.hidden_positions * 3 * 2
-    cache, other = TensorCache(shape, 16), TensorCache(shape, 16)
-    cache.fill(9, torch.Generator().manual_seed(0))
-    kept = decode(cache.tensor, 16, torch.bfloat16)[..., [0, 1, 2, 3, 5, 7], :]
-    cache.length = 4
-    cache.commit([1, 3])
-    other.fork(cache.swap_out(), 6)
-    assert torch.equal(decode(other.tensor, 16, torch.bfloat16)[..., :6, :], kept)
-
-
 @pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
 def test_drafts_change_no_answer(tiny_config: LlamaConfig, kv_dtype: KVDtype) -> None:
     """Nor does a session that is reused: it reads the rows that were written before."""

@@ -76,20 +76,6 @@ def test_rows_far_behind_the_window_are_released(shape: CacheShape) -> None:
 
 
 @pytest.mark.parametrize("shape", [ALIKE, MIXED, ALL])
-def test_a_text_that_is_cut_goes_back_to_a_window(shape: CacheShape) -> None:
-    text = [1.0 + at for at in range(100)]
-    for offset, reached in ((99, 99), (89, 89), (88, 64), (64, 64), (61, 61), (60, 0), (30, 0)):
-        cut, forked, restored, source = filled(shape), TensorCache(shape, POSITIONS), filled(shape, 70), filled(shape)
-        cut.truncate(offset)
-        forked.fork(source, offset)
-        restored.fork(source.swap_out(), offset)
-        for cache in (cut, forked, restored):
-            check(cache, text[:reached], shape)
-            write(cache, text[reached:], shape)
-            check(cache, text, shape)
-
-
-@pytest.mark.parametrize("shape", [ALIKE, MIXED, ALL])
 def test_a_swapped_slot_takes_the_memory_of_the_rows_that_are_left(shape: CacheShape) -> None:
     cache = filled(shape)
     released = len(cache.released) * 4

@@ -17,7 +17,6 @@ from outrider.verify.errors import ModelError
 from outrider.verify.gguf import llama_package
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.paging import OutOfPages
 from outrider.verify.model.segment import Segment
 
 pytest.importorskip("llama_cpp")
@@ -168,19 +167,6 @@ def test_sequences_and_pages_are_given_back(runner: LlamaRunner, cache: LlamaCac
     assert other.length == 308
     del other
     assert (runner.free_pages, runner.draft_nodes) == (free, nodes)
-
-
-def test_a_forward_without_room_changes_nothing(runner: LlamaRunner, cache: LlamaCache) -> None:
-    read(runner, cache, words(30))
-    others = [runner.new_cache() for _ in range(3)]
-    with pytest.raises(OutOfPages):
-        for other in others:
-            assert isinstance(other, LlamaCache)
-            read(runner, other, words(900))
-    del other
-    others.clear()
-    last = words(1, seed=4)[0]
-    assert same(step(runner, cache, last), after(runner, [*words(30), last]))
 
 
 def test_an_8_bit_cache(runner: LlamaRunner) -> None:
