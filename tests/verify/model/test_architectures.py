@@ -51,32 +51,12 @@ LONG_ROPE = {
     "factor": 8.0,
 }
 
+TRAINED = {"rope_theta": 10000.0, "original_max_position_embeddings": 32}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **TRAINED}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
-    "llama, llama3 rope": (
-        "Llama",
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            }
-        },
-    ),
-    "llama, yarn": (
-        "Llama",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 32,
-            }
-        },
-    ),
+    "llama, llama3 rope": ("Llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, **LLAMA3}}),
+    "llama, yarn": ("Llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, **TRAINED}}),
     "mistral": ("Mistral", {"sliding_window": WINDOW}),
     "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
     "qwen3": ("Qwen3", {}),
