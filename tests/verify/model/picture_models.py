@@ -25,19 +25,9 @@ from transformers import (
 
 VOCABULARY, PIXELS, SEPARATOR, OPEN, CLOSE, END = 300, 290, 295, 292, 293, 299
 PATCH = 4
-TEXT = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 512,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
+TEXT: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": VOCABULARY}
+TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512}
+TEXT |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
 GRID = {"patch_size": PATCH, "spatial_merge_size": 2, "temporal_patch_size": 2}
 SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}

@@ -11,21 +11,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.load_options import LoadOptions
+from tests.verify.model.families import SIZES as SMALL
 
-SIZES: Mapping[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.2,  # wide, so that a random model has no near-ties
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES = SMALL | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "head_dim": 16}
 WINDOW = 9
 WINDOWED: Mapping[str, Any] = {"sliding_window": WINDOW}
 PLAIN: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
