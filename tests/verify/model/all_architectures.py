@@ -60,15 +60,11 @@ SIZES: dict[str, Any] = {
 }
 SIZES |= {"v_head_dim": 6, "mamba_d_state": 8, "is_decoder": True}
 MIXED = ["sliding_attention", "full_attention"] * 2
+DENSE = {"activation_sparsity_pattern": [0.0] * 4}
 # By model type, where sizes depend on each other.
 SPECIAL: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 64},
-    "gemma3n_text": {
-        "layer_types": MIXED,
-        "num_kv_shared_layers": 2,
-        "laurel_rank": 4,
-        "activation_sparsity_pattern": [0.0] * 4,
-    },
+    "gemma3n_text": {"layer_types": MIXED, "num_kv_shared_layers": 2, "laurel_rank": 4, **DENSE},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "conv"], "num_dense_layers": 1},
     "mamba2": {"head_dim": 16},
 }

@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
 
-from outrider.drafters.interface import DraftTree
 from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import decode
 from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.backend import load_model
-from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.torch_runner import TorchRunner
@@ -25,6 +22,7 @@ from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
 from tests.drafts import Oracle
 from tests.verify.model import families
+from tests.verify.model.all_architectures import compare
 from tests.verify.model.families import random_model
 
 SIZES = families.SIZES | {"intermediate_size": 64, "max_position_embeddings": 128, "initializer_range": 0.3}
@@ -81,35 +79,8 @@ def pair(request: pytest.FixtureRequest) -> tuple[TorchRunner, Any]:
     return TorchRunner(model, pack=True), reference
 
 
-def test_logits_equal_transformers(pair: tuple[TorchRunner, Any]) -> None:
-    runner, reference = pair
-    text = torch.randint(3, 97, (40,), generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        expected = reference(text[None]).logits[0]
-    assert torch.allclose(runner.forward(runner.new_cache(), ForwardBatch.chain(text)), expected, atol=1e-4)
-    cache = runner.new_cache()
-    for start, stop in ((0, 17), (17, 18), (18, 40)):  # in chunks, over the cache
-        found = runner.forward(cache, ForwardBatch.chain(text[start:stop]))
-        assert torch.allclose(found, expected[start:stop], atol=1e-4)
-        cache.length = stop
-
-
-def test_a_tree_has_the_logits_of_its_paths(pair: tuple[TorchRunner, Any]) -> None:
-    runner, reference = pair
-    parents = np.array([-1, 0, 1, 2, 1, 0, -1, 6, 6, 8], np.int32)
-    tokens = np.array([5, 9, 11, 40, 41, 42, 60, 61, 62, 63], np.int32)
-    depths = np.array([1, 2, 3, 4, 3, 2, 1, 2, 2, 3], np.int32)
-    tree = DraftTree(tokens, parents, depths, np.linspace(0.9, 0.1, 10, dtype=np.float32), np.zeros(10, np.uint8))
-    prefix = torch.randint(3, 97, (23,), generator=torch.Generator().manual_seed(2))
-    cache = runner.new_cache()
-    runner.forward(cache, ForwardBatch.chain(prefix[:-1]), logits=False)
-    cache.length = len(prefix) - 1
-    logits = runner.forward(cache, ForwardBatch.tree(int(prefix[-1]), tree))
-    for row in range(-1, len(tree)):
-        path = torch.cat([prefix, torch.tensor(tree.path(row), dtype=torch.long)])
-        with torch.inference_mode():
-            expected = reference(path[None]).logits[0, -1]
-        assert torch.allclose(logits[row + 1], expected, atol=1e-4), row
+def test_logits_and_trees_equal_transformers(pair: tuple[TorchRunner, Any]) -> None:
+    assert compare(*pair) < 1e-4
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
