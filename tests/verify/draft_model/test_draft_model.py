@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import wait
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from outrider.drafters.options import (
     Options,
     PearlOptions,
 )
-from outrider.drafters.registry import Resources, make
+from outrider.drafters.registry import Resources, clone, make
 from outrider.drafters.sequence import Sequence
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
@@ -209,3 +210,47 @@ def test_a_token_outside_the_vocabulary_ends_drafting(tiny_runner: TorchRunner, 
     assert session.space > 0
     session.advance(np.array([90], np.int32))
     assert session.space == 0
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("name", NEED_A_MODEL)
+def test_a_fork_reads_only_new_tokens(
+    tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, name: DrafterName, slots: int
+) -> None:
+    """Both go on as if the other were not there. With one cache for both, the fork reads its text."""
+    shared = DraftRunner(close_relative(tiny_runner, tiny_runner.model.config), tiny_runner.vocabulary, slots)
+    resources, options = Resources(EAGER, model=shared.session), DecodeOptions(SamplingParams(temperature=0), 12)
+    verifier, drafter = Verifier(tiny_runner, tiny_runner.new_cache()), make(name, resources)
+    text = np.concatenate([PROMPT, decode(verifier, drafter, PROMPT, options).tokens]).astype(np.int32)
+    forked = verifier.clone(tiny_runner.new_cache(), 15)
+    copied = clone(drafter, verifier.sequence, forked.sequence)
+    rows = count_rows(monkeypatch, shared.runner)
+    edited = np.concatenate([PROMPT[:15], [60, 61]]).astype(np.int32)
+    expected = decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), edited, options).tokens
+    assert decode(forked, copied, edited, options).tokens == expected
+    assert rows[0] == (2 if slots == 2 else len(edited))
+    rows.clear()
+    decode(verifier, drafter, np.append(text, [7]).astype(np.int32), options)
+    if slots == 2:
+        assert rows[0] < 8
+
+
+def test_a_prompt_is_read_ahead_and_any_use_of_the_model_ends_that(
+    tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.verify.draft_model.session.READ_AHEAD_TOKENS", 8)
+    monkeypatch.setattr("outrider.verify.draft_model.session.UNREAD_TOKENS", 4)
+    draft = DraftRunner(close_relative(tiny_runner, tiny_runner.model.config), tiny_runner.vocabulary)
+    prompt = (np.arange(60) % 90).astype(np.int32)
+
+    def read(idle: bool) -> tuple[int, Ints]:
+        text, session = Sequence(), draft.session()
+        text.begin(prompt)
+        session.begin(text)
+        if idle and session._reading is not None:
+            wait([session._reading])
+        return draft.cache_for(session).length, session.root(5).tokens
+
+    length, candidates = read(idle=True)
+    assert length == 56
+    assert np.array_equal(read(idle=False)[1], candidates)
