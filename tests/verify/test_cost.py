@@ -107,7 +107,7 @@ def test_a_machine_that_became_slower_or_faster_is_followed() -> None:
             for nodes in ([0, 1, 2], [1, 2, MAX_NODES], [0, MAX_NODES, 1], [[0, 1, MAX_NODES]], 3, ["a", "b", 5])
         ),
         *({"contexts": contexts} for contexts in ([512, 64], [0, 64], None)),
-        *({"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3, last]]} for last in (0.0, -1.0, math.inf, math.nan, {})),
+        *({"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3, last]]} for last in (0.0, -1.0, math.inf, math.nan, None)),
         {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3]]},
         {"row_seconds": -1.0},
         {"stream_seconds": None},
