@@ -30,13 +30,6 @@ def test_figures_are_formatted_and_missing_ones_are_dashes(printed: Callable[[],
     ]
 
 
-def test_quantiles_are_elements_of_the_values() -> None:
-    values = [number / 1000 for number in range(1, 101)]
-    assert report.quantiles([]) == {}
-    assert report.quantiles(values) == {"p50": 51.0, "p90": 91.0, "p99": 100.0, "max": 100.0}
-    assert report.quantiles(values, 1e6)["p50"] == 51_000.0
-
-
 def test_results_hold_their_provenance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.touch()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +10,6 @@ from outrider.drafters.interface import DraftTree, Draws, Source, chain
 from outrider.verify.budget import LONGEST_INTERVAL, Budget, Choice, Draft, divide_nodes
 from outrider.verify.cost import CostCurve
 from outrider.verify.measurement import NODES
-from tests.trees import check
 
 
 def curve(per_node: float, fixed: float = 1.0) -> CostCurve:
@@ -45,15 +43,6 @@ def test_sampled_nodes_are_always_kept() -> None:
     kept = select(Budget(curve=curve(0.9)), tree).tree
     assert kept.tokens.tolist() == [1, 2]
     assert kept.draws.keys() == {-1, 0}
-
-
-def test_a_branch_is_kept_only_with_its_parent() -> None:
-    tokens, parents = np.array([1, 2, 3, 4], np.int32), np.array([-1, 0, 1, 0], np.int32)
-    path = np.array([0.9, 0.6, 0.1, 0.3], np.float32)
-    tree = DraftTree(tokens, parents, np.array([1, 2, 3, 2], np.int32), path, np.zeros(4, np.uint8))
-    kept = select(Budget(curve=curve(0.15)), tree).tree
-    check(kept)
-    assert kept.tokens.tolist() == [1, 2, 4][: len(kept)]
 
 
 def verified(budget: Budget, tree: DraftTree, emitted: list[int], steps: int) -> list[int]:
@@ -109,16 +98,3 @@ def test_streams_share_the_nodes_that_a_round_can_afford() -> None:
         distrusted.nodes()
         distrusted.record(likely, Choice(likely, len(likely)), np.array([9], np.int32), 0.0)
     assert sizes((Draft(likely), distrusted), first) == [0, 3]
-
-
-def test_each_depth_has_its_own_trust() -> None:
-    """The first token of each draft is right, the second always wrong, and deeper ones are never reached."""
-    budget, tree = Budget(curve=curve(0.01)), draft(0.8, 0.8, 0.8, 0.8, 0.8, 0.8)
-    for _ in range(200):
-        budget.nodes()
-        budget.record(tree, Choice(tree, len(tree)), np.array([0, 9], np.int32), 0.0)
-    first, second, *deeper = budget.expected(tree)
-    assert first == pytest.approx(0.8)
-    assert second < 0.1
-    assert max(deeper) <= second
-    assert Budget().expected(tree) == pytest.approx(tree.probability.tolist())

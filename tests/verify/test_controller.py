@@ -8,7 +8,6 @@ import pytest
 from outrider.drafters.interface import DraftTree, Source, chain
 from outrider.verify.budget import Budget, Draft
 from outrider.verify.controller import (
-    EVALUATED_ROUNDS,
     FIRST_CHUNK_TOKENS,
     MIN_CHUNK_TOKENS,
     OVERLAP_PROBE_INTERVAL,
@@ -116,16 +115,3 @@ def test_rounds_alternate_where_the_host_works_longer_than_the_device() -> None:
     controller = Controller(may_overlap=False)
     record(0.009, 0.003)
     assert not any(controller.overlaps() for _ in range(2 * OVERLAP_PROBE_INTERVAL))
-
-
-@pytest.mark.parametrize(("reads", "streams", "corrected"), [(False, 1, "points"), (False, 2, "streams"), (True, 1, "")])
-def test_rounds_of_steps_correct_the_curve(reads: bool, streams: int, corrected: str) -> None:
-    """The step of a stream alone corrects its points, steps in company what a stream costs, and prompts nothing."""
-    curve = CostCurve(NODES, (64,), [[1.0 + 0.02 * nodes for nodes in NODES]], 0.02, 0.1)
-    before, controller = curve.state(), Controller()
-    found = controller.plan([Draft(NOTHING, context=1)] * streams, [Budget(curve=curve)] * streams, 1 if reads else None)
-    for _ in range(EVALUATED_ROUNDS):
-        controller.record(found, streams + found.chunk_tokens, Times(0.1, 2.0, 2.1))
-    assert (curve.state()["seconds"] != before["seconds"]) == (corrected == "points")
-    assert (curve.stream_seconds != before["stream_seconds"]) == (corrected == "streams")
-    assert curve.is_corrected == bool(corrected)

@@ -90,14 +90,6 @@ def test_a_curve_of_a_busy_minute_heals(seed: int) -> None:
         assert curve.at(context)[3] == pytest.approx(true_seconds(context, 4), rel=0.2)
 
 
-def test_a_machine_that_became_slower_or_faster_is_followed() -> None:
-    curve = true_curve()
-    serve(curve, 300, factor=3.0)
-    assert curve.at(64)[0] == pytest.approx(3 * true_seconds(64, 1), rel=0.15)
-    serve(curve, 100)
-    assert curve.at(64)[0] == pytest.approx(true_seconds(64, 1), rel=0.15)
-
-
 @pytest.mark.parametrize(
     "changes",
     [

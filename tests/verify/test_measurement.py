@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +14,14 @@ from outrider.verify import measurement
 from outrider.verify.cost import CostCurve, parse
 from outrider.verify.measurement import (
     NODES,
-    Point,
     load_or_measure,
     measure,
-    smallest,
 )
 from outrider.verify.model import backend
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.torch_runner import TorchRunner
 
 CURVE = CostCurve(NODES, (64,), [[0.1] * len(NODES)], 0.01, 0.02)
-POINTS = [Point(64, nodes) for nodes in NODES]
 
 
 def test_a_curve_is_measured_once_and_saved(tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,13 +41,6 @@ def test_a_curve_is_estimated_where_all_rows_cost_alike(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     assert (curve.nodes[-1], curve.contexts) == (MAX_NODES, (64, 512))
     assert (np.diff(curve.seconds, axis=1) >= 0).all() and (curve.seconds > 0).all()
-
-
-def test_a_step_that_was_disturbed_does_not_count() -> None:
-    """Two of three times are three times too long."""
-    calls = count()
-    found = smallest(POINTS, lambda point: 1e-4 * (1 + point.nodes) * (3 if next(calls) % 3 else 1))
-    assert found == {point: 1e-4 * (1 + point.nodes) for point in POINTS}
 
 
 @pytest.mark.parametrize(

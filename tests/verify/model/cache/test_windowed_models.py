@@ -76,27 +76,6 @@ def test_released_rows_change_no_bits(name: str, monkeypatch: pytest.MonkeyPatch
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
-def test_a_text_is_cut_at_every_offset() -> None:
-    runner = runner_of("gemma4")
-    expected = runner.forward(runner.new_cache(), ForwardBatch.chain(TEXT)).clone()
-    source = runner.new_cache()
-    read(runner, source)
-    swapped = runner.new_cache()
-    swapped.fork(source, len(TEXT))
-    rows = swapped.swap_out()
-    for offset in range(1, len(TEXT), 12):
-        slots = cut, forked, restored = [runner.new_cache() for _ in range(3)]
-        cut.fork(source, len(TEXT))
-        cut.truncate(offset)
-        forked.fork(source, offset)
-        restored.fork(rows, offset)
-        for slot in slots:
-            spoil(runner, slot)
-            assert offset - 64 <= slot.length <= offset
-            found = runner.forward(slot, ForwardBatch.chain(TEXT[slot.length : offset + 1]))[-1]
-            assert torch.allclose(found, expected[offset], atol=5e-4)
-
-
 def test_sessions_are_drafted_reused_forked_and_rewound_at_random_points() -> None:
     runner, random = runner_of("qwen2"), Random(5)
     sessions = [Verifier(runner, runner.new_cache()) for _ in range(3)]
