@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.drafters.policy import PROBE_INTERVAL, Calibration, CostBenefit, Probe, Trust
-
-
-def test_a_probe_in_vain_becomes_rarer() -> None:
-    probe = Probe(2, longest=6)
-    assert [call for call in range(1, 25) if probe.tick()] == [2, 6, 12, 18, 24]
-    probe.reset()
-    assert [probe.tick() for _ in range(2)] == [False, True]
+from outrider.drafters.policy import PROBE_INTERVAL, Calibration, CostBenefit, Trust
 
 
 def test_an_action_that_costs_more_than_it_saves_is_only_probed() -> None:

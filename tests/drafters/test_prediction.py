@@ -46,15 +46,6 @@ def test_an_edit_is_followed_by_realignment(edited: Ints) -> None:
     assert steps(edited.astype(np.int32)) <= 10
 
 
-def test_a_prediction_does_not_outlive_its_request() -> None:
-    drafter = Driven(PredictionDrafter(PredictionOptions()))
-    drafter.begin(EXPECTED, EXPECTED)
-    drafter.end()
-    assert len(drafter.propose(64)) == 0
-    drafter.begin(EXPECTED)
-    assert len(drafter.propose(64)) == 0
-
-
 def test_realigning_prefers_the_longest_then_the_nearest() -> None:
     expected = np.array([5, 6, 7, 1, 6, 7, 2, 5, 6, 7, 3], np.int32)
     assert realign(expected, np.array([5, 6, 7], np.int32), 8) == 10

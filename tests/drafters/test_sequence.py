@@ -16,13 +16,6 @@ def ints(*tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 texts = st.lists(st.integers(0, 2), max_size=12)
 
 
-@given(texts, texts)
-def test_the_common_prefix_is_the_longest(left: list[int], right: list[int]) -> None:
-    size = common_prefix(ints(*left), ints(*right))
-    assert left[:size] == right[:size]
-    assert size == min(len(left), len(right)) or left[size] != right[size]
-
-
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=6))
 def test_the_text_is_the_prompt_and_the_appended_tokens(requests: list[tuple[list[int], list[int]]]) -> None:
     sequence = Sequence()

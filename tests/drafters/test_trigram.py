@@ -8,7 +8,6 @@ from outrider.drafters.options import TrigramOptions
 from outrider.drafters.tables import base_table
 from outrider.drafters.trigram import TrigramDrafter
 from tests.drafts import Driven
-from tests.trees import check
 
 NONE = np.empty(0, np.int32)
 PHRASE = np.array([11, 12, 13, 14, 15], np.int32)
@@ -17,14 +16,6 @@ PHRASE = np.array([11, 12, 13, 14, 15], np.int32)
 @pytest.fixture(params=["mcts", "best-first"])
 def options(request: pytest.FixtureRequest) -> TrigramOptions:
     return TrigramOptions(search=request.param)
-
-
-def test_repetitions_of_the_prompt_are_drafted(options: TrigramOptions) -> None:
-    drafter = Driven(TrigramDrafter(base_table.empty_base(), options))
-    drafter.begin(np.concatenate([PHRASE, [1], PHRASE[:2]]).astype(np.int32))
-    tree = drafter.propose(16)
-    check(tree)
-    assert [13, 14, 15] in [tree.path(row) for row in range(len(tree))]
 
 
 def test_emitted_tokens_are_learned(options: TrigramOptions) -> None:

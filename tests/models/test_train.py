@@ -13,6 +13,8 @@ from outrider.models.embedded.train import (
     SPECIAL_TOKENS,
     Learner,
     RunState,
+    bits_per_byte,
+    build_model,
     documents,
     resume,
     save,
@@ -108,3 +110,12 @@ def test_training_stops_at_the_time_limit_and_resumes(tmp_path: Path, monkeypatc
     assert done.step >= 1
     assert done.seconds >= 0.06
     assert train.train(learners, ids, 0.001, tmp_path / "checkpoint.pt").tokens == done.tokens
+
+
+def test_a_uniform_model_takes_twelve_bits_per_token() -> None:
+    model = build_model(SHAPE)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    bits = bits_per_byte(model, np.arange(101, dtype=np.uint16), 100, "cpu")
+    assert bits == pytest.approx(12.0, abs=1e-3)  # 4096 tokens, one byte each

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.drafters.interface import DraftTree, Ints
-from outrider.drafters.library import Keyed, Resources, Session
+from outrider.drafters.library import Keyed, Options, Resources, Session, index_texts
 from outrider.drafters.library.session import TREE_PER_CHAIN
-from outrider.drafters.options import TableName
+from outrider.drafters.options import TableName, TrigramOptions
 
 VOCABULARY = 50
 RESOURCES = Resources(vocabulary=VOCABULARY)
@@ -149,3 +149,13 @@ def test_it_imports_neither_torch_nor_the_server() -> None:
         "or name.startswith(('outrider.server', 'outrider.verify'))])"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_options_and_corpora_are_shared() -> None:
+    texts = Resources(vocabulary=VOCABULARY, corpus=[index_texts([[40, 41, 42, 43, 44]] * 3, VOCABULARY)])
+    session = Session("fusion", texts)
+    session.begin([40, 41])
+    assert session.propose_chain(3).tokens.tolist() == [42, 43, 44]
+    shallow = Session("trigram", Resources(Options(trigram=TrigramOptions(depth=2)), vocabulary=VOCABULARY))
+    shallow.begin(ANSWER)
+    assert shallow.propose(16).depths.max() == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from outrider.drafters.model.schedule import LATELY, PROBE_SHARE, PROBE_STEPS, ModelWork, Schedule, Schedules
+from outrider.drafters.model.schedule import PROBE_SHARE, PROBE_STEPS, ModelWork, Schedule, Schedules
 from outrider.drafters.policy import PROBE_INTERVAL
 
 # Steps after which no mean depends on its first value.
@@ -25,14 +25,6 @@ def measured(before: float, both: float, gain: float, tokens: int = 2) -> Schedu
 
 def choices(schedule: Schedule, steps: int, has_chain: bool = False) -> list[ModelWork]:
     return [schedule.choose(has_chain) for _ in range(steps)]
-
-
-def test_what_is_not_measured_is_tried() -> None:
-    """Steps with and without drafting beside them are both needed."""
-    schedule = Schedule()
-    assert schedule.choose(False) == ModelWork(before=True, during=True)
-    schedule.record_step(True, 0.012)
-    assert not schedule.choose(False).during
 
 
 def test_the_model_drafts_beside_a_verification_that_it_hardly_slows_down() -> None:
@@ -59,15 +51,6 @@ def test_probes_of_a_model_that_does_not_pay_take_a_hundredth_of_the_time() -> N
     assert not schedule.was_worth_lately
     assert 0.5 * PROBE_SHARE * seconds < 0.015 * probes <= PROBE_SHARE * seconds
     assert probes % PROBE_STEPS == 0
-
-
-def test_a_model_that_pays_again_is_used_again() -> None:
-    schedule = measured(before=0.010, both=0.020, gain=0.0)
-    choices(schedule, LATELY)
-    for _ in range(MEASURED):
-        schedule.record_during(3.0)
-    assert any(choice.during for choice in choices(schedule, 2))
-    assert schedule.was_worth_lately
 
 
 def test_sessions_share_schedules_and_greedy_requests_have_their_own() -> None:

@@ -96,15 +96,6 @@ def test_the_model_drafts_during_a_verification() -> None:
     assert (1,) not in step(drafter, 1)
 
 
-def test_the_models_forwards_check_the_tables_path() -> None:
-    """So they draft beyond it in the time of one verification."""
-    drafter, model = new("during", tables=Oracle([1, 2, 3, 4, 0, 1, 2], length=4))
-    drafter.begin(PROMPT)
-    step(drafter, 1, 2, 3, 4)
-    assert (0, 1, 2) in step(drafter, 0)
-    assert max(model.forwards) > 1
-
-
 class Failing(ToyModel):
     """A draft model whose forwards fail."""
 

@@ -60,14 +60,6 @@ def test_a_copy_ends_after_many_changes_and_where_its_span_ends() -> None:
     assert copy_after([*SPAN[:20], *range(300, 800), *SPAN[:20]], 512)[POSITION] == -1  # overwritten
 
 
-def test_what_was_left_out_once_is_skipped_again() -> None:
-    """A listing with line numbers is repeated without them: after the second line's end, the third number is skipped."""
-    lines = [list(range(start, start + 8)) for start in (100, 110, 120, 130)]
-    listing = [token for n, line in enumerate(lines) for token in (n, 5, *line, 9)]
-    answer = [*lines[0], 9, *lines[1], 9]
-    assert copy_after([*listing, *answer])[POSITION] == listing.index(lines[2][0])
-
-
 @given(st.lists(st.integers(0, 3), max_size=200), st.sampled_from([16, 256]))
 def test_followers_are_those_of_the_latest_occurrences(text: list[int], capacity: int) -> None:
     history = new_history(capacity)

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.drafters.tables import base_table
-from outrider.drafters.tables.base_table import context_key
-from outrider.drafters.tables.learned_table import LearnedRows, absorb, learn, new_rows, raise_weight, successors
+from outrider.drafters.tables.learned_table import LearnedRows, absorb, learn, new_rows, successors
 
 BASE = base_table.empty_base()
 
@@ -41,16 +40,6 @@ def test_probabilities_equal_a_dictionary_model(text: list[int]) -> None:
     assert found_rows.keys() == expected.keys()
     assert all(abs(found_rows[t] - expected[t]) < 1e-5 for t in expected)
     assert sum(found_rows.values()) < 1.0
-
-
-def test_memory_is_bounded_and_stale_rows_are_evicted_first() -> None:
-    rows = new_rows(64, 4)
-    size = sum(array.nbytes for array in rows)
-    for i in range(5000):
-        raise_weight(BASE, rows, context_key(-1, i % 1000, (i * 7) % 1000), 5, 1.0, 4.0)
-        raise_weight(BASE, rows, context_key(-1, 1, 2), 3, 1.0, 4.0)  # updated in every iteration, so never evicted
-    assert sum(array.nbytes for array in rows) == size
-    assert 3 in lookup(rows, 1, 2)
 
 
 def test_the_targets_distribution_is_absorbed_at_every_node() -> None:

@@ -37,14 +37,3 @@ def test_the_likeliest_nodes_make_the_tree(tree: DraftTree, seed: int, budget: i
     for parent in range(-1, len(draft)):
         siblings = draft.probability[draft.parents == parent]
         assert np.all(np.diff(siblings) <= 0)
-
-
-@given(trees(), st.integers(0, 5), st.integers(1, 30))
-def test_trimming_keeps_a_tree(tree: DraftTree, seed: int, budget: int) -> None:
-    nodes = shuffled(tree, seed)
-    nodes.chosen[:] = True
-    draft = draft_tree(nodes, len(tree) + 1, budget)
-    check(draft)
-    assert len(draft) == min(budget, len(tree))
-    paths = {tuple(tree.path(row)) for row in range(len(tree))}
-    assert {tuple(draft.path(row)) for row in range(len(draft))} <= paths

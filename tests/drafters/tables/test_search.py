@@ -72,18 +72,6 @@ def all_paths(text: list[int], depth: int) -> dict[tuple[int, ...], float]:
     return found
 
 
-@given(text=texts)
-def test_greedy_search_is_the_chain_of_likeliest_successors(text: list[int]) -> None:
-    tree = search("greedy", text, 4)
-    rows = new_rows(1024, 6)
-    learn(BASE, rows, np.array(text, np.int32), len(text), 3, 1.0, 16.0)
-    tokens, shares = np.zeros(6, np.int32), np.zeros(6, np.float32)
-    chain = list(text)
-    while len(chain) < len(text) + 4 and successors(BASE, rows, -1, chain[-2], chain[-1], 3, tokens, shares):
-        chain.append(int(tokens[0]))
-    assert tree.tokens.tolist() == chain[len(text) :]
-
-
 def test_monte_carlo_takes_whole_continuations_likeliest_first() -> None:
     """The text continues 1 with "2 7" three times and with "3 8" once."""
     text = [1, 2, 7, 0, 1, 2, 7, 0, 1, 3, 8, 0, 1, 2, 7, 0, 1]

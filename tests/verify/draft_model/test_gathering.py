@@ -75,12 +75,6 @@ def test_sessions_that_draft_together_share_forwards(draft: DraftRunner, sizes: 
     assert sizes == [3, 3, 2, 1]
 
 
-def test_more_sessions_than_caches_draft_in_turns(draft: DraftRunner, sizes: list[int]) -> None:
-    work = [lambda: started(draft, [3, 5, 7]).root(1) for _ in range(5)]
-    draft.run_drafts(work)  # type: ignore[arg-type]
-    assert sizes == [1] * 5
-
-
 def test_an_error_ends_the_work_of_one_session(draft: DraftRunner, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Token 1000 is outside the vocabulary, so that the forward of all three fails."""
     found: dict[int, int | str] = {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -14,9 +12,9 @@ from outrider import models
 from outrider.drafters.interface import EMPTY, Ints
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import NEED_A_MODEL, DrafterName
-from outrider.drafters.registry import Resources, make
+from outrider.drafters.registry import Resources, clone, make
 from outrider.verify.decode import decode
-from outrider.verify.heads.cache import HeadCache
+from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.model import HeadModel
@@ -163,18 +161,6 @@ def run_on(verifier: Verifier, session: Any, tokens: list[int]) -> None:
     session.advance(np.array(tokens, np.int32))
 
 
-def test_a_text_longer_than_the_kept_states_is_drafted_from_its_end(tmp_path: Path) -> None:
-    target, head = load_pair(tmp_path, "eagle")
-    target.cache_shape = replace(target.cache_shape, hidden_positions=24)
-    shared = HeadRunner(head)
-    drafter = make("draft", Resources(EAGER, model=shared.session))
-    prompt = (np.arange(100) % 90).astype(np.int32)
-    options = DecodeOptions(GREEDY, 8, max_nodes=8)
-    assert decode(verifier_of(target), drafter, prompt, options).tokens == answer(target, prompt, tokens=8)
-    cache = next(iter(shared._caches.values()))
-    assert isinstance(cache, HeadCache) and cache.first >= 75
-
-
 @pytest.mark.parametrize(("backend", "quantize"), [("torch", "none"), ("auto", "int4")])
 def test_the_embedded_targets_head_drafts_its_tokens(backend: Backend, quantize: Quantize) -> None:
     loaded = LoadOptions(str(models.TARGET), dtype="float32", backend=backend, quantization=Quantization(quantize))
@@ -188,3 +174,25 @@ def test_the_embedded_targets_head_drafts_its_tokens(backend: Backend, quantize:
     found = decode(verifier_of(target), drafter, np.array(prompt, np.int32), options)
     assert found.tokens == answer(target, np.array(prompt, np.int32), tokens=24)
     assert found.tokens_per_step > 1.5
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_fork_goes_on_with_the_rows_of_the_shared_text(eagle: Pair, monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
+    target, head = eagle
+    drafter, verifier = make("draft", Resources(EAGER, model=HeadRunner(head, slots).session)), verifier_of(target)
+    options = DecodeOptions(GREEDY, 6, max_nodes=20)
+    decode(verifier, drafter, PROMPT, options)
+    forked = verifier.clone(target.new_cache(), 15)
+    copied = clone(drafter, verifier.sequence, forked.sequence)
+    edited = np.concatenate([PROMPT[:15], [60, 61]]).astype(np.int32)
+    rows = counted(monkeypatch, head)
+    assert decode(forked, copied, edited, options).tokens == answer(target, edited, tokens=6)
+    assert rows[0] == (2 if slots == 2 else len(edited) - 1)
+    assert forked.sequence.cache is forked.cache
+
+
+def test_the_speed_of_a_head_is_measured_like_a_models(eagle: Pair) -> None:
+    target, head = eagle
+    shared: DraftRunner = HeadRunner(head)
+    shared.measure(target)
+    assert shared.speed_ratio > 0

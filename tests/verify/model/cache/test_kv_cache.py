@@ -73,18 +73,6 @@ def test_forks_share_whole_pages() -> None:
     assert not any(rows() is not None for rows in held)
 
 
-def test_swapping_out_again_copies_only_changed_pages() -> None:
-    cache = filled(15)
-    swapped = cache.swap_out()
-    before = [page.rows for page in swapped.pages]
-    cache.fork(swapped, 15)
-    cache.truncate(9)
-    cache.length = 16
-    after = [page.rows for page in cache.swap_out().pages]
-    assert [left is right for left, right in zip(before, after, strict=False)] == [True, True, False]
-    assert len(after) == 4
-
-
 def test_a_slot_takes_the_memory_of_its_text() -> None:
     def resident_mb() -> float:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6

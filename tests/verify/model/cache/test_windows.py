@@ -68,14 +68,6 @@ def check(cache: TensorCache, expected: list[float], shape: CacheShape) -> None:
 
 
 @pytest.mark.parametrize("shape", [ALIKE, MIXED, ALL])
-def test_rows_far_behind_the_window_are_released(shape: CacheShape) -> None:
-    """All but one window of eight: its two pages, the last of sixteen."""
-    cache = filled(shape)
-    assert sorted(cache.released) == [page for page in range((100 - 5 - 8) // 4) if page not in (14, 15)]
-    check(cache, [1.0 + at for at in range(100)], shape)
-
-
-@pytest.mark.parametrize("shape", [ALIKE, MIXED, ALL])
 def test_a_swapped_slot_takes_the_memory_of_the_rows_that_are_left(shape: CacheShape) -> None:
     cache = filled(shape)
     released = len(cache.released) * 4

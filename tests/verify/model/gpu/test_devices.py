@@ -11,7 +11,7 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME, Layer
 from outrider.verify.model.attention.shape_probe import ShapeProbe
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.gpu.devices import Placement, decoder_layers, split
+from outrider.verify.model.gpu.devices import Crossings, Placement, decoder_layers, split
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.gpu.emulated_devices import Devices, emulated_devices
 from tests.verify.model.test_architectures import make
@@ -94,3 +94,10 @@ def test_parts_have_about_the_same_size() -> None:
     assert split([0, *[10] * 8], 4) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert split([20, *[10] * 8], 2) == [0, 0, 0, 1, 1, 1, 1, 1]
     assert split([500, 10, 10, 10], 2) == [0, 1, 1]
+
+
+def test_a_tensor_on_another_device_is_noticed(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other tests rely on."""
+    monkeypatch.setattr(Crossings, "bring", lambda _, value, device: value)
+    with pytest.raises(ModelError, match=r"forward fails .* on the same device, but found .*cpu:0.*cpu:1"):
+        placed("llama", FIRST, SECOND)

@@ -101,3 +101,13 @@ def test_nor_of_a_draft_head(rope: str, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(GraphedForward, "capture", lambda graphed: graphed.capture_rows(ROWS[1], device.capture))
         head.start(CONTEXT)
     assert head._graphed is not None and head._graphed._graphs and not device.forbidden
+
+
+def test_a_model_is_captured_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[GraphedForward] = []
+    monkeypatch.setattr(GraphedForward, "capture", lambda graphed: starts.append(graphed))
+    with fake_cuda():
+        runner = TorchRunner(fake_model(test_architectures.config_of("llama", NAME)), CONTEXT, compile="off", started=False)
+        runner.pages = 4
+        runner.start(CONTEXT)
+    assert len(starts) == 1
