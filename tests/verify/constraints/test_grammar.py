@@ -86,7 +86,7 @@ JSON = LLMatcher.grammar_from_json_schema({"type": "object"}, overrides={"whites
 PUNCTUATION = [token for token in range(SIZE) if set(TOKENIZER.decode([token])) & set('{}[]",:')]
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(st.lists(trees(vocabulary=len(PUNCTUATION), nodes=12), min_size=8), st.randoms(use_true_random=False))
 def test_masks_do_not_depend_on_the_drafts_before(drafts: list[DraftTree], random: Random) -> None:
     """Drafts of nested JSON, most of which the text leaves: after each, the masks are those of a matcher that saw none."""

@@ -59,7 +59,7 @@ def answers(runner: TorchRunner) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "phi3"))]
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "gemma2", "phi3"))]
 )
 def test_two_devices_give_the_logits_of_one(devices: Devices, name: str) -> None:
     expected = answers(placed(name, FIRST))

@@ -71,9 +71,10 @@ FORK = ForwardBatch.tree(1, arrange([5, 7, 6], [-1, 0, -1], [0.9, 0.5, 0.4], [So
 BEYOND_A_BLOCK = chain(BLOCK - len(PREFIX) + 1)
 
 
-@pytest.mark.parametrize(
-    "batch", [chain(1), chain(3), FORK, BEYOND_A_BLOCK, *(pytest.param(chain(n), marks=pytest.mark.slow) for n in (32, 33))]
-)
+SLOW = [pytest.param(batch, marks=pytest.mark.slow) for batch in (BEYOND_A_BLOCK, chain(32), chain(33))]
+
+
+@pytest.mark.parametrize("batch", [chain(1), chain(3), FORK, *SLOW])
 def test_rows_are_padded_and_have_the_same_logits(tiny_runner: TorchRunner, batch: ForwardBatch) -> None:
     expected, found = Graphed(tiny_runner).both(batch)
     assert found.shape == (len(batch), tiny_runner.vocabulary)
