@@ -210,3 +210,10 @@ def test_arguments() -> None:
         sglang.set_defaults(SimpleNamespace(speculative_ngram_external_corpus_path="a"))
     with pytest.raises(ValueError, match="drafts from no external corpora"):
         sglang.Drafts(VOCABULARY, NODES, "none").load_external_corpus_named("a", [[1]])
+
+
+def test_it_is_a_plugin() -> None:
+    sglang.register()
+    algorithm, factory, supports_overlap = SpeculativeAlgorithm.registered["OUTRIDER"]
+    assert algorithm.is_ngram() and not algorithm.has_draft_kv() and supports_overlap
+    assert issubclass(factory(None), NGRAMWorker)

@@ -18,7 +18,7 @@ from outrider import models
 from outrider.drafters.interface import EMPTY, DraftTree, Source, chain
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import Resources, make
-from outrider.verify.constraints.grammar import GrammarCompiler, GrammarError, MatcherError
+from outrider.verify.constraints.grammar import MAX_CACHED_GRAMMARS, GrammarCompiler, GrammarError, MatcherError
 from outrider.verify.decode import decode
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.load_options import LoadOptions
@@ -150,3 +150,10 @@ def test_a_grammar_overrides_rules_that_exclude_all_its_tokens(runner: ModelRunn
     grammar = compiler.compile(LLMatcher.grammar_from_regex("a"))
     found = decode(Verifier(runner, runner.new_cache()), NoDrafter(), np.array([5, 6], np.int32), options, grammar)
     assert found.tokens == [letter, STOP]
+
+
+def test_the_cache_is_bounded() -> None:
+    compiler = GrammarCompiler(TOKENIZER, SIZE, [STOP])
+    for number in range(MAX_CACHED_GRAMMARS + 5):
+        compiler.compile(LLMatcher.grammar_from_regex(f"a{{{number + 1}}}"))
+    assert len(compiler._compiled) == MAX_CACHED_GRAMMARS

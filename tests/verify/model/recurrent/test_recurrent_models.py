@@ -118,3 +118,19 @@ def test_a_gpu_is_refused_in_a_sentence(family: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(TorchRunner, "in_pages", True)
     with pytest.raises(ModelError, match=r"differ in shape, or without attention, are served on a CPU only; set model\.device"):
         TorchRunner(build(family, NAME))
+
+
+def test_states_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far from the end, snapshots are kept at larger distances, and never more than the limit."""
+    monkeypatch.setattr(states, "SNAPSHOT_BYTES", 0)
+    runner = runner_of("qwen3_5")
+    shape = runner.cache_shape.recurrent
+    assert shape is not None and shape.snapshots == 2
+    empty = torch.empty(0)
+    kept: list[states.Snapshot] = []
+    for length in range(256, 256 * 65, 256):
+        kept.append(states.Snapshot(length, empty, empty))
+        states.thin(kept, 8)
+    gaps = np.diff([0, *(each.length for each in kept)])
+    assert len(kept) == 8 and kept[-1].length == 256 * 64
+    assert gaps[-1] == 256 and gaps[0] >= 2048
