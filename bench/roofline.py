@@ -106,14 +106,6 @@ def predict(counts: Counts, nodes: int, readable: float, flops: float, assumed: 
     }
 
 
-def predict_forward(counts: Counts, nodes: int, readable: float, assumed: Assumptions = ASSUMED) -> float:
-    """Seconds of a forward with the packing of its inputs and nothing else, as `outrider bench decode --shape` times it."""
-    parts = predict(counts, nodes, readable, float("inf"), assumed)
-    launches = sum(number for part, number in counts.launches.items() if part != "sampling")
-    forward = sum(parts[part] for part in PARTS if part != "sampling")
-    return forward + launches * assumed.launch_seconds + assumed.packing_seconds
-
-
 def prediction(name: str, model: Model, gpu: str, counts: Mapping[int, Counts]) -> list[dict[str, Any]]:
     """A row for the plain step, and one for each larger step."""
     sheet = GPUS[gpu]
@@ -152,11 +144,6 @@ def run(models: Mapping[str, Model], gpus: Mapping[str, GPU]) -> dict[str, Any]:
     }
 
 
-def counts_of(results: Mapping[str, Any], name: str) -> dict[int, Counts]:
-    """The counts of a model in `roofline.json`, by draft nodes."""
-    return {int(nodes): Counts(**each) for nodes, each in results["counts"][name].items() if nodes != "context"}
-
-
 def predictions_table(results: Mapping[str, Any], gpu: str) -> str:
     """A Markdown table of the predicted milliseconds on one GPU, of a plain step and one whose rows are captured."""
     parts = [*PARTS, "launches", "host"]
@@ -168,14 +155,6 @@ def predictions_table(results: Mapping[str, Any], gpu: str) -> str:
             cells += [f"**{row['step_ms']:.2f}**", f"{row['over_plain']:.2f}", f"{row['share_of_readable']:.2f}"]
             lines.append(f"| {row['model']} | {row['nodes']} | {' | '.join(cells)} | {row['gpt_fast_ms']:.2f} |")
     return "\n".join(lines)
-
-
-def figures_of_gpu(results: Mapping[str, Any], readable: float) -> dict[str, float]:
-    """The figures of `bench.gpu` that are predicted, by their names in its result, for a GPU that reads `readable` bytes/s."""
-    counts = counts_of(results, MEASURED)
-    plain, tree = (predict_forward(each, nodes, readable) for nodes, each in counts.items())
-    share = counts[0].needed_bytes / plain / readable
-    return {"single_token_step_share_of_bandwidth": round(share, 3), "nodes_over_single": round(tree / plain, 3)}
 
 
 def main(out: Annotated[Path, typer.Option(help="Save the counts and predictions as JSON.")] = RESULT) -> None:

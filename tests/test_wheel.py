@@ -18,18 +18,7 @@ from outrider import models
 from outrider.verify.model.cpu.native import variants
 
 ROOT = Path(__file__).parents[1]
-SOURCES = (
-    "server",
-    "drafters",
-    "engines",
-    "verify",
-    "models",
-    "bench",
-    "pyproject.toml",
-    "setup.py",
-    "README.md",
-    "LICENSE",
-)
+SOURCES = ("server", "drafters", "engines", "verify", "models", "bench", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 FOREIGN = ("server", "drafters", "engines", "verify", "models")
 
 
@@ -42,18 +31,9 @@ def build(folder: Path, part: str = "", **environment: str) -> Path:
             shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "results"))
         else:
             shutil.copy(ROOT / name, source)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "--wheel-dir",
-    ]
-    subprocess.run([*command, str(folder), str(source / part)], check=True, env=os.environ | environment, capture_output=True)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    command += ["--wheel-dir", str(folder), str(source / part)]
+    subprocess.run(command, check=True, env=os.environ | environment, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -99,14 +79,7 @@ def test_the_wheel_serves_beside_packages_with_the_folders_names(tmp_path: Path)
     assert Path(printed).is_relative_to(packages)
     libraries = {file.name.partition(".")[0] for file in Path(printed).parent.glob("*.so")}
     assert libraries == {f"_{variant}" for variant in variants.VARIANTS}
-    command: list[str | Path] = [
-        environment / "bin" / "outrider",
-        "serve",
-        "--port",
-        "0",
-        "--speculation.cost_folder",
-        str(tmp_path),
-    ]
+    command = [str(environment / "bin" / "outrider"), "serve", "--port", "0", "--speculation.cost_folder", str(tmp_path)]
     with subprocess.Popen(command, cwd=work, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:

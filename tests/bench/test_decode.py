@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bench.decode import Tally, count_equal, run, show
+from bench.decode import Tally, run
 from bench.plan import Plan
 from outrider.server.settings import Settings
 
@@ -38,19 +37,3 @@ def test_figures_are_medians_and_means() -> None:
     assert (figures["draft_ms_per_step"], figures["verify_ms_per_step"], figures["commit_ms_per_step"]) == (10.0, 50.0, 1.0)
     assert figures["weights_read_gb_per_second"] == 2.0  # 40 steps of 0.1 GB in 2 s
     assert figures["share_of_measured_bandwidth"] == 0.25
-
-
-def test_tables_fit_80_columns(printed: Callable[[], str]) -> None:
-    steps: dict[str, Any] = {f"{phase}_ms_per_step": 1234.5678 for phase in ("draft", "verify", "commit")}
-    steps |= {"tokens_per_step": 12.3456, "weights_read_gb_per_second": 1234.56, "share_of_measured_bandwidth": 1.0}
-    row = {"temperature": 0.75, "tokens_per_second": 123456.78, "same_tokens_as_first": "1319/1319"}
-    rows = [row | steps | {"drafter": name} for name in ("draft-graph", "fusion")]
-    show({"results": rows, "weights_mb": 16060.5, "measured_read_gb_per_second": 3350.25, "peak_memory_mb": 81920})
-    text = printed()
-    assert all(cell in text for cell in ("draft-graph", "1319/1319", "1234.568", "123456.8", "1234.6", "100%"))
-
-
-@pytest.mark.parametrize("expected", [[[1]], [[1], [2], [3]]])
-def test_answers_are_compared_one_by_one(expected: list[list[int]]) -> None:
-    with pytest.raises(ValueError, match="zip"):
-        count_equal(expected, [[1], [2]])

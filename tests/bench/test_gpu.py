@@ -12,10 +12,7 @@ pytest.importorskip("triton")
 
 from bench.gpu import TESTS, claims, measure_parts
 
-STEPS: dict[str, Any] = {
-    "single_token_step_share_of_bandwidth": 0.81,
-    "nodes_over_single": {"0": 1.0, "63": 1.2},
-}
+STEPS: dict[str, Any] = {"single_token_step_share_of_bandwidth": 0.81, "nodes_over_single": {"0": 1.0, "63": 1.2}}
 FIGURES: dict[str, dict[str, Any]] = {
     "lossless": {"divergences": 0},
     "memory": {"segments_allocated_after_answers": [7, 9, 9, 9]},

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 
 from bench.decode import encode
-from bench.lossless import Divergence, first_difference, run, show, tie_margin, token_at
+from bench.lossless import first_difference, run, tie_margin
 from bench.plan import Plan
 from outrider.drafters.none import NoDrafter
 from outrider.server.settings import Settings
@@ -39,19 +38,3 @@ def test_a_divergence_has_a_position_and_a_margin(exact: Settings) -> None:
         other = [*plain[:4], (plain[4] + 1) % 4096]
         assert tie_margin(runtime, prompt, plain, other, 4, params) > 0  # plain decoding took the higher one
         assert math.isnan(tie_margin(runtime, prompt, plain, plain[:5], 5, params))
-
-
-def test_there_is_no_token_after_the_end() -> None:
-    assert [token_at([7, 8], position) for position in (0, 1, 2)] == [7, 8, -1]
-
-
-def test_the_table_fits_80_columns(printed: Callable[[], str]) -> None:
-    show(
-        [Divergence("draft-graph", 0.75, 1318, 16383, 151935, 151934, -1234.5)],
-        1319,
-        "bfloat16",
-        "on, 2 to 65 rows, costs 3.5% of a step",
-    )
-    text = printed()
-    assert all(cell in text for cell in ("draft-graph", "151935", "151934", "-1234.500000", "16383"))
-    assert "1318 of 1319 drafted answers equal plain decoding's (bfloat16)." in text

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from bench import quality
 from bench.plan import BenchError
-from bench.quality import Scores, compare, read_windows, run, scores, show
+from bench.quality import compare, read_windows, run, scores
 from outrider.server.settings import Settings
 from outrider.verify.model.cpu.native import interface as native
 
@@ -42,22 +40,6 @@ def test_the_embedded_model_loses_little_to_a_cache_in_8_bits(exact: Settings) -
     found = compare(scores(full, windows), scores(coded, windows))
     assert 0 < abs(found["more_nats"]) < 0.005
     assert found["kv_bytes_per_token"][1] < 0.3 * found["kv_bytes_per_token"][0]  # of float32
-
-
-@vnni
-def test_figures_are_printed_and_saved(exact: Settings, tmp_path: Path, printed: Callable[[], str]) -> None:
-    figures = run(quantized(exact, "int8"), TEXT, window=16, tokens=32, out=tmp_path / "quality.json")
-    assert figures["tokens"] == 30 and (tmp_path / "quality.json").exists()
-    assert "nats per token" in printed()
-
-
-def test_equal_models_differ_in_nothing(printed: Callable[[], str]) -> None:
-    nats, choices = torch.tensor([1.0, 3.0], dtype=torch.float64), torch.tensor([4, 5])
-    figures = compare(Scores(nats, choices, 8.0, 16.0, 64), Scores(nats * 1.5, torch.tensor([4, 6]), 4.0, 8.0, 64))
-    assert figures["nats_per_token"] == [2.0, 3.0]
-    assert (figures["more_nats"], figures["same_greedy_tokens"]) == (0.5, 0.5)
-    show(figures | {"model": "m", "quantize": "int8", "kv_dtype": "auto"})
-    assert "+50.00%" in printed()
 
 
 def test_full_weights_are_not_compared_with_themselves(exact: Settings) -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.plan import BenchError, parse_drafters
-from bench.recordings import Line, Recordings, load_encoder, load_stream
-from bench.replay import REFERENCE, Tally, learned, replay, run, show
+from bench.plan import parse_drafters
+from bench.recordings import Line, Recordings
+from bench.replay import REFERENCE, Tally, replay, run
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import Options
-from outrider.drafters.registry import Resources
 from outrider.models import TARGET
 from tests.drafts import Oracle
 
@@ -56,26 +55,3 @@ def test_repeated_answers_are_drafted_from_earlier_sessions(tmp_path: Path, prin
     alone, known = figures["results"]
     assert (alone["stream"], known["stream"]) == ("s", "s, learned")
     assert known["tokens_per_step"] > 2 * alone["tokens_per_step"]
-
-
-def test_nothing_is_learned_without_earlier_sessions() -> None:
-    [store] = learned(Resources(vocabulary=200), []).corpus
-    assert store.tokens == 0
-
-
-def test_tables_fit_80_columns(printed: Callable[[], str]) -> None:
-    row = {"stream": "gpt-4-0613-arena-hard", "drafter": "prediction", "tokens_per_step": 12.3456}
-    times = {"us_p50": 12345.6, "us_p99": 99999.9}
-    rows = [{**row, "drafter": REFERENCE, "nodes": 64}, *({**row, "nodes": nodes, **times} for nodes in (16, 64))]
-    show(rows)
-    text = printed()
-    assert [line.split()[1] for line in text.splitlines() if line.startswith("prediction")] == ["16", "64"]
-    assert all(cell in text for cell in (REFERENCE, "12.346", "12345.6", "99999.9"))
-
-
-def test_user_errors_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="no drafter magic"):
-        parse_drafters("none,magic")
-    (tmp_path / "bad.jsonl").write_text("{}\n")
-    with pytest.raises(BenchError, match=r"Cannot read .*bad\.jsonl"):
-        load_stream(tmp_path / "bad.jsonl", load_encoder(str(TARGET)), None)

@@ -30,13 +30,6 @@ def test_figures_are_formatted_and_missing_ones_are_dashes(printed: Callable[[],
     ]
 
 
-def test_quantiles_are_elements_of_the_values() -> None:
-    values = [number / 1000 for number in range(1, 101)]
-    assert report.quantiles([]) == {}
-    assert report.quantiles(values) == {"p50": 51.0, "p90": 91.0, "p99": 100.0, "max": 100.0}
-    assert report.quantiles(values, 1e6)["p50"] == 51_000.0
-
-
 def test_results_hold_their_provenance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.touch()
@@ -48,15 +41,3 @@ def test_results_hold_their_provenance(tmp_path: Path, monkeypatch: pytest.Monke
     assert saved["command"] == "outrider bench decode --prompts prompts.jsonl"
     assert saved["speed"] == 1
     assert {"machine", "commit", "date", "python", "torch", "transformers"} <= saved.keys()
-
-
-def test_a_folder_outside_a_checkout_has_no_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(report, "__file__", str(tmp_path / "bench" / "report.py"))
-    assert report.commit() == "unknown"
-
-
-def test_a_module_is_named_as_it_is_run() -> None:
-    assert (
-        report.command(["/usr/bin/python3", "-m", "tests.soak.attacks", "--requests", "5"])
-        == "python -m tests.soak.attacks --requests 5"
-    )

@@ -1,15 +1,6 @@
 """The generated files are up to date."""
 
-from tests.docs.generated import (
-    API,
-    DEFAULT_YAML,
-    ROOFLINE,
-    SETTINGS,
-    api,
-    default_yaml,
-    roofline,
-    settings,
-)
+from tests.docs.generated import API, DEFAULT_YAML, ROOFLINE, SETTINGS, api, default_yaml, roofline, settings
 
 
 def test_the_default_settings_are_up_to_date() -> None:

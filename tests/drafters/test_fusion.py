@@ -1,7 +1,6 @@
 """Fusion: well-formed, reproducible trees from all sources."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,23 +49,6 @@ def test_the_sessions_own_text_is_drafted() -> None:
     assert tree.source[0] == Source.LOOKUP
 
 
-def test_a_listing_is_drafted_without_its_line_numbers() -> None:
-    end, colon = 58, 59
-    lines = [np.arange(start, start + 8) for start in (10, 20, 30, 40)]
-    listing = np.concatenate([[1 + n, colon, *line, end] for n, line in enumerate(lines)])
-    drafter = fusion()
-    drafter.begin(np.concatenate([listing, [0, 0], lines[0], [end], lines[1], [end]]).astype(np.int32))
-    tree = drafter.propose(24)
-    assert lines[2][:4].tolist() in [tree.path(node) for node in range(len(tree))]
-
-
-def test_a_copy_is_drafted_beyond_a_changed_token() -> None:
-    drafter = fusion()
-    drafter.begin(np.concatenate([PHRASE, [1, 2], PHRASE[:10], [3]]).astype(np.int32))
-    tree = drafter.propose(24)
-    assert tree.path(int(tree.depths.argmax()))[:4] == PHRASE[11:15].tolist()
-
-
 def test_a_corpus_is_drafted_from() -> None:
     drafter = fusion(index(np.array([50, *PHRASE], np.int64), 50))
     drafter.begin(PHRASE[:3])
@@ -100,18 +82,6 @@ def test_a_prediction_is_followed_and_realigned() -> None:
     assert Source.PREDICTION not in drafter.propose(24).source
 
 
-def test_the_next_turn_of_a_conversation_learns_only_new_tokens() -> None:
-    once, twice = fusion(), fusion()
-    once.begin(PHRASE)
-    twice.begin(PHRASE[:20])
-    twice.end()
-    twice.begin(PHRASE)
-    assert once._sources.history.size[0] == twice._sources.history.size[0] == len(PHRASE)
-    twice.begin(np.concatenate([PHRASE[:10], PHRASE[:10]]))
-    tree = twice.propose(16)
-    assert {PHRASE[0], PHRASE[10]} <= set(tree.tokens[tree.parents == -1])
-
-
 def test_sessions_learn_nothing_from_each_other() -> None:
     block = index(np.array([50, *PHRASE], np.int64), 50)
     first, second = fusion(block), fusion(block)
@@ -121,10 +91,3 @@ def test_sessions_learn_nothing_from_each_other() -> None:
         drafter.begin(np.array([41, 42], np.int32))
     assert second.propose(24).tokens.tolist() == before.propose(24).tokens.tolist()
     assert 43 not in second.propose(24).tokens
-
-
-@pytest.mark.parametrize("budget", [0, 1, 64, MAX_NODES])
-def test_drafts_stay_within_the_budget(budget: int) -> None:
-    drafter = fusion()
-    drafter.begin(np.tile(PHRASE, 3))
-    assert len(drafter.propose(budget)) <= budget

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.interface import MAX_NODES, DraftTree, Source, Verdict, chain
-from outrider.drafters.lookahead import POOL_TOKENS, LookaheadDrafter
+from outrider.drafters.interface import MAX_NODES, DraftTree, Verdict
+from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.options import LookaheadOptions
 from tests.drafts import Driven
 from tests.trees import check
@@ -77,65 +76,6 @@ def test_the_window_finds_tokens_that_are_not_in_the_text() -> None:
     assert with_window < 0.9 * without
 
 
-WINDOW = LookaheadOptions(window=4, pool_from_prompt=False)
-
-
-def test_the_window_refines_in_a_tree_that_a_grammar_has_rebuilt() -> None:
-    guesses, refined = verified(WINDOW, lambda tree: tree.keep(np.ones(len(tree), np.bool_)))
-    assert refined == [target(token) for token in guesses]
-
-
-@pytest.mark.parametrize("left", range(4))
-def test_a_column_that_a_grammar_has_cut_continues_at_its_deepest_node(left: int) -> None:
-    guesses, refined = verified(WINDOW, lambda tree: tree.limit(left))
-    choices = [target(token) for token in (5, *guesses)]  # at the last token, then at each guess
-    assert refined == [*choices[1 : left + 1], *[choices[left]] * (4 - left)]
-
-
-def test_forced_tokens_and_a_step_without_a_draft_leave_the_window_as_it_is() -> None:
-    forced = chain(np.array([7, 8], np.int32), np.ones(2, np.float32), Source.GRAMMAR)
-    assert len(verified(WINDOW, lambda _: forced)) == 1
-    drafter = Driven(LookaheadDrafter(WINDOW))
-    drafter.begin(np.array([3, 1, 4], np.int32))
-    drafter.observe(verify(drafter.propose(0), [3, 1, 4]))
-    assert len(drafter._levels) == 1
-
-
-@pytest.mark.parametrize(
-    ("window", "guesses", "budget", "columns"),
-    [(6, 8, 3, 0), (6, 8, 4, 1), (6, 8, 24, 2), (6, 8, 56, 6), (6, 8, 64, 6), (15, 15, 64, 8), (15, 15, 120, 15)],
-)
-def test_window_and_guesses_share_the_budget(window: int, guesses: int, budget: int, columns: int) -> None:
-    """The window is refined in every step, and guesses are verified beside it."""
-    options = LookaheadOptions(window=window, ngram=5, guesses=guesses)
-    drafter, text = Driven(LookaheadDrafter(options)), [target(1)]
-    while len(text) < 200:
-        text.append(target(text[-1]))
-    drafter.begin(np.array(text, np.int32))
-    for step in range(10):
-        before = [level.tolist() for level in drafter._levels]
-        tree = drafter.propose(budget)
-        check(tree)
-        known = drafter._pool[text[-1]]
-        assert len(tree) <= budget
-        assert any(tree.path(row) == list(known[-1])[: tree.depths[row]] for row in range(len(tree))) or budget <= 4
-        verdict = verify(tree, text)
-        drafter.observe(verdict)
-        text += verdict.tokens.tolist()
-        levels = [level.tolist() for level in drafter._levels]
-        assert levels != before or not columns
-        assert len(levels) == min(step + 2, options.ngram - 1)
-    assert [len(level) for level in levels] == [columns] * 4
-
-
 def test_repetition_is_drafted_from_the_pool() -> None:
     _, steps = run(LookaheadOptions(), 2000)
     assert steps < 1000
-
-
-def test_the_pool_is_bounded() -> None:
-    drafter = Driven(LookaheadDrafter(LookaheadOptions(guesses=2)))
-    text = np.random.default_rng(0).integers(0, 20_000, 50_000).astype(np.int32)
-    drafter.begin(text)
-    assert len(drafter._pool) == POOL_TOKENS
-    assert max(map(len, drafter._pool.values())) <= 2

@@ -14,6 +14,7 @@ import pytest
 
 from tests.servers import Served, serving
 
+pytestmark = pytest.mark.slow  # it is installed, and a server starts
 PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add(a, b):\n"
 

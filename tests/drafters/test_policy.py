@@ -4,30 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.drafters.policy import PROBE_INTERVAL, Calibration, CostBenefit, Probe, Trust, ema
-
-
-def test_a_mean_starts_with_its_first_value_and_then_decays() -> None:
-    assert ema(None, 5.0) == 5.0
-    assert ema(0.0, 5.0) == pytest.approx(0.5)
-    assert ema(5.0, 0.0) == pytest.approx(4.5)
-    assert ema(ema(5.0, 1.0), 1.0) == pytest.approx(1 + 4 * 0.81)
-
-
-def test_a_probe_is_due_once_per_interval() -> None:
-    probe = Probe(4)
-    assert [probe.tick() for _ in range(8)] == [False, False, False, True] * 2
-
-
-def test_a_probe_in_vain_becomes_rarer() -> None:
-    probe = Probe(2, longest=6)
-    assert [call for call in range(1, 25) if probe.tick()] == [2, 6, 12, 18, 24]
-    probe.reset()
-    assert [probe.tick() for _ in range(2)] == [False, True]
-
-
-def test_unmeasured_actions_pay() -> None:
-    assert CostBenefit().is_worth(0.1)
+from outrider.drafters.policy import PROBE_INTERVAL, Calibration, CostBenefit, Trust
 
 
 def test_an_action_that_costs_more_than_it_saves_is_only_probed() -> None:
@@ -70,13 +47,3 @@ def test_calibration_moves_from_the_models_probability_to_the_measured_one() -> 
     assert calibration.acceptance(0, 0.55) > 0.9
     assert calibration.acceptance(1, 0.2) < 0.1
     assert calibration.acceptance(0, 0.95) == pytest.approx(0.95)
-
-
-def test_a_mean_without_a_value_is_restored_as_such() -> None:
-    benefit, restored = CostBenefit(), CostBenefit()
-    benefit.record_step(2, 0.5)
-    restored.load(benefit.state())
-    assert restored.token_seconds == benefit.token_seconds == 0.25
-    assert restored.seconds is None
-    restored.record_action(0.1)
-    assert restored.seconds == 0.1

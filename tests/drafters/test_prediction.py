@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from outrider.drafters.interface import NOTHING, DraftTree, Ints, Verdict
+from outrider.drafters.interface import Ints, Verdict
 from outrider.drafters.options import PredictionOptions
 from outrider.drafters.prediction import PredictionDrafter, realign
 from tests.drafts import Driven
@@ -44,24 +44,6 @@ def test_an_exact_prediction_costs_few_steps() -> None:
 )
 def test_an_edit_is_followed_by_realignment(edited: Ints) -> None:
     assert steps(edited.astype(np.int32)) <= 10
-
-
-def test_without_a_prediction_nothing_is_drafted() -> None:
-    drafter = Driven(PredictionDrafter(PredictionOptions()))
-    drafter.begin(EXPECTED)
-    assert len(drafter.propose(64)) == 0
-    drafter.observe(
-        Verdict(DraftTree(NOTHING, NOTHING, NOTHING, np.empty(0, np.float32), np.empty(0, np.uint8)), NOTHING, EXPECTED)
-    )
-
-
-def test_a_prediction_does_not_outlive_its_request() -> None:
-    drafter = Driven(PredictionDrafter(PredictionOptions()))
-    drafter.begin(EXPECTED, EXPECTED)
-    drafter.end()
-    assert len(drafter.propose(64)) == 0
-    drafter.begin(EXPECTED)
-    assert len(drafter.propose(64)) == 0
 
 
 def test_realigning_prefers_the_longest_then_the_nearest() -> None:

@@ -1,14 +1,10 @@
 """Every name creates a drafter that implements the protocol."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from outrider.drafters.interface import Verdict
-from outrider.drafters.model.pearl import PearlDrafter
-from outrider.drafters.model.union import UnionDrafter
-from outrider.drafters.options import NAMES, DrafterName, Options, PearlOptions
+from outrider.drafters.options import NAMES, DrafterName
 from outrider.drafters.registry import Resources, make
 from tests.drafts import Driven
 from tests.language import ToyModel
@@ -33,16 +29,3 @@ def test_each_drafter_implements_the_protocol(name: DrafterName) -> None:
 def test_drafters_that_need_a_model_are_listed_only_with_one() -> None:
     assert set(NAMES) - set(Resources().names) == {"draft", "draft-tree", "draft-graph", "pearl"}
     assert RESOURCES.names == NAMES
-
-
-def test_pearl_drafts_beside_tables_unless_an_option_asks_for_the_papers_algorithm() -> None:
-    assert isinstance(make("pearl", RESOURCES), UnionDrafter)
-    for options in (PearlOptions(only_if_worth=False), PearlOptions(pre_verify=False), PearlOptions(post_verify=False)):
-        assert isinstance(make("pearl", replace(RESOURCES, options=Options(pearl=options))), PearlDrafter)
-
-
-def test_drafters_measure_the_draft_model_apart() -> None:
-    """Beside other tables, it pays in other steps."""
-    pearl, other, fusion = make("pearl", RESOURCES), make("pearl", RESOURCES), make("fusion", RESOURCES)
-    assert vars(pearl)["_schedules"] is vars(other)["_schedules"]
-    assert vars(pearl)["_schedules"] is not vars(fusion)["_schedules"]

@@ -60,18 +60,6 @@ def test_several_blocks_are_searched_together() -> None:
     assert drafter.propose(8).tokens.tolist() == [1]
 
 
-def test_continuations_stop_at_the_document() -> None:
-    drafter = Driven(RetrievalDrafter([block([[1, 2, 3], [4, 5]])], RetrievalOptions()))
-    drafter.begin(np.array([1, 2], np.int32))
-    assert drafter.propose(8).tokens.tolist() == [3]
-
-
-def test_without_a_datastore_nothing_is_drafted() -> None:
-    drafter = Driven(RetrievalDrafter([], RetrievalOptions()))
-    drafter.begin(np.array([1, 2], np.int32))
-    assert drafter.propose(8) is EMPTY
-
-
 def test_a_request_keeps_its_blocks_and_the_next_one_reads_the_current_ones() -> None:
     corpus = [block([[1, 2, 3]])]
     drafter = Driven(RetrievalDrafter(corpus, RetrievalOptions()))

@@ -16,13 +16,6 @@ def ints(*tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 texts = st.lists(st.integers(0, 2), max_size=12)
 
 
-@given(texts, texts)
-def test_the_common_prefix_is_the_longest(left: list[int], right: list[int]) -> None:
-    size = common_prefix(ints(*left), ints(*right))
-    assert left[:size] == right[:size]
-    assert size == min(len(left), len(right)) or left[size] != right[size]
-
-
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=6))
 def test_the_text_is_the_prompt_and_the_appended_tokens(requests: list[tuple[list[int], list[int]]]) -> None:
     sequence = Sequence()
@@ -36,9 +29,7 @@ def test_the_text_is_the_prompt_and_the_appended_tokens(requests: list[tuple[lis
 
 
 @given(st.lists(st.tuples(texts, st.booleans()), min_size=1, max_size=8))
-def test_a_reader_knows_the_prefix_unchanged_since_its_last_request(
-    history: list[tuple[list[int], bool]],
-) -> None:
+def test_a_reader_knows_the_prefix_unchanged_since_its_last_request(history: list[tuple[list[int], bool]]) -> None:
     sequence, reader, read = Sequence(), Reader(), list[int]()
     for prompt, reads in history:
         sequence.begin(ints(*prompt))
@@ -46,12 +37,6 @@ def test_a_reader_knows_the_prefix_unchanged_since_its_last_request(
         if reads:
             assert reader.begin(sequence) == len(read)
             read = list(prompt)
-
-
-def test_a_reader_knows_nothing_of_another_sequence() -> None:
-    reader = Reader()
-    reader.begin(Sequence(ints(1, 2, 3)))
-    assert reader.begin(Sequence(ints(1, 2, 3))) == 0
 
 
 def test_an_answer_ends_at_its_limit() -> None:
@@ -73,25 +58,6 @@ def test_an_answer_ends_with_its_first_stop_token_but_a_prompt_does_not() -> Non
     full = Sequence(ints(1), max_tokens=1, stop_ids=[9])
     full.append(ints(9))
     assert full.finish == "stop"  # a stop token at the limit is still a stop
-
-
-def test_a_context_before_the_first_token_is_padded() -> None:
-    sequence = Sequence(ints(7, 8))
-    assert sequence.context(3).tolist() == [-1, 7, 8]
-    assert sequence.context(3, 0).tolist() == [-1, -1, -1]
-    sequence.append(ints(*range(200)))
-    assert sequence.context(3).tolist() == [197, 198, 199]
-    assert sequence.context(2, 3).tolist() == [8, 0]
-
-
-def test_truncated_tokens_are_removed() -> None:
-    sequence = Sequence(ints(1, 2), max_tokens=5)
-    sequence.append(ints(3, 4, 5))
-    sequence.truncate(3)
-    assert sequence.tokens.tolist() == [1, 2, 3]
-    assert sequence.remaining == 4
-    sequence.truncate(9)
-    assert len(sequence) == 3
 
 
 def test_a_clone_begins_with_the_same_tokens_and_goes_on_alone() -> None:

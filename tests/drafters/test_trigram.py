@@ -8,7 +8,6 @@ from outrider.drafters.options import TrigramOptions
 from outrider.drafters.tables import base_table
 from outrider.drafters.trigram import TrigramDrafter
 from tests.drafts import Driven
-from tests.trees import check
 
 NONE = np.empty(0, np.int32)
 PHRASE = np.array([11, 12, 13, 14, 15], np.int32)
@@ -17,14 +16,6 @@ PHRASE = np.array([11, 12, 13, 14, 15], np.int32)
 @pytest.fixture(params=["mcts", "best-first"])
 def options(request: pytest.FixtureRequest) -> TrigramOptions:
     return TrigramOptions(search=request.param)
-
-
-def test_repetitions_of_the_prompt_are_drafted(options: TrigramOptions) -> None:
-    drafter = Driven(TrigramDrafter(base_table.empty_base(), options))
-    drafter.begin(np.concatenate([PHRASE, [1], PHRASE[:2]]).astype(np.int32))
-    tree = drafter.propose(16)
-    check(tree)
-    assert [13, 14, 15] in [tree.path(row) for row in range(len(tree))]
 
 
 def test_emitted_tokens_are_learned(options: TrigramOptions) -> None:
@@ -47,32 +38,7 @@ def test_what_is_learned_stays_in_the_session(options: TrigramOptions) -> None:
         assert drafter.propose(16).tokens[:1].tolist() == expected
 
 
-def test_algorithm_2_raises_the_last_tokens_in_each_step() -> None:
-    """Only tri-grams, only among the last `max_length` tokens, and again with every step."""
-    options = TrigramOptions(max_length=3, increment=0.25, maximum=0.5, feedback=8)
-    drafter = Driven(TrigramDrafter(base_table.empty_base(), options))
-    drafter.begin(np.array([1, 2, 3, 4, 5, 6], np.int32))
-    weights = drafter._rows.weights
-
-    def learned() -> list[float]:
-        return sorted(weights[weights > 0].tolist())
-
-    assert drafter.feedback == 0
-    assert learned() == [0.25]  # 4, 5, 6
-    drafter.observe(Verdict(EMPTY, NONE, np.array([7], np.int32), np.array([[7, 8]], np.int32), np.ones((1, 2), np.float32)))
-    assert learned() == [0.25, 0.25]  # and 5, 6, 7
-    for _ in range(3):
-        drafter.observe(Verdict(EMPTY, NONE, np.array([7, 7, 7], np.int32)))
-    assert learned() == [0.25, 0.25, 0.5]  # 7, 7, 7 reaches the maximum; bi-grams are not raised
-
-
 def test_without_adaptation_only_the_base_table_drafts() -> None:
     drafter = Driven(TrigramDrafter(base_table.empty_base(), TrigramOptions(adaptive=False)))
     drafter.begin(np.concatenate([PHRASE, PHRASE]))
     assert len(drafter.propose(16)) == 0
-
-
-def test_a_budget_of_zero_drafts_nothing(options: TrigramOptions) -> None:
-    drafter = Driven(TrigramDrafter(base_table.empty_base(), options))
-    drafter.begin(np.concatenate([PHRASE, PHRASE]))
-    assert drafter.propose(0) is EMPTY

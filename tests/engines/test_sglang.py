@@ -165,21 +165,6 @@ def test_repeated_text_is_drafted(overlap: bool) -> None:
     assert requests.steps <= 60 / 4
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_later_requests_draft_from_what_earlier_ones_said(overlap: bool) -> None:
-    requests = Requests(overlap)
-    answer = np.random.default_rng(3).permutation(np.arange(3, 43)).astype(np.int32)
-    counts = []
-    for name in ("one", "two"):
-        before = requests.steps
-        requests.add(name, text(2, 20), answer)
-        while requests.running:
-            requests.step()
-        requests.worker.ngram_corpus.erase_match_state([name])
-        counts.append(requests.steps - before)
-    assert counts[1] < counts[0] / 2
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
 @given(
     st.booleans(),

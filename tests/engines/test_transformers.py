@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import pytest
@@ -19,22 +18,13 @@ from transformers import (
 from transformers.cache_utils import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
-from outrider.drafters.library import Resources, Session
-from outrider.engines import transformers as engine
+from outrider.drafters.library import Session
 from outrider.engines.transformers import Target, generate
 
 VOCABULARY = 61
 ENDS: dict[str, Any] = {"eos_token_id": 7, "bos_token_id": 1, "pad_token_id": 0}
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.2,
-    **ENDS,
-}
+SMALL: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, **ENDS}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}
 CONFIGS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SMALL),
     "gpt2": GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.2, **ENDS),
@@ -115,12 +105,6 @@ def test_trees_are_drafted_where_attention_follows_a_mask(name: str, monkeypatch
     assert len(found) < 59, "some tokens are accepted"
 
 
-def test_a_session_goes_on_learning(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, session = build("llama"), Session("fusion", Resources(vocabulary=VOCABULARY))
-    first, second = (len(steps(monkeypatch, model, session=session, eos_token_id=None)) for _ in range(2))
-    assert second < first
-
-
 def test_an_answer_ends_within_an_accepted_path() -> None:
     model = build("llama")
     plain = answer(model, eos_token_id=None)
@@ -179,11 +163,3 @@ def test_a_cache_that_takes_nothing_back_is_refused() -> None:
     model = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(ValueError, match="leave out custom_generate"):
         model.generate(PROMPT, max_new_tokens=5, custom_generate=generate)
-
-
-def test_the_check_of_masks_sees_a_model_that_ignores_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, inputs = build("llama"), engine.tree_inputs
-    monkeypatch.setattr(engine, "tree_inputs", lambda *given: {"position_ids": inputs(*given)["position_ids"]})
-    engine.takes_trees.cache_clear()
-    assert not engine.takes_trees(weakref.ref(model), model.config._attn_implementation)
-    engine.takes_trees.cache_clear()

@@ -109,16 +109,6 @@ def test_each_request_keeps_its_session_while_rows_move(actions: list[tuple[str,
             made = 0
 
 
-def test_requests_of_one_text_have_a_session_each() -> None:
-    proposer, batch = Proposer(config()), Batch()
-    for _ in range(3):
-        batch.add(text(4, 12), text(5, 30))
-    for _ in range(5):
-        drafts = batch.step(proposer)
-        assert drafts[0] == drafts[1] == drafts[2]
-        assert len({id(session) for session in proposer._sessions.values()}) == 3
-
-
 def test_parts_of_prompts_get_no_draft_and_no_session() -> None:
     proposer, batch = Proposer(config()), Batch()
     batch.add(text(1, 20), text(1, 40)[20:])
@@ -149,14 +139,6 @@ def test_no_draft_is_longer_than_the_model_admits() -> None:
     proposer, batch = Proposer(config()), Batch()
     batch.add(text(1, MAX_TOKENS - 4), text(1, MAX_TOKENS - 3)[-1:])
     assert len(batch.step(proposer)[0]) <= 2
-
-
-def test_an_unknown_drafter_is_named() -> None:
-    class Misspelt(Proposer):
-        drafter = "fusoin"
-
-    with pytest.raises(ValueError, match="There is no drafter 'fusoin'"):
-        Misspelt(config())
 
 
 PROPOSER = Proposer(config())

@@ -10,15 +10,12 @@ import torch
 
 from outrider.models.embedded import train
 from outrider.models.embedded.train import (
-    BATCH_TOKENS,
     SPECIAL_TOKENS,
     Learner,
     RunState,
-    batch,
     bits_per_byte,
     build_model,
     documents,
-    rate_at,
     resume,
     save,
     train_tokenizer,
@@ -63,16 +60,6 @@ def test_documents_are_files_and_chats(package: Path) -> None:
     assert answer == "```python\ndef add(left, right):\n    total = left + right\n    return total\n```<|end|>"
 
 
-def test_the_order_is_fixed_by_the_seed(package: Path) -> None:
-    assert documents(1) == documents(1)
-    assert sorted(map(str, documents(1))) == sorted(map(str, documents(2)))
-
-
-def test_a_file_and_its_chats_are_held_out_together(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "HELD_OUT_SHARE", 1.0)
-    assert all(document.held_out for document in documents())
-
-
 TEXT = "def add(left, right):\n    return left + right\n\n\n"
 
 
@@ -93,20 +80,6 @@ SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "nu
 def learner() -> Learner:
     torch.manual_seed(0)
     return Learner(SHAPE, "cpu", compiled=False)
-
-
-def test_the_rate_warms_up_and_ends_at_zero() -> None:
-    assert [rate_at(share) for share in (0.0, 0.005, 0.25, 0.5, 0.75, 1.0)] == [0.0, 0.5, 1.0, 1.0, 0.5, 0.0]
-
-
-def test_batches_read_the_text_in_order_and_wrap_around() -> None:
-    ids = np.arange(20_000, dtype=np.uint16)
-    first = batch(ids, RunState(), 512)
-    assert first.shape == (BATCH_TOKENS // 512, 513)
-    assert first.dtype == torch.int64
-    assert first[1, 0] == 512
-    assert batch(ids, RunState(tokens=BATCH_TOKENS), 512)[0, 0] == BATCH_TOKENS
-    assert int(batch(ids, RunState(tokens=10 * BATCH_TOKENS), 512).max()) < len(ids)
 
 
 def test_steps_lower_the_loss() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.interface import EMPTY, MAX_NODES, DraftTree, Draws, Source, chain
-from outrider.verify.budget import FULL_NODES, LONGEST_INTERVAL, Budget, Choice, Draft, divide_nodes, outcome
+from outrider.drafters.interface import DraftTree, Draws, Source, chain
+from outrider.verify.budget import LONGEST_INTERVAL, Budget, Choice, Draft, divide_nodes
 from outrider.verify.cost import CostCurve
 from outrider.verify.measurement import NODES
-from tests.trees import check
 
 
 def curve(per_node: float, fixed: float = 1.0) -> CostCurve:
@@ -47,15 +45,6 @@ def test_sampled_nodes_are_always_kept() -> None:
     assert kept.draws.keys() == {-1, 0}
 
 
-def test_a_branch_is_kept_only_with_its_parent() -> None:
-    tokens, parents = np.array([1, 2, 3, 4], np.int32), np.array([-1, 0, 1, 0], np.int32)
-    path = np.array([0.9, 0.6, 0.1, 0.3], np.float32)
-    tree = DraftTree(tokens, parents, np.array([1, 2, 3, 2], np.int32), path, np.zeros(4, np.uint8))
-    kept = select(Budget(curve=curve(0.15)), tree).tree
-    check(kept)
-    assert kept.tokens.tolist() == [1, 2, 4][: len(kept)]
-
-
 def verified(budget: Budget, tree: DraftTree, emitted: list[int], steps: int) -> list[int]:
     """The nodes verified in each of `steps` steps with the same outcome."""
     sizes = []
@@ -76,72 +65,10 @@ def test_rejected_drafts_stop_within_a_few_steps_and_resume_when_accepted() -> N
     assert resumed[-1] == 4
 
 
-def test_accepted_drafts_continue() -> None:
-    assert verified(Budget(curve=curve(0.1)), draft(0.8, 0.8, 0.8, 0.8), [0, 1, 2, 3, 4], 50) == [4] * 50
-
-
 def test_nodes_that_cost_a_step_each_are_only_probed() -> None:
     budget = Budget(curve=curve(1.5))
     assert sum(verified(budget, draft(0.9, 0.9), [0, 1, 2], 50)) == 0
     assert sum(budget.nodes() > 0 for _ in range(40)) == 40 // LONGEST_INTERVAL
-
-
-def step(budget: Budget, tree: DraftTree) -> int:
-    """One step of a drafter whose drafts are accepted as expected; returns the nodes that were worth verifying."""
-    choice = select(budget, tree)
-    budget.record(tree, choice, tree.tokens[:1], 0.0)
-    budget._trust = Budget()._trust  # the sizes below are computed for full trust
-    return len(choice.tree)
-
-
-def test_a_drafter_that_fills_its_budget_gets_only_the_useful_size_next_time() -> None:
-    budget = Budget(curve=curve(0.1))
-    assert budget.nodes() == FULL_NODES
-    assert step(budget, draft(*[0.9] * 4, 0.05, *[0.5] * (FULL_NODES - 5))) == 4
-    assert budget.nodes() == 4
-    assert step(budget, draft(0.9, 0.9, 0.6, 0.55)) == 4  # the last node adds 0.27 tokens, barely enough
-    assert budget.nodes() == 4
-    assert step(budget, draft(0.9, 0.9, 0.9, 0.9)) == 4  # the last node adds 0.66 tokens, more than enough
-    assert budget.nodes() == FULL_NODES
-
-
-@pytest.mark.parametrize("most", [71, MAX_NODES])
-def test_a_drafter_gets_the_most_nodes_where_the_last_ones_clearly_pay(most: int) -> None:
-    budget = Budget(curve=CostCurve((0, most), (64,), ((1.0, 1.1),)))
-    requested = []
-    for _ in range(3):
-        requested.append(budget.nodes())
-        assert step(budget, draft(*[0.999] * requested[-1])) == requested[-1]
-    assert requested == [FULL_NODES, most, most]
-    assert step(budget, draft(*[0.999] * 20)) == 20
-    assert budget.nodes() == most  # the drafter had no more
-    assert step(budget, draft(*[0.999] * 70, *[0.001] * (most - 70))) == 70
-    assert budget.nodes() == 70
-
-
-def test_a_drafter_that_drafts_less_than_its_budget_keeps_it() -> None:
-    budget = Budget(curve=curve(0.1))
-    assert step(budget, draft(0.9, 0.9, 0.9, 0.9, 0.05, 0.5)) == 4
-    assert budget.nodes() == FULL_NODES
-
-
-def test_selecting_has_no_side_effect() -> None:
-    budget = Budget(curve=curve(0.1))
-    tree = draft(*[0.9] * 4, 0.05, *[0.5] * (FULL_NODES - 5))
-    first = select(budget, tree)
-    for _ in range(20):
-        assert len(select(budget, tree).tree) == len(first.tree)
-    assert budget.nodes() == FULL_NODES
-
-
-def test_drafts_without_nodes_are_soon_only_probed() -> None:
-    """Asking takes time, too."""
-    budget = Budget(curve=curve(0.1))
-    asked = 0
-    for _ in range(100):
-        asked += budget.nodes() > 0
-        budget.record(EMPTY, Choice(EMPTY, 0), np.array([1], np.int32), 0.0)
-    assert 10 < asked < 40
 
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=8), st.floats(0.02, 1.5))
@@ -171,55 +98,3 @@ def test_streams_share_the_nodes_that_a_round_can_afford() -> None:
         distrusted.nodes()
         distrusted.record(likely, Choice(likely, len(likely)), np.array([9], np.int32), 0.0)
     assert sizes((Draft(likely), distrusted), first) == [0, 3]
-
-
-def test_a_round_may_bound_the_number_of_nodes() -> None:
-    """The likeliest are kept, and the number that is requested stays."""
-    tree, budget = draft(*[0.8] * 8), Budget(curve=curve(0.01))
-    free, bound = select(budget, tree), divide_nodes([Draft(tree)], [budget], 3)[0]
-    assert len(free.tree) == 8
-    assert bound.tree.tokens.tolist() == tree.tokens[:3].tolist()
-    assert bound.next_nodes == free.next_nodes
-
-
-def test_the_outcome_is_listed_along_the_emitted_path() -> None:
-    tokens, parents = np.array([1, 2, 3, 4], np.int32), np.array([-1, 0, 1, 0], np.int32)
-    path = np.array([0.8, 0.4, 0.1, 0.2], np.float32)
-    tree = DraftTree(tokens, parents, np.array([1, 2, 3, 2], np.int32), path, np.zeros(4, np.uint8))
-    for emitted, expected in (
-        ([7], [(0.8, False)]),
-        ([1, 4, 9], [(0.8, True), (0.75, True)]),  # the node with token 4 has no children
-        ([1, 2, 9], [(0.8, True), (0.75, True), (0.25, False)]),
-    ):
-        found = outcome(tree, np.array(emitted, np.int32))
-        assert [probability for probability, _ in found] == pytest.approx([probability for probability, _ in expected])
-        assert [accepted for _, accepted in found] == [accepted for _, accepted in expected]
-    assert outcome(EMPTY, np.array([7], np.int32)) == []
-
-
-def test_each_depth_has_its_own_trust() -> None:
-    """The first token of each draft is right, the second always wrong, and deeper ones are never reached."""
-    budget, tree = Budget(curve=curve(0.01)), draft(0.8, 0.8, 0.8, 0.8, 0.8, 0.8)
-    for _ in range(200):
-        budget.nodes()
-        budget.record(tree, Choice(tree, len(tree)), np.array([0, 9], np.int32), 0.0)
-    first, second, *deeper = budget.expected(tree)
-    assert first == pytest.approx(0.8)
-    assert second < 0.1
-    assert max(deeper) <= second
-    assert Budget().expected(tree) == pytest.approx(tree.probability.tolist())
-
-
-def test_rows_of_several_streams_cost_what_was_measured() -> None:
-    found = CostCurve(NODES, (64,), (tuple(1.0 + n for n in NODES),), row_seconds=0.5, stream_seconds=0.25)
-    seconds = found.of_rows(100, 1, MAX_NODES + 3)
-    assert seconds[[0, 1, MAX_NODES, MAX_NODES + 2]].tolist() == [1.0, 2.0, 1.0 + MAX_NODES, 2.0 + MAX_NODES]
-    assert found.of_rows(100, 3, 3).tolist() == [1.5, 2.5, 3.5]
-
-
-def test_a_curve_is_interpolated_between_its_points() -> None:
-    found = CostCurve(NODES, (64, 192), (tuple(1.0 + n for n in NODES), tuple(3.0 + n for n in NODES)))
-    assert found.at(130)[:4].tolist() == pytest.approx([2.0, 3.0, 4.0, 5.0])
-    assert found.at(10_000)[MAX_NODES] == pytest.approx(3.0 + MAX_NODES)
-    noisy = CostCurve(NODES, (1,), ((2.0, 1.0, 3.0, 2.5, 4.0, 5.0, 6.0, 7.0),)).at(1)
-    assert np.all(np.diff(noisy) >= 0)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from outrider.verify import checkpoint
-from outrider.verify.checkpoint import Location, check_packages, locate, quantization_method
+from outrider.verify.checkpoint import Location, check_packages, locate
 from outrider.verify.errors import ModelError
 
 
@@ -47,16 +46,3 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match="needs gptqmodel and accelerate; install with pip install gptqmodel acc"):
         check_packages("m", "awq")
     check_packages("m", "unknown")  # transformers knows what it needs
-
-
-@pytest.mark.parametrize(
-    ("config", "method"),
-    [
-        (SimpleNamespace(), None),
-        (SimpleNamespace(quantization_config=None), None),
-        (SimpleNamespace(quantization_config={"quant_method": "awq"}), "awq"),
-        (SimpleNamespace(quantization_config=SimpleNamespace(quant_method=SimpleNamespace(value="fp8"))), "fp8"),
-    ],
-)
-def test_methods(config: Any, method: str | None) -> None:
-    assert quantization_method(config) == method

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
 from outrider.drafters.interface import DraftTree, Source, chain
 from outrider.verify.budget import Budget, Draft
 from outrider.verify.controller import (
-    EVALUATED_ROUNDS,
     FIRST_CHUNK_TOKENS,
     MIN_CHUNK_TOKENS,
     OVERLAP_PROBE_INTERVAL,
     READING_FACTOR,
-    READING_SECONDS,
-    READING_TOKENS,
     STEPS_SHARE,
     Controller,
     Plan,
@@ -89,27 +84,6 @@ def test_predictions_are_corrected() -> None:
     assert seconds_of(plan(fixed)) == pytest.approx(2.0 / 1.5, abs=0.02)
 
 
-def test_a_round_with_long_drafts_takes_no_longer_than_the_usual_one() -> None:
-    controller = Controller()
-    record(controller, 1.0, 1.0, reads=False)
-    assert seconds_of(plan(controller, LIKELY)) < READING_FACTOR * 1.25
-
-
-def test_the_usual_time_follows_longer_steps_without_a_round_of_steps_alone() -> None:
-    controller = Controller()
-    record(controller, 0.5, 0.5, reads=False)
-    for _ in range(100):
-        found = plan(controller)
-    assert seconds_of(found) == pytest.approx(READING_FACTOR, abs=0.03)
-
-
-def test_a_round_that_something_else_delayed_counts_little() -> None:
-    controller = Controller()
-    for reads in (False, True):
-        record(controller, 1.0, 300.0, reads, times=1)
-        assert READING_FACTOR / 1.2 <= seconds_of(plan(controller)) <= READING_FACTOR * 1.2
-
-
 def test_a_slow_model_reads_a_prompt_in_small_parts() -> None:
     """So that no part takes longer than the worker may be silent."""
 
@@ -126,15 +100,6 @@ def test_a_slow_model_reads_a_prompt_in_small_parts() -> None:
     assert chunk(controller) == chunk(Controller()) == PREFILL_CHUNK_TOKENS
 
 
-def test_a_request_that_arrives_waits_for_a_short_round() -> None:
-    """Where nobody would be silent for too long, a round is so short that others come in, unless its forward would be slow."""
-    controller = Controller(silent_seconds=1000.0)
-    controller.record_reading(64, 0.64)
-    assert controller.plan([], [], 1).chunk_tokens == READING_SECONDS / 0.01
-    controller.record_reading(64, 64.0)
-    assert controller.plan([], [], 1).chunk_tokens == READING_TOKENS
-
-
 def test_rounds_alternate_where_the_host_works_longer_than_the_device() -> None:
     def record(host: float, device: float) -> None:
         controller.record(Plan([]), 1, Times(host, device, None))
@@ -146,29 +111,3 @@ def test_rounds_alternate_where_the_host_works_longer_than_the_device() -> None:
     for _ in range(30):
         record(0.009, 0.003)
     assert sum(controller.overlaps() for _ in range(OVERLAP_PROBE_INTERVAL)) == OVERLAP_PROBE_INTERVAL - 1
-
-
-@pytest.mark.parametrize(("reads", "streams", "corrected"), [(False, 1, "points"), (False, 2, "streams"), (True, 1, "")])
-def test_rounds_of_steps_correct_the_curve(reads: bool, streams: int, corrected: str) -> None:
-    """The step of a stream alone corrects its points, steps in company what a stream costs, and prompts nothing."""
-    curve = CostCurve(NODES, (64,), [[1.0 + 0.02 * nodes for nodes in NODES]], 0.02, 0.1)
-    before, controller = curve.state(), Controller()
-    found = controller.plan([Draft(NOTHING, context=1)] * streams, [Budget(curve=curve)] * streams, 1 if reads else None)
-    for _ in range(EVALUATED_ROUNDS):
-        controller.record(found, streams + found.chunk_tokens, Times(0.1, 2.0, 2.1))
-    assert (curve.state()["seconds"] != before["seconds"]) == (corrected == "points")
-    assert (curve.stream_seconds != before["stream_seconds"]) == (corrected == "streams")
-    assert curve.is_corrected == bool(corrected)
-
-
-@pytest.mark.parametrize(
-    ("tree", "budgets", "reads", "words"),
-    [
-        ([0.9, 0.8], [Budget(curve=CURVE)], None, ["2 of 2 nodes (2.70 tokens expected, gain 2.6", "predicted 1040.00 ms"]),
-        ([0.9], [Budget(4)], 1, ["1 of 1 nodes", "a chunk of at most 64 tokens", "not predicted"]),
-    ],
-)
-def test_a_plan_says_why(tree: Sequence[float], budgets: Sequence[Budget], reads: int | None, words: Sequence[str]) -> None:
-    draft = chain(np.ones(len(tree), np.int32), np.array(tree, np.float32), Source.LOOKUP)
-    line = str(Controller().plan([Draft(draft, context=1)], budgets, reads))
-    assert all(word in line for word in words), line

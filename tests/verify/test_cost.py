@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -77,14 +78,7 @@ def test_more_nodes_and_longer_contexts_never_cost_less(table: list[list[float]]
     assert np.array_equal(parse(json.dumps(curve.state())).seconds, curve.seconds)
 
 
-def test_a_point_that_was_disturbed_does_not_make_more_nodes_expensive() -> None:
-    seconds = tuple(9.0 if nodes == 1 else 1.0 + nodes / 64 for nodes in NODES)
-    found = CostCurve(NODES, (64,), (seconds,)).at(64)
-    assert found[1] == found[3] == seconds[NODES.index(3)]
-    assert list(found) == sorted(found)
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_curve_of_a_busy_minute_heals(seed: int) -> None:
     """All points are too high, by a factor of 1.5 to 3 and each by up to half more; some answers correct them."""
     random = np.random.default_rng(seed)
@@ -96,93 +90,19 @@ def test_a_curve_of_a_busy_minute_heals(seed: int) -> None:
         assert curve.at(context)[3] == pytest.approx(true_seconds(context, 4), rel=0.2)
 
 
-def test_a_curve_that_promises_too_much_heals() -> None:
-    curve = true_curve(0.3)
-    serve(curve, 300, noise=0.05)
-    assert worst_choice(curve) > 0.95
-    assert curve.at(512)[3] == pytest.approx(true_seconds(512, 4), rel=0.2)
-
-
-def test_a_machine_that_became_slower_or_faster_is_followed() -> None:
-    curve = true_curve()
-    serve(curve, 300, factor=3.0)
-    assert curve.at(64)[0] == pytest.approx(3 * true_seconds(64, 1), rel=0.15)
-    serve(curve, 100)
-    assert curve.at(64)[0] == pytest.approx(true_seconds(64, 1), rel=0.15)
-
-
-def test_a_delayed_step_changes_little_and_a_busy_spell_is_forgotten() -> None:
-    curve = true_curve()
-    curve.observe(64, 1, 1, 10.0)
-    assert curve.at(64)[0] < 1.05 * true_seconds(64, 1)
-    serve(curve, 100, noise=3.0)
-    serve(curve, 60)
-    assert worst_choice(curve) > 0.95
-    assert curve.at(64)[0] == pytest.approx(true_seconds(64, 1), rel=0.1)
-
-
-def test_plain_steps_alone_do_not_change_what_nodes_cost_beside_them() -> None:
-    """A server's steps take longer than measured ones. If only those without nodes are seen, nodes must not become cheap."""
-    curve, random = true_curve(), np.random.default_rng(0)
-    before = curve.least_probability(64)
-    for _ in range(2000):
-        curve.observe(64, 1, 1, 1.3 * true_seconds(64, 1) * (1 + 0.1 * abs(random.standard_normal())))
-    assert curve.at(64)[0] == pytest.approx(1.35 * true_seconds(64, 1), rel=0.1)
-    assert curve.least_probability(64) == pytest.approx(before, rel=0.25)
-
-
-def test_steps_in_company_leave_the_points_alone() -> None:
-    curve = true_curve()
-    before = curve.seconds.copy()
-    for _ in range(100):
-        curve.observe(64, 4, 16, 5.0)
-    assert np.array_equal(curve.seconds, before)
-    assert curve.stream_seconds <= true_seconds(64, 16)
-    for _ in range(30):
-        curve.observe(64, 4, 16, true_seconds(64, 16) + 3 * 0.001)
-    assert curve.stream_seconds == pytest.approx(0.001, rel=0.2)
-
-
-def test_a_noisy_cost_of_streams_does_not_limit_them_for_ever() -> None:
-    """Two are always tried; what they take shows that more pay."""
-    curve = CostCurve(NODES, CONTEXTS, true_curve().seconds, stream_seconds=0.1)
-    assert (curve.streams_worth_running(8), curve.streams_worth_running(1)) == (2, 1)
-    for _ in range(40):
-        curve.observe(64, 2, 2, true_seconds(64, 2) + 0.0002)
-    assert curve.streams_worth_running(8) == 8
-
-
-def test_a_saved_curve_is_parsed() -> None:
-    found = parse(json.dumps(CURVE.state()))
-    assert found.state() == CURVE.state()
-
-
 @pytest.mark.parametrize(
     "changes",
     [
         {"nodes": [], "contexts": [], "seconds": []},
-        {"nodes": [], "seconds": [[], []]},
-        {"contexts": [], "seconds": []},
-        {"nodes": [0, 1, 2]},
-        {"nodes": [1, 2, MAX_NODES]},
-        {"nodes": [0, MAX_NODES, 1]},
-        {"nodes": [0, 0, MAX_NODES]},
-        {"nodes": [[0, 1, MAX_NODES]]},
-        {"nodes": 3},
-        {"nodes": ["a", "b", "c"]},
-        {"nodes": [0, 1, 10**30]},
-        {"contexts": [512, 64]},
-        {"contexts": [0, 64]},
-        {"contexts": None},
-        {"seconds": [[0.1, 0.2, 0.3]]},
+        *(
+            {"nodes": nodes}
+            for nodes in ([0, 1, 2], [1, 2, MAX_NODES], [0, MAX_NODES, 1], [[0, 1, MAX_NODES]], 3, ["a", "b", 5])
+        ),
+        *({"contexts": contexts} for contexts in ([512, 64], [0, 64], None)),
+        *({"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3, last]]} for last in (0.0, -1.0, math.inf, math.nan, None)),
+        {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3]]},
         {"row_seconds": -1.0},
         {"stream_seconds": None},
-        {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3]]},
-        {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3, 0.0]]},
-        {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3, -1.0]]},
-        {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3, float("inf")]]},
-        {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3, float("nan")]]},
-        {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3, {}]]},
     ],
     ids=str,
 )

@@ -179,48 +179,38 @@ def test_a_damaged_file_is_one_sentence(
     assert any(refused)
 
 
-def damaged_config(**fields: Any) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
-        file = folder / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | fields))
-
-    return damage
-
-
-def replaced(name: str, content: str) -> Callable[[Path], None]:
-    def replace(folder: Path) -> None:
-        (folder / name).write_text(content)
-
-    return replace
+def write(folder: Path, name: str, content: str | dict[str, Any]) -> None:
+    """Replaces a file, or fields of it."""
+    known = json.loads((folder / name).read_text())
+    (folder / name).write_text(content if isinstance(content, str) else json.dumps(known | content))
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("name", "content"),
     [
-        damaged_config(num_attention_heads=0),
-        damaged_config(num_key_value_heads=7),
-        damaged_config(hidden_size=64.5),
-        damaged_config(vocab_size=5),
-        damaged_config(rope_scaling={"rope_type": "none"}),
-        damaged_config(hidden_act=None),
-        damaged_config(num_hidden_layers=10**6),
-        damaged_config(eos_token_id="x"),
-        replaced("config.json", "null"),
-        replaced("config.json", "[" * 10**5),
-        replaced("tokenizer.json", "null"),
-        replaced("generation_config.json", "[1]"),
+        ("config.json", {"num_attention_heads": 0}),
+        ("config.json", {"num_key_value_heads": 7}),
+        ("config.json", {"hidden_size": 64.5}),
+        ("config.json", {"vocab_size": 5}),
+        ("config.json", {"rope_scaling": {"rope_type": "none"}}),
+        ("config.json", {"hidden_act": None}),
+        ("config.json", {"eos_token_id": "x"}),
+        ("config.json", "null"),
+        ("config.json", "[" * 10**5),
+        ("tokenizer.json", "null"),
+        ("generation_config.json", "[1]"),
     ],
 )
-def test_known_damages_are_one_sentence(model: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_known_damages_are_one_sentence(model: Path, tmp_path: Path, name: str, content: str | dict[str, Any]) -> None:
     shutil.copytree(model, tmp_path, dirs_exist_ok=True)
-    damage(tmp_path)
+    write(tmp_path, name, content)
     found = load(str(tmp_path))
     assert not found or SENTENCE.fullmatch(found), found
 
 
 def test_more_layers_than_tensors_are_refused_before_they_are_built(model: Path, tmp_path: Path) -> None:
     shutil.copytree(model, tmp_path, dirs_exist_ok=True)
-    damaged_config(num_hidden_layers=10**6)(tmp_path)
+    write(tmp_path, "config.json", {"num_hidden_layers": 10**6})
     assert "says that it has 1000000 layers, but its tensors are those of 2;" in load(str(tmp_path))
     file = tmp_path / "model.gguf"
     content = file.read_bytes()

@@ -47,14 +47,6 @@ def test_every_drafter_emits_the_tokens_of_plain_decoding(tiny_runner: TorchRunn
         assert len(decoded.steps) == 9  # seven tokens per step
 
 
-def test_each_turn_of_a_conversation_has_noise_of_its_own(tiny_runner: TorchRunner) -> None:
-    """At this temperature, all tokens are as likely, so the noise alone chooses."""
-    options = DecodeOptions(SamplingParams(temperature=1e6, seed=5), max_tokens=8)
-    first = plain(tiny_runner, options)
-    assert plain(tiny_runner, options) == first
-    assert plain(tiny_runner, options, np.array([*PROMPT, *first], np.int32)) != first
-
-
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 @pytest.mark.parametrize(("wrong", "steps"), [(1, 2), (3, 4)])
 def test_the_largest_drafts_emit_the_tokens_of_plain_decoding(
@@ -68,14 +60,7 @@ def test_the_largest_drafts_emit_the_tokens_of_plain_decoding(
     assert {len(each.tree) for each in decoded.steps if each.tree is not None} >= {MAX_NODES}
 
 
-def test_a_seed_determines_the_answer_and_seeds_differ(tiny_runner: TorchRunner) -> None:
-    def sampled(seed: int) -> list[int]:
-        return plain(tiny_runner, DecodeOptions(SamplingParams(seed=seed), max_tokens=20))
-
-    assert sampled(1) == sampled(1) != sampled(2)
-
-
-@pytest.mark.parametrize("limit", [1, 2, 6, 7, 8, 20])
+@pytest.mark.parametrize("limit", [1, 7, 8, 20])
 def test_max_tokens_inside_an_accepted_block(tiny_runner: TorchRunner, limit: int) -> None:
     expected = plain(tiny_runner, DecodeOptions(GREEDY, max_tokens=40))
     decoded = run(tiny_runner, Oracle(expected), DecodeOptions(GREEDY, max_tokens=limit))

@@ -19,17 +19,6 @@ class Screen(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_one_line() -> None:
-    screen, clock = Screen(), itertools.count(step=2.0)
-    line = DownloadLine("org/model", screen, clock.__next__)
-    for done in range(5):
-        line.record(done * GB, 4 * GB)
-    text = screen.getvalue()
-    assert text.count("\r") == 5
-    assert text.endswith("\rdownloading org/model: 4.00 of 4.00 GB (100 %)\x1b[K\n")
-    assert text.count("\n") == 1
-
-
 def test_a_log_gets_a_line_per_interval(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     seconds = 0.0
@@ -38,12 +27,6 @@ def test_a_log_gets_a_line_per_interval(caplog: pytest.LogCaptureFixture) -> Non
         seconds = step * 0.021
         line.record(step * GB // 1000, GB)
     assert [message.rpartition("(")[2] for message in caplog.messages] == ["4 %)", "52 %)", "100 %)"]
-
-
-def test_a_short_download_shows_nothing() -> None:
-    screen = Screen()
-    DownloadLine("org/model", screen, lambda: 0.0).record(5, 5)
-    assert screen.getvalue() == ""
 
 
 def test_the_bars_of_a_download_share_a_line() -> None:

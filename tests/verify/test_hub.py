@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import httpx
 import huggingface_hub
 import pytest
@@ -11,7 +9,7 @@ import requests
 from huggingface_hub import errors
 
 from outrider.verify.errors import ModelError
-from outrider.verify.hub import check_reachable, hub_errors, model_file
+from outrider.verify.hub import check_reachable, model_file
 
 RAISED: list[Exception] = [
     httpx.ConnectError("[Errno -3] Temporary failure in name resolution"),
@@ -38,15 +36,3 @@ def test_what_the_client_raises_is_one_sentence(error: Exception, monkeypatch: p
     for name in (None, "a.gguf"):
         with pytest.raises(ModelError, match=r"^someone/x cannot be downloaded: "):
             check_reachable("someone/x", name, "main")
-
-
-def test_errors_of_the_program_are_not_the_hubs() -> None:
-    assert not isinstance(KeyError("x"), hub_errors()) and isinstance(KeyError("x"), hub_errors(KeyError))
-    assert Exception not in hub_errors() and BaseException not in hub_errors()
-
-
-def test_files_on_this_machine_need_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", None)
-    (tmp_path / "a.gguf").write_bytes(b"")
-    assert model_file(str(tmp_path), "a.gguf", "main") == tmp_path / "a.gguf"
-    check_reachable(str(tmp_path), None, "main")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from outrider import models
 from outrider.drafters.interface import Drafter, Ints, Source
 from outrider.drafters.model.language_model import LanguageModel
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.options import NAMES, NEED_A_MODEL, DrafterName, DraftTime, FusionOptions, Options, PearlOptions
+from outrider.drafters.options import NAMES, DrafterName, DraftTime, FusionOptions, Options, PearlOptions
 from outrider.drafters.registry import Resources, make
 from outrider.drafters.tables import base_table
 from outrider.drafters.tables.suffix import Corpus, index
@@ -26,7 +26,7 @@ from outrider.verify.model.load_options import UNQUANTIZED, LoadOptions, Quantiz
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
-from outrider.verify.tokenizer import fingerprint, load_tokenizer, stop_ids
+from outrider.verify.tokenizer import load_tokenizer, stop_ids
 from outrider.verify.verifier import Verifier
 
 VERBS = ("read", "write", "sort", "find", "merge", "count", "parse", "remove", "open", "close")
@@ -40,34 +40,21 @@ CODE = [
         "<|user|>\nWrite a function to {verb} a file.<|end|>\n<|assistant|>\n",
     )
 ]
-STORIES = [
-    f"{start} {subject}"
-    for start in ("Once upon a time there was", "One day,", "The", "In a big house lived")
-    for subject in ("a cat", "Lily", "a dog and", "Tom", "the sun", "two friends", "a boy", "a bird", "Mom", "a tree")
-]
-assert len(CODE) == len(STORIES) == 40
-
-
-QUANTIZED = {"int8": Quantization("int8"), "int4": Quantization("int4")}  # the embedded model
+FORMATS: dict[str, Quantization] = {"float32": UNQUANTIZED, "int8": Quantization("int8"), "int4": Quantization("int4")}
 ANSWER_TOKENS = 32
 ERROR_INTERVAL = 7  # every 7th token of a prediction is wrong
 
 
 class Subject:
-    """A trained model, its prompts and its plain answers."""
+    """The embedded model, its prompts and its plain answers."""
 
-    def __init__(self, path: Path, texts: list[str], quantization: Quantization = UNQUANTIZED) -> None:
-        self.tokenizer = tokenizer = load_tokenizer(str(path))
-        self.load_options = LoadOptions(str(path), dtype="float32", device="cpu", quantization=quantization)
-        self.runner: ModelRunner = load_model(self.load_options)
-        self.prompts = [np.array(tokenizer.encode(text), np.int32) for text in texts]
+    def __init__(self, quantization: Quantization) -> None:
+        self.tokenizer = tokenizer = load_tokenizer(str(models.TARGET))
+        self.runner = load_model(LoadOptions(str(models.TARGET), dtype="float32", device="cpu", quantization=quantization))
+        self.prompts = [np.array(tokenizer.encode(text), np.int32) for text in CODE]
         self.stop_ids = stop_ids(self.runner.stop_tokens, tokenizer)
-        embedded = fingerprint(tokenizer) == fingerprint(load_tokenizer(str(models.TARGET)))
-        self.resources = Resources(
-            base=base_table.load(models.BASE_TABLE) if embedded else base_table.empty_base(),
-            vocabulary=len(tokenizer) + 1,
-            model=draft_of(self.runner) if embedded else None,
-        )
+        base, model = base_table.load(models.BASE_TABLE), draft_of(self.runner)
+        self.resources = Resources(base=base, vocabulary=len(tokenizer) + 1, model=model)
         self._plain: dict[tuple[int, float], list[int]] = {}
 
     def options(self, number: int, temperature: float) -> DecodeOptions:
@@ -98,25 +85,11 @@ def draft_of(target: ModelRunner) -> Callable[[], LanguageModel]:
     return DraftRunner(runner, target.vocabulary).session
 
 
-@pytest.fixture(scope="module")
-def subjects() -> dict[str, Subject]:
-    """The subjects that are loaded already, by name."""
-    return {}
+@functools.cache
+def subject_of(form: str) -> Subject:
+    return Subject(FORMATS[form])
 
 
-@pytest.fixture
-def subject(request: pytest.FixtureRequest, subjects: dict[str, Subject]) -> Subject:
-    """The subject of the parameter's name."""
-    name: str = request.param
-    if name not in subjects and name in QUANTIZED:
-        subjects[name] = Subject(models.TARGET, CODE, QUANTIZED[name])
-    elif name not in subjects:
-        embedded = name == "embedded"
-        subjects[name] = Subject(models.TARGET, CODE) if embedded else Subject(request.getfixturevalue("stories"), STORIES)
-    return subjects[name]
-
-
-SUBJECTS = pytest.mark.parametrize("subject", ["embedded", "stories260k"], indirect=True)
 # The two temperatures run in different processes; each decodes its plain answers once. Greedy decoding is a soak test.
 TEMPERATURES = pytest.mark.parametrize(
     "temperature",
@@ -125,25 +98,11 @@ TEMPERATURES = pytest.mark.parametrize(
         pytest.param(1.0, marks=pytest.mark.xdist_group("lossless sampled")),
     ],
 )
-# Every second prompt, the second model family, and drafters that share most of their code with `pearl` or `fusion`
-# are soak tests.
+# Quantised weights, and drafters that share most of their code with `pearl` or `fusion`, are soak tests.
 SOAKED = ("draft", "draft-tree", "draft-graph", "lookahead", "lookup", "retrieval", "trigram")
 CASES = [
-    pytest.param(
-        subject,
-        drafter,
-        range(first, 40, 2),
-        marks=[pytest.mark.slow] if first or subject != "embedded" or drafter in SOAKED else [],
-        id=f"{subject}-{drafter}-{'odd' if first else 'even'}",
-    )
-    for subject in ("embedded", "stories260k")
-    for drafter in NAMES
-    for first in (0, 1)
-    if drafter != "none" and (subject == "embedded" or drafter not in NEED_A_MODEL)
-]
-CASES += [
-    pytest.param(subject, drafter, range(0, 40, 2), marks=pytest.mark.slow, id=f"{subject}-{drafter}")
-    for subject in QUANTIZED
+    pytest.param(form, drafter, marks=[pytest.mark.slow] if form != "float32" or drafter in SOAKED else [])
+    for form in FORMATS
     for drafter in NAMES
     if drafter != "none"
 ]
@@ -157,12 +116,13 @@ def with_errors(tokens: list[int]) -> tuple[int, ...]:
 
 
 @TEMPERATURES
-@pytest.mark.parametrize(("subject", "drafter", "numbers"), CASES, indirect=["subject"])
-def test_every_drafter_is_lossless(subject: Subject, drafter: DrafterName, numbers: range, temperature: float) -> None:
+@pytest.mark.parametrize(("form", "drafter"), CASES)
+def test_every_drafter_is_lossless(form: str, drafter: DrafterName, temperature: float) -> None:
     """`prediction` gets a partly wrong prediction, and `retrieval` a corpus: without them they draft nothing.
 
     `pearl` answers every second prompt without measuring whether the draft model pays.
     """
+    subject, numbers = subject_of(form), range(0, 40, 2)
     corpus = (subject.corpus(numbers, temperature),) if drafter == "retrieval" else ()
     resources = replace(subject.resources, corpus=corpus)
     eager = replace(resources, options=replace(resources.options, pearl=PearlOptions(only_if_worth=False)))
@@ -179,9 +139,9 @@ def test_every_drafter_is_lossless(subject: Subject, drafter: DrafterName, numbe
 
 
 @TEMPERATURES
-@pytest.mark.parametrize("subject", ["embedded"], indirect=True)
 @pytest.mark.parametrize("time", ["before", "during"])
-def test_fusion_is_lossless_whenever_the_draft_model_drafts(subject: Subject, time: DraftTime, temperature: float) -> None:
+def test_fusion_is_lossless_whenever_the_draft_model_drafts(time: DraftTime, temperature: float) -> None:
+    subject = subject_of("float32")
     resources = replace(subject.resources, options=Options(fusion=FusionOptions(draft=time)))
     accepted: list[int] = []
     for number in range(0, 40, 20):
@@ -191,11 +151,10 @@ def test_fusion_is_lossless_whenever_the_draft_model_drafts(subject: Subject, ti
     assert Source.DRAFT in accepted
 
 
-@SUBJECTS
 @TEMPERATURES
-def test_stop_strings_cut_the_same_text(subject: Subject, temperature: float) -> None:
+def test_stop_strings_cut_the_same_text(temperature: float) -> None:
     """A stop string inside accepted tokens gives the text and the token count of plain decoding."""
-    stops = [" the", ")", "e "]
+    subject, stops = subject_of("float32"), [" the", ")", "e "]
     vocabulary = Vocabulary(subject.tokenizer)
 
     def answer(name: DrafterName, prompt: Ints, seed: int) -> tuple[str, int]:
@@ -212,18 +171,3 @@ def test_stop_strings_cut_the_same_text(subject: Subject, temperature: float) ->
 
     for number, prompt in enumerate(subject.prompts[:20]):
         assert answer("fusion", prompt, number) == answer("none", prompt, number)
-
-
-@pytest.mark.slow
-@SUBJECTS
-@TEMPERATURES
-def test_up_to_the_end_of_the_context(subject: Subject, temperature: float) -> None:
-    runner = load_model(replace(subject.load_options, context_tokens=96))
-    options = DecodeOptions(SamplingParams(temperature, seed=1), 10_000)
-    prompt = subject.prompts[0]
-    expected = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options)
-    assert len(prompt) + len(expected.tokens) == 96
-    assert expected.finish == "length"
-    for name in subject.resources.names:
-        drafted = decode(Verifier(runner, runner.new_cache()), make(name, subject.resources), prompt, options)
-        assert drafted.tokens == expected.tokens

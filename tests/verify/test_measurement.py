@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -14,22 +13,15 @@ from outrider.drafters.interface import MAX_NODES
 from outrider.verify import measurement
 from outrider.verify.cost import CostCurve, parse
 from outrider.verify.measurement import (
-    MOST_ROUNDS,
     NODES,
-    POINT_SECONDS,
-    ROUNDS,
-    Point,
-    cost_file,
     load_or_measure,
     measure,
-    smallest,
 )
 from outrider.verify.model import backend
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.torch_runner import TorchRunner
 
 CURVE = CostCurve(NODES, (64,), [[0.1] * len(NODES)], 0.01, 0.02)
-POINTS = [Point(64, nodes) for nodes in NODES]
 
 
 def test_a_curve_is_measured_once_and_saved(tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,50 +41,6 @@ def test_a_curve_is_estimated_where_all_rows_cost_alike(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     assert (curve.nodes[-1], curve.contexts) == (MAX_NODES, (64, 512))
     assert (np.diff(curve.seconds, axis=1) >= 0).all() and (curve.seconds > 0).all()
-
-
-def test_other_threads_of_the_library_have_costs_of_their_own(
-    tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch has one thread beside the library, whatever `model.threads` is."""
-    files = set()
-    for threads in (1, 2):
-        monkeypatch.setattr(tiny_runner, "threads", threads)
-        files.add(cost_file(tiny_runner, tmp_path))
-    assert len(files) == 2
-
-
-def test_a_step_that_was_disturbed_does_not_count() -> None:
-    """Two of three times are three times too long."""
-    calls = count()
-    found = smallest(POINTS, lambda point: 1e-4 * (1 + point.nodes) * (3 if next(calls) % 3 else 1))
-    assert found == {point: 1e-4 * (1 + point.nodes) for point in POINTS}
-
-
-def test_points_whose_times_disagree_are_timed_again() -> None:
-    """The first rounds are disturbed; then the machine is quiet."""
-    timed: list[Point] = []
-
-    def seconds(point: Point) -> float:
-        timed.append(point)
-        busy = 1 + 2 / timed.count(point) if timed.count(point) <= ROUNDS and point.nodes > 7 else 1
-        return 0.001 * busy
-
-    assert smallest(POINTS, seconds) == dict.fromkeys(POINTS, 0.001)
-    assert {timed.count(point) for point in POINTS if point.nodes <= 7} == {ROUNDS}
-    assert {timed.count(point) for point in POINTS if point.nodes > 7} == {ROUNDS + 2}
-
-
-def test_a_slow_point_and_an_endless_disturbance_take_a_bounded_time() -> None:
-    timed: list[Point] = []
-
-    def seconds(point: Point) -> float:
-        timed.append(point)
-        return POINT_SECONDS if point.nodes else 1e-6 * 2 ** -timed.count(point)
-
-    smallest(POINTS, seconds)
-    assert timed.count(POINTS[0]) == MOST_ROUNDS
-    assert len(timed) == MOST_ROUNDS + len(POINTS) - 1
 
 
 @pytest.mark.parametrize(

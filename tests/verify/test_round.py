@@ -14,13 +14,12 @@ import pytest
 import torch
 
 from outrider import models
-from outrider.drafters.interface import EMPTY, Ints
+from outrider.drafters.interface import Ints
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, make
-from outrider.verify.budget import Draft
 from outrider.verify.constraints.reasoning import ReasoningBudget
-from outrider.verify.controller import EVALUATED_ROUNDS, MIN_CHUNK_TOKENS, READING_FACTOR, Controller
+from outrider.verify.controller import MIN_CHUNK_TOKENS, Controller
 from outrider.verify.cost import CostCurve
 from outrider.verify.decode import finish
 from outrider.verify.measurement import NODES
@@ -33,7 +32,7 @@ from outrider.verify.reading import OLDEST_SHARE
 from outrider.verify.round import Round, run_round
 from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
 from outrider.verify.stream import DecodeOptions, Step, Stream
-from outrider.verify.verifier import PREFILL_CHUNK_TOKENS, Verifier
+from outrider.verify.verifier import Verifier
 
 DRAFTERS: tuple[DrafterName, ...] = ("none", "lookup", "trigram", "lookahead", "fusion")
 
@@ -92,31 +91,6 @@ def test_streams_that_come_and_go_get_the_answers_of_each_alone(runner: ModelRun
     alone = {number: finish(stream(number, "none")).tokens for number in range(count)}
     found = answers(runner, lambda number: stream(number, DRAFTERS[number % len(DRAFTERS)]), count, seed=1)
     assert found == alone
-
-
-def test_a_prompt_is_read_in_chunks_beside_steps_that_the_time_allows(runner: ModelRunner) -> None:
-    def stream(prompt: int, tokens: int = 40) -> Stream:
-        options = DecodeOptions(SamplingParams(temperature=0), tokens, curve=CURVE)
-        verifier = Verifier(runner, runner.new_cache())
-        return Stream(verifier, NoDrafter(), np.ones(prompt, np.int32), options)
-
-    stepping, first, second = stream(1), stream(301), stream(101)
-    run_round([stepping])
-    sizes = []
-    while second.unread_prompt:
-        unread = first.unread_prompt, second.unread_prompt
-        outcomes = run_round([stepping, first, second])
-        assert isinstance(outcomes[0], Step) and outcomes[0].tokens  # the stream goes on
-        sizes.append((unread[0] - first.unread_prompt, unread[1] - second.unread_prompt))
-    # The prompts' rows cost 0.02 each, so as many are read beside the step, 1.0, as the factor leaves time for.
-    assert round((READING_FACTOR - 1.0) / 0.02) == 40
-    assert sizes == [(10, 30)] * 3 + [(30, 10)]
-    before = first.unread_prompt
-    run_round([stepping, first], Controller(1.0))
-    assert before - first.unread_prompt == MIN_CHUNK_TOKENS
-    alone, short = stream(PREFILL_CHUNK_TOKENS + 9), stream(6)
-    run_round([alone, short])
-    assert (alone.unread_prompt, short.unread_prompt) == (13, 0)
 
 
 def test_a_storm_of_short_prompts_neither_waits_for_a_long_one_nor_stops_it(tiny_runner: ModelRunner) -> None:
@@ -219,62 +193,6 @@ def test_ten_thousand_rounds_of_joining_and_leaving_keep_the_memory_and_starve_n
                 caches.append(cache)
         memory.append(int(Path("/proc/self/statm").read_text().split()[1]))
     assert statistics.median(memory[-1000:]) < 1.02 * statistics.median(memory[2000:3000])
-
-
-@pytest.mark.parametrize(("prompts", "corrected"), [((1,), "points"), ((1, 1), "streams"), ((1, 60), ""), ((60,), "")])
-def test_rounds_of_steps_correct_the_curve(tiny_runner: ModelRunner, prompts: tuple[int, ...], corrected: str) -> None:
-    """The step of a stream alone corrects its points, steps in company what a stream costs, and prompts nothing."""
-    curve = CostCurve(NODES, (64,), [[1.0 + 0.02 * nodes for nodes in NODES]], 0.02, 0.1)
-    before = curve.state()
-    options = DecodeOptions(SamplingParams(temperature=0), 40, curve=curve)
-    controller = Controller()
-    for _ in range(EVALUATED_ROUNDS):
-        verifiers = [Verifier(tiny_runner, tiny_runner.new_cache()) for _ in prompts]
-        new = [Stream(each, NoDrafter(), np.ones(n, np.int32), options) for each, n in zip(verifiers, prompts, strict=True)]
-        run_round(new, controller)
-    assert (curve.state()["seconds"] != before["seconds"]) == (corrected == "points")
-    assert (curve.stream_seconds != before["stream_seconds"]) == (corrected == "streams")
-    assert curve.is_corrected == bool(corrected)
-
-
-def test_rounds_are_measured(tiny_runner: ModelRunner) -> None:
-    """Those of steps alone, and those that read a prompt beside them, unless another round overlaps them."""
-
-    def stream(prompt: int) -> Stream:
-        options = DecodeOptions(SamplingParams(temperature=0), 40, curve=CURVE)
-        verifier = Verifier(tiny_runner, tiny_runner.new_cache())
-        return Stream(verifier, NoDrafter(), np.ones(prompt, np.int32), options)
-
-    def planned() -> float:
-        """The seconds that a round with a step and a prompt may take."""
-        found = controller.plan([Draft(EMPTY, context=1)], [step.budget], 1)
-        assert found.seconds is not None
-        return found.seconds
-
-    controller, step, reader = Controller(), stream(1), stream(60)
-    overlapped = Round([step], controller, clone_logits=True)
-    overlapped.launch()
-    overlapped.finish()
-    assert planned() == pytest.approx(READING_FACTOR, abs=0.02)
-    run_round([step], controller)
-    seconds = planned()
-    assert seconds < READING_FACTOR - 0.02  # the step took less than the second that the curve says
-    run_round([step, reader], controller)
-    assert planned() > seconds
-
-
-def test_a_slow_prompt_is_read_in_parts_that_end_in_time(tiny_runner: ModelRunner) -> None:
-    """The worker reports between rounds, so no round may take longer than it may be silent."""
-    controller = Controller(silent_seconds=12.0)
-    controller.record_reading(64, 64.0)
-    verifier = Verifier(tiny_runner, tiny_runner.new_cache())
-    prompt = np.arange(60, dtype=np.int32)
-    stream = Stream(verifier, NoDrafter(), prompt, DecodeOptions(SamplingParams(temperature=0), 2))
-    run_round([stream], controller)
-    assert verifier.committed_rows == 12
-    while verifier.unread_prompt:
-        run_round([stream], controller)
-    assert finish(stream).tokens == decode_alone(tiny_runner, prompt)
 
 
 def decode_alone(runner: ModelRunner, prompt: Ints) -> list[int]:

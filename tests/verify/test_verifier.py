@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import pytest
-import torch
 
 from outrider.drafters.interface import EMPTY, DraftTree, Ints, Source, chain
 from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import step
-from outrider.verify.errors import ModelError
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
@@ -40,36 +36,6 @@ def draft(tokens: list[int]) -> DraftTree:
     return chain(np.array(tokens, np.int32), np.full(len(tokens), 0.5, np.float32), Source.LOOKUP)
 
 
-def test_an_accepted_chain_emits_the_tokens_of_plain_decoding_and_one_more(tiny_runner: TorchRunner) -> None:
-    expected = plain(started(tiny_runner), 8)
-    verifier = started(tiny_runner)
-    verdict = verifier.verify(draft(expected[:4]))
-    assert verdict.path.tolist() == [0, 1, 2, 3]
-    assert verdict.tokens.tolist() == expected[:5]
-    verifier.commit(verdict)
-    assert verifier.sequence.answer.tolist() == expected[:5]
-    assert plain(verifier, 3) == expected[5:]
-
-
-def test_verifying_changes_nothing_until_the_verdict_is_committed(tiny_runner: TorchRunner) -> None:
-    verifier = started(tiny_runner)
-    first = verifier.verify(draft([1, 2, 3])).tokens.tolist()
-    assert verifier.sequence.tokens.tolist() == PROMPT.tolist()
-    assert verifier.verify(draft([4, 5])).tokens.tolist() == first
-
-
-@pytest.mark.parametrize("rule", ["keyed", "rejection"])
-@pytest.mark.parametrize("penalty", [0.0, 0.5])
-def test_nan_logits_end_in_an_error_beside_feedback_and_penalties(
-    tiny_runner: TorchRunner, rule: Literal["keyed", "rejection"], penalty: float
-) -> None:
-    verifier = started(tiny_runner, params=SamplingParams(rule=rule, presence_penalty=penalty))
-    tree = draft([1, 2])
-    logits = torch.full((3, tiny_runner.vocabulary), torch.nan)
-    with pytest.raises(ModelError, match="NaN or infinite"):
-        verifier.judge(tree, logits, feedback=8)()
-
-
 @pytest.mark.parametrize("count", [1, 2, 4, 5])
 def test_a_cut_verdict_leaves_the_text_and_cache_of_plain_decoding(tiny_runner: TorchRunner, count: int) -> None:
     expected = plain(started(tiny_runner), 9)
@@ -77,25 +43,6 @@ def test_a_cut_verdict_leaves_the_text_and_cache_of_plain_decoding(tiny_runner: 
     verifier.commit(verifier.verify(draft(expected[:4])).cut(count))
     assert verifier.sequence.answer.tolist() == expected[:count]
     assert plain(verifier, 4) == expected[count : count + 4]
-
-
-def test_a_truncated_text_continues_like_its_prefix(tiny_runner: TorchRunner) -> None:
-    verifier = started(tiny_runner)
-    expected = plain(verifier, 6)
-    verifier.truncate(len(PROMPT) + 2)
-    assert verifier.sequence.answer.tolist() == expected[:2]
-    assert plain(verifier, 4) == expected[2:]
-
-
-def test_a_later_request_reads_only_the_new_tokens_of_its_prompt(tiny_runner: TorchRunner) -> None:
-    verifier = started(tiny_runner)
-    text = np.concatenate([PROMPT, plain(verifier, 4), [33, 34]]).astype(np.int32)
-    assert verifier.begin(text, GREEDY, max_tokens=10) == len(PROMPT) + 3  # the last emitted token is not in the cache
-    assert verifier.unread_prompt == 2
-    verifier.prefill()
-    assert verifier.unread_prompt == 0
-    assert plain(verifier, 5) == plain(started(tiny_runner, text), 5)
-    assert verifier.begin(PROMPT[:3], GREEDY, max_tokens=10) == 2
 
 
 def test_prompt_logprobs_cover_the_whole_prompt(tiny_runner: TorchRunner) -> None:
@@ -111,19 +58,6 @@ def test_prompt_logprobs_cover_the_whole_prompt(tiny_runner: TorchRunner) -> Non
     assert (scores.chosen <= scores.top[:, 0] + 1e-6).all()
 
 
-def test_feedback_is_the_targets_distribution_at_every_node(tiny_runner: TorchRunner) -> None:
-    verdict = started(tiny_runner).verify(draft([1, 2]), feedback=4)
-    assert verdict.topk_ids.shape == verdict.topk_probs.shape == (3, 4)
-    assert verdict.tokens[0] == verdict.topk_ids[0, 0]
-    assert (np.diff(verdict.topk_probs, axis=1) <= 0).all()
-
-
-def test_only_allowed_tokens_are_emitted(tiny_runner: TorchRunner) -> None:
-    allowed = np.zeros((1, tiny_runner.vocabulary), np.bool_)
-    allowed[0, 11] = True
-    assert started(tiny_runner).verify(EMPTY, allowed=allowed).tokens.tolist() == [11]
-
-
 def test_a_session_continues_after_it_was_swapped_out(tiny_runner: TorchRunner) -> None:
     expected = plain(started(tiny_runner), 8)
     verifier = started(tiny_runner)
@@ -136,14 +70,6 @@ def test_a_session_continues_after_it_was_swapped_out(tiny_runner: TorchRunner) 
     verifier.swap_in(tiny_runner.new_cache())
     assert not verifier.is_swapped_out
     assert plain(verifier, 5) == expected[3:]
-
-
-def test_a_released_verifier_has_no_text(tiny_runner: TorchRunner) -> None:
-    verifier = started(tiny_runner)
-    slot = verifier.release()
-    assert slot is not None
-    assert slot.length == len(verifier.sequence) == 0
-    assert verifier.release() is None
 
 
 @pytest.mark.parametrize("read", [0, 1, 3])

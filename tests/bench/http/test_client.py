@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
-from bench.http.client import Outcome, complete, metric, served_model, sleep_until, stream
+from bench.http.client import complete, metric, stream
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -59,28 +58,6 @@ def test_refusals_and_lost_connections_are_outcomes(send: Callable[..., Any]) ->
     assert (lost.status, lost.error, lost.answered) == (0, "ConnectError", False)
 
 
-def test_an_unstreamed_answer() -> None:
-    outcome = asyncio.run(complete(client(lambda request: httpx.Response(200, json=tokens(4, 5))), {}))
-    assert (outcome.answered, outcome.tokens) == (True, [4, 5])
-
-
 def test_a_metric_is_summed_over_its_labels() -> None:
     text = 'queue_waiting{kind="a"} 2.0\nqueue_waiting{kind="b"} 3.0\nqueue_waiting_total 9.0\n'
     assert asyncio.run(metric(client(lambda request: httpx.Response(200, text=text)), "queue_waiting")) == 5.0
-
-
-def test_the_served_model_is_the_first() -> None:
-    listed = httpx.Response(200, json={"data": [{"id": "one"}, {"id": "two"}]})
-    assert asyncio.run(served_model(client(lambda request: listed))) == "one"
-
-
-@pytest.mark.parametrize("status", [0, 200, 429, 503])
-def test_only_a_complete_outcome_is_answered(status: int) -> None:
-    assert Outcome(status).answered == (status == 200)
-    assert not Outcome(status, error="lost").answered
-
-
-def test_a_deadline_in_the_past_returns_at_once() -> None:
-    started = time.perf_counter()
-    asyncio.run(sleep_until(started - 10))
-    assert time.perf_counter() - started < 1

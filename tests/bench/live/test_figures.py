@@ -35,12 +35,6 @@ def test_a_burst_of_noise_does_not_move_a_median_of_pairs() -> None:
     assert "over_best_peer" not in llama and "same_prompts" not in drafted
 
 
-def test_time_per_token_with_and_without_the_prompt() -> None:
-    none, *_ = figures(pool([part()]))
-    assert none["ms_per_token"] == round(7000 / 24, 3)
-    assert none["ms_per_token_after_prompt"] == round(3500 / 21, 3)  # half of each answer's time, without its first token
-
-
 def test_parts_are_pooled_by_the_contenders_that_all_have() -> None:
     second = part()
     second["rows"] = second["rows"][:2]  # type: ignore[index]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.live.run import add_part, read_parts, run, why_skipped
+from bench.live.run import add_part, read_parts, run
 from bench.live.setup import Choice
 from bench.plan import BenchError
 from outrider.models import smollm2
@@ -56,11 +56,6 @@ def test_a_part_takes_the_place_of_an_earlier_one() -> None:
         {"peer": "outrider", "method": "none", "transport": "HTTP", "tokens_per_second": 1.0, "ms_per_token": 1000.0}
         | {"ms_per_token_after_prompt": 1500.0, "first_token_ms": 500.0}
     ]
-
-
-def test_a_missing_vllm_is_one_sentence() -> None:
-    assert "give the Python of an environment" in str(why_skipped("vllm", "no-such-python"))
-    assert why_skipped("transformers", "") is None
 
 
 def test_bad_arguments_are_reported(tmp_path: Path) -> None:

@@ -42,10 +42,3 @@ def test_only_answers_below_half_of_the_context_are_selected() -> None:
     assert [len(line.answer) for line in select_fitting(lines, 100)] == [2, 49]
     with pytest.raises(BenchError, match="fits the context"):
         select_fitting(lines[-1:], 100)
-
-
-def test_a_prompt_keeps_the_end_that_fits() -> None:
-    line = Line(np.arange(7, dtype=np.int32), np.zeros(24, np.int32))
-    assert [line.prompt.tolist() for line in select_fitting([line], 50)] == [list(range(7))]
-    long = Line(np.arange(90, dtype=np.int32), np.zeros(24, np.int32))
-    assert select_fitting([long], 64)[0].prompt.tolist() == list(range(51, 90))

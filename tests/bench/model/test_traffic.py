@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from bench.model.counts import Counts
 from bench.model.shapes import llama
-from bench.model.traffic import Operation, count_step, kernels, share_of_experts
+from bench.model.traffic import count_step, share_of_experts
 from tests.verify.model.families import config_of
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, FFN, VOCABULARY, CONTEXT = 64, 2, 4, 2, 96, 1000, 512
@@ -35,23 +35,11 @@ def test_linear_layers_also_read_and_write_their_row(plain: Counts) -> None:
     assert plain.launches["linear"] == 4 * LAYERS + 1
 
 
-def test_products_that_are_split_also_write_and_read_their_parts() -> None:
-    counts = count_step(llama(256, 1, 4, 4, 96, vocab_size=VOCABULARY), 0, CONTEXT)
-    split = 3 * 256 + 256 + 2 * 96 + VOCABULARY  # two splits of 128 inputs; the inputs of the last layer, 96, are not split
-    weights, rows = 4 * 256**2 + 3 * 256 * 96 + 256 * VOCABULARY, split + 256 + 4 * 256 + 96
-    assert counts.bytes["linear"] == 2 * (weights + rows) + 2 * 2 * split * 4
-
-
 def test_attention_moves_the_text_the_row_and_its_parts(plain: Counts) -> None:
     parts = 2  # splits of 256 positions
     rows = 2 * (HIDDEN + 2 * KV_HEADS * HEAD_DIM)
     assert plain.bytes["attention"] == 2 * TEXT + LAYERS * (2 * rows + 2 * HEADS * parts * (HEAD_DIM + 1) * 4)
     assert plain.launches["attention"] == 3 * LAYERS
-
-
-def test_a_layer_has_six_fused_kernels(plain: Counts) -> None:
-    """Two norms, two rotations, the gate and the last sum. The embedding, the angles and the last norm are 11 launches."""
-    assert plain.launches["elementwise"] == 6 * LAYERS + 11
 
 
 def test_rows_read_the_same_weights() -> None:
@@ -67,19 +55,3 @@ def test_of_experts_a_share_is_read() -> None:
     experts = 2 * config.num_hidden_layers * 3 * config.hidden_size * config.moe_intermediate_size
     more = (share_of_experts(config, 64) - share_of_experts(config, 1)) * config.num_experts
     assert all_of_them.needed_bytes - one.needed_bytes == pytest.approx(more * experts)
-
-
-def test_the_share_of_the_experts_grows_with_the_rows() -> None:
-    config = config_of("qwen3_5_moe", "outrider")
-    assert share_of_experts(config, 1) == config.num_experts_per_tok / config.num_experts
-    assert share_of_experts(config, 64) == pytest.approx(1.0)
-    assert share_of_experts(llama(HIDDEN, 1, HEADS, KV_HEADS, FFN), 1) == 1.0
-
-
-def test_operations_with_a_product_between_them_are_not_fused() -> None:
-    first = Operation("add", 0, {1: 2}, {2: 2})
-    product = Operation("linear", 0, {2: 2}, {3: 2})
-    second = Operation("add", 0, {2: 2, 3: 2}, {4: 2})
-    third = Operation("mul", 0, {4: 2}, {5: 2})
-    elsewhere = Operation("mul", 1, {5: 2}, {6: 2})
-    assert kernels([first, product, second, third, elsewhere]) == [[first], [product], [second, third], [elsewhere]]

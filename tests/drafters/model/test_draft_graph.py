@@ -8,7 +8,7 @@ from outrider.drafters.interface import DraftTree, Source
 from outrider.drafters.model.draft_graph import DraftGraphDrafter
 from outrider.drafters.model.draft_tree import DraftTreeDrafter
 from outrider.drafters.options import DraftGraphOptions, DraftTreeOptions
-from tests.drafters.model.test_draft_tree import PROMPT, emitted
+from tests.drafters.model.test_draft_tree import PROMPT
 from tests.drafts import Driven
 from tests.language import ToyModel
 from tests.trees import check
@@ -43,18 +43,6 @@ def test_recurring_continuations_are_drafted_once_and_verified_everywhere() -> N
     assert graph_drafter.drafted_tokens < tree_drafter.drafted_tokens
 
 
-def test_a_node_is_not_merged_with_a_leaf() -> None:
-    """The first 3 is too unlikely to be expanded, so the second one is."""
-    table = np.full((5, 5), 1e-3)
-    for last, token, share in ((0, 1, 0.5), (0, 2, 0.45), (1, 0, 0.9), (1, 3, 0.1), (2, 3, 0.9), (3, 4, 0.9), (4, 4, 0.9)):
-        table[last, token] = share
-    drafter = Driven(DraftGraphDrafter(ToyModel(table), DraftGraphOptions(2, 4, 0.2, 0.3, only_if_worth=False, tau=1)))
-    drafter.begin(PROMPT)
-    tree = drafter.propose(64)
-    assert (1, 3) in paths(tree)
-    assert (2, 3, 4) in paths(tree)
-
-
 def test_copies_are_not_samples() -> None:
     drafter = Driven(
         DraftGraphDrafter(ToyModel(TABLE, np.random.default_rng(1)), DraftGraphOptions(2, 6, 0, 0, only_if_worth=False))
@@ -65,15 +53,3 @@ def test_copies_are_not_samples() -> None:
     assert tree.draws
     assert (tree.drawn == (tree.source != Source.MERGED)).all()
     assert (tree.source == Source.MERGED).any()
-
-
-def test_endless_recurrence_stays_within_the_budget() -> None:
-    ring = np.full((3, 3), 1 / 3)
-    drafter = Driven(DraftGraphDrafter(ToyModel(ring), DraftGraphOptions(3, 10, 0, 0, only_if_worth=False, tau=1)))
-    drafter.begin(np.array([0, 1], np.int32))
-    for _ in range(4):
-        tree = drafter.propose(64)
-        check(tree)
-        assert len(tree) <= 64
-        assert int(tree.depths.max()) <= 10
-        drafter.observe(emitted(tree, 0, 1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from outrider.drafters.interface import DraftTree, Source, Verdict
 from outrider.drafters.model.draft import DraftDrafter
@@ -35,24 +34,6 @@ def test_a_chain_is_the_models_greedy_path_until_a_token_is_unlikely() -> None:
     assert drafter.propose(64).tokens.tolist() == [1, 2]
 
 
-def test_a_chain_has_gamma_tokens_and_no_more_than_the_budget() -> None:
-    drafter = Driven(DraftDrafter(ToyModel(TABLE), DraftOptions(5, 0, only_if_worth=False)))
-    drafter.begin(PROMPT)
-    assert drafter.propose(64).tokens.tolist() == [1, 2, 0, 1, 2]
-    assert drafter.propose(3).tokens.tolist() == [1, 2, 0]
-    assert len(drafter.propose(0)) == 0
-
-
-def test_a_level_of_the_tree_is_one_forward_over_its_new_rows() -> None:
-    model = ToyModel(TABLE)
-    drafter = Driven(DraftTreeDrafter(model, DraftTreeOptions(2, 3, 0, 0, only_if_worth=False)))
-    drafter.begin(PROMPT)
-    tree = drafter.propose(64)
-    check(tree)
-    assert len(tree) == 2 + 4 + 8
-    assert model.forwards == [1, 2, 4]
-
-
 def test_unlikely_nodes_and_poor_siblings_are_leaves() -> None:
     drafter = Driven(DraftTreeDrafter(ToyModel(TABLE), DraftTreeOptions(2, 3, 0.3, 0.7, only_if_worth=False)))
     drafter.begin(PROMPT)
@@ -62,17 +43,6 @@ def test_unlikely_nodes_and_poor_siblings_are_leaves() -> None:
     assert (tree.tokens[likely], tree.tokens[poor]) == (2, 3)
     assert (tree.parents == likely).sum() == 2
     assert not (tree.parents == poor).any()  # 0.38 exceeds theta_prob, but not theta_sib * 0.6
-
-
-@pytest.mark.parametrize("budget", [1, 3, 7, 20])
-def test_trees_are_well_formed_within_the_budget(budget: int) -> None:
-    drafter = Driven(DraftTreeDrafter(ToyModel(TABLE), DraftTreeOptions(4, 10, 0, 0, only_if_worth=False)))
-    drafter.begin(PROMPT)
-    for _ in range(5):
-        tree = drafter.propose(budget)
-        check(tree)
-        assert len(tree) <= budget
-        drafter.observe(emitted(tree, int(tree.tokens[0]), 3))
 
 
 def test_a_sampled_tree_carries_its_proposal_distributions() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -69,47 +68,6 @@ def test_without_pre_verify_no_step_is_without_a_draft() -> None:
     assert step(drafter, 4) == [4, 0, 1]
 
 
-def test_a_window_of_one_token_leaves_nothing_to_verify() -> None:
-    """The draft model is as slow as the target: pre-verify checks the only token that it drafts in a step."""
-    drafter, _ = new(PearlOptions(window=1))
-    assert [step(drafter, token) for token in (1, 2, 3, 4, 0)] == [[]] * 5
-    assert (drafter.drafted_tokens, drafter.accepted_tokens) == (5, 5)
-
-
-def test_part_of_a_draft_may_be_verified() -> None:
-    """If a step has room for one draft token of two, the other stays in the draft."""
-    drafter, _ = new(PearlOptions(window=3, ahead=0))
-    step(drafter, 1)
-    tree = drafter.propose(1)
-    assert tree.tokens.tolist() == [2]
-    drafter.observe(Verdict(tree, np.zeros(1, np.int32), np.array([2, 3], np.int32)))
-    assert step(drafter, 4) == [4, 0, 1]
-
-
-def test_the_verifier_never_waits_for_more_than_one_token() -> None:
-    """Background drafting ends when the verifier is done."""
-    gate = threading.Semaphore(0)
-
-    class Gated(ToyModel):
-        def expand(self, tokens: list[int], parents: list[int], count: int) -> Candidates:  # type: ignore[override]
-            gate.acquire()
-            return super().expand(tokens, parents, count)
-
-    with ThreadPoolExecutor(1) as thread:
-        drafter, model = new(PearlOptions(window=3, ahead=00), Gated(RING, thread=thread))
-        tree = drafter.propose(64)  # drafts the first token; the second waits at the gate
-        verdict = Verdict(tree, np.empty(0, np.int32), np.array([1], np.int32))
-        observed = threading.Thread(target=drafter.observe, args=(verdict,))
-        observed.start()
-        while not drafter._verified.is_set():
-            pass
-        gate.release()  # for one forward
-        observed.join(10)
-        assert not observed.is_alive()
-        assert len(model.forwards) <= 2
-        drafter.end()
-
-
 def test_a_table_drafts_for_the_draft_model() -> None:
     """The draft is the same in fewer forwards, also where the table is wrong."""
     plain, quick = new(PearlOptions(window=6, ahead=0)), new(PearlOptions(window=6, ahead=3))
@@ -125,14 +83,6 @@ def test_a_table_drafts_for_the_draft_model() -> None:
         assert plain[0].tokens == quick[0].tokens
     assert sum(quick[1].forwards) > len(quick[1].forwards)
     assert len(quick[1].forwards) < len(plain[1].forwards)
-
-
-def test_the_window_follows_the_speeds() -> None:
-    drafter, _ = new(PearlOptions())
-    assert drafter.window == 3  # the model's speed ratio
-    drafter.drafter._draft_seconds, drafter.drafter._verify_seconds = 0.001, 0.007
-    assert drafter.window == 7
-    assert new(PearlOptions(window=5))[0].window == 5
 
 
 @pytest.mark.parametrize("tokens", [[1], [2]])
@@ -156,20 +106,6 @@ class Failing(ToyModel):
         if self.broken:
             raise RuntimeError("out of memory")
         return super().root(count)
-
-
-def test_a_failed_draft_does_not_end_the_server() -> None:
-    """`end` is called outside the step that reports failures, for example when a client cancels."""
-    with ThreadPoolExecutor(1) as thread:
-        model = Failing(RING, thread=thread)
-        drafter, _ = new(PearlOptions(window=3, ahead=0), model)
-        drafter.propose(64)  # fails in the background
-        drafter.end()
-        drafter.begin(PROMPT)
-        model.broken = False
-        assert step(drafter, 1) == []
-        assert drafter.accepted_tokens == 1
-        drafter.end()
 
 
 @pytest.mark.parametrize("pre_verify", [True, False])

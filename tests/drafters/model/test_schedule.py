@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import copy
 
-from outrider.drafters.model.schedule import (
-    LATELY,
-    PROBE_SHARE,
-    PROBE_STEPS,
-    ModelWork,
-    Schedule,
-    Schedules,
-)
-from outrider.drafters.policy import OUTLIER, PROBE_INTERVAL
+from outrider.drafters.model.schedule import PROBE_SHARE, PROBE_STEPS, ModelWork, Schedule, Schedules
+from outrider.drafters.policy import PROBE_INTERVAL
 
 # Steps after which no mean depends on its first value.
 MEASURED = 400
@@ -32,28 +25,6 @@ def measured(before: float, both: float, gain: float, tokens: int = 2) -> Schedu
 
 def choices(schedule: Schedule, steps: int, has_chain: bool = False) -> list[ModelWork]:
     return [schedule.choose(has_chain) for _ in range(steps)]
-
-
-def test_what_is_not_measured_is_tried() -> None:
-    """Steps with and without drafting beside them are both needed."""
-    schedule = Schedule()
-    assert schedule.choose(False) == ModelWork(before=True, during=True)
-    schedule.record_step(True, 0.012)
-    assert not schedule.choose(False).during
-
-
-def test_a_new_model_drafts_until_its_drafts_are_measured() -> None:
-    """Otherwise, one that pays would wait for its probes."""
-    for gain, pays in (1, True), (0, False):
-        schedule = Schedule()
-        for _ in range(MEASURED):
-            schedule.record_tokens(1, 0.010)
-            if schedule.choose(False).before:
-                schedule.record_before(gain, 0.008)
-            schedule.record_step(False, 0.010)
-            schedule.record_step(True, 0.030)
-        choice = schedule.choose(False)
-        assert (choice.before and not choice.is_probe) is pays
 
 
 def test_the_model_drafts_beside_a_verification_that_it_hardly_slows_down() -> None:
@@ -80,39 +51,6 @@ def test_probes_of_a_model_that_does_not_pay_take_a_hundredth_of_the_time() -> N
     assert not schedule.was_worth_lately
     assert 0.5 * PROBE_SHARE * seconds < 0.015 * probes <= PROBE_SHARE * seconds
     assert probes % PROBE_STEPS == 0
-
-
-def test_a_model_that_pays_saves_no_time_for_probes() -> None:
-    schedule = measured(before=0.004, both=0.011, gain=1.0)
-    for _ in range(1000):
-        schedule.record_probe(schedule.choose(True), 0.011)
-    for _ in range(MEASURED):
-        schedule.record_before(0, 0.010)
-        schedule.record_during(0.0)
-    assert sum(choice.is_probe for choice in choices(schedule, PROBE_STEPS)) == PROBE_STEPS  # the first; its cost is unknown
-    assert schedule._allowance == 0.0
-
-
-def test_a_model_that_pays_again_is_used_again() -> None:
-    schedule = measured(before=0.010, both=0.020, gain=0.0)
-    choices(schedule, LATELY)
-    for _ in range(MEASURED):
-        schedule.record_during(3.0)
-    assert any(choice.during for choice in choices(schedule, 2))
-    assert schedule.was_worth_lately
-
-
-def test_a_gain_that_drafting_before_has_as_well_is_worth_its_cost() -> None:
-    schedule = measured(before=0.004, both=0.011, gain=1.0)  # a token takes 5 ms
-    assert 0.15 < schedule.net_of_before < 0.25
-    assert measured(before=0.040, both=0.011, gain=1.0).net_of_before == 0.0
-
-
-def test_a_step_that_something_else_delayed_counts_little() -> None:
-    schedule = measured(before=0.004, both=0.011, gain=0.5)
-    schedule.record_step(True, 10.0)
-    seconds = schedule._seconds[True]
-    assert seconds is not None and seconds < 0.011 * (0.9 + 0.11 * OUTLIER)
 
 
 def test_sessions_share_schedules_and_greedy_requests_have_their_own() -> None:

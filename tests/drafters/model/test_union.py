@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -14,11 +13,10 @@ from hypothesis import strategies as st
 from outrider.drafters.interface import Drafter, DraftTree, Draws, Ints, Source, Verdict, chain
 from outrider.drafters.model.chain import ModelChain
 from outrider.drafters.model.language_model import Candidates
-from outrider.drafters.model.schedule import LATELY, Schedules
+from outrider.drafters.model.schedule import Schedules
 from outrider.drafters.model.union import UnionDrafter, merge
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import DraftTime, PearlOptions
-from outrider.verify.sampling_params import SamplingParams
 from tests.drafts import Driven, Oracle
 from tests.language import ToyModel
 from tests.trees import check, trees
@@ -54,12 +52,6 @@ def test_sampled_nodes_are_kept_beside_the_likeliest_guesses(left: DraftTree, si
         assert (tree.parents[list(draws.rows)] == row).all()
         assert draws.q[tree.tokens[list(draws.rows)]].all()
     assert tuple(tokens.tolist()) in paths(tree)
-
-
-def test_a_tree_is_followed_to_the_first_missing_token() -> None:
-    tree = chain(np.array([4, 5, 6]), np.array([0.9, 0.8, 0.7]), Source.LOOKUP)
-    assert tree.follow(np.array([4, 5, 7, 6], np.int32)).tolist() == [0, 1]
-    assert tree.follow(np.array([5], np.int32)).tolist() == []
 
 
 RING = np.full((5, 5), 0.01) + np.roll(np.eye(5), 1, 1)  # 0 -> 1 -> 2 -> 3 -> 4 -> 0
@@ -104,62 +96,6 @@ def test_the_model_drafts_during_a_verification() -> None:
     assert (1,) not in step(drafter, 1)
 
 
-def test_the_models_forwards_check_the_tables_path() -> None:
-    """So they draft beyond it in the time of one verification."""
-    drafter, model = new("during", tables=Oracle([1, 2, 3, 4, 0, 1, 2], length=4))
-    drafter.begin(PROMPT)
-    step(drafter, 1, 2, 3, 4)
-    assert (0, 1, 2) in step(drafter, 0)
-    assert max(model.forwards) > 1
-
-
-def test_a_sample_after_a_tables_node_is_none_of_the_chain() -> None:
-    model = ToyModel(RING, np.random.default_rng(0))
-    drafter, _ = new("during", model, Oracle([4, 2, 3], length=3))
-    drafter.begin(PROMPT, sampling=SamplingParams(rule="rejection"))
-    tree = drafter.propose(16)
-    assert tree.continuation is not None
-    chain = drafter.drafter._chain.tokens
-    for length, token in enumerate(chain):
-        found = tree.continuation(chain[:length])
-        assert found is not None and found[0] == token
-    other = [token for token in range(5) if token != chain[0]]
-    assert [tree.continuation([token]) for token in other] == [None] * 4
-    assert tree.continuation(chain) is None
-    drafter.end()
-
-
-def test_a_model_that_does_not_pay_reads_no_prompt() -> None:
-    drafter, model = new("auto")
-    schedule = drafter.drafter._schedules.of(True)
-    for _ in range(100):
-        schedule.record_before(0, 1.0)
-        schedule.record_tokens(1, 0.01)
-        for during in (False, True):
-            schedule.record_step(during, 1.0 + during)
-    for _ in range(2 * LATELY):
-        choice = schedule.choose(False)
-        schedule.record_probe(choice, 1.0 + choice.is_probe)
-    forwards = 0
-    for _ in range(3):
-        drafter.begin(PROMPT)
-        step(drafter, 1)
-        forwards = len(model.forwards)
-        drafter.end()
-    assert not forwards
-
-
-def test_a_model_that_paused_drafts_after_the_tokens_in_between() -> None:
-    drafter, model = new("during")
-    drafter.begin(PROMPT)
-    for token in (1, 2):  # no room for drafts
-        tree = drafter.propose(0)
-        drafter.observe(Verdict(tree, np.empty(0, np.int32), np.array([token], np.int32)))
-    assert not model.forwards
-    step(drafter, 3)
-    assert (4, 0) in step(drafter, 4)
-
-
 class Failing(ToyModel):
     """A draft model whose forwards fail."""
 
@@ -177,30 +113,3 @@ def test_a_failed_draft_ends_its_request_only() -> None:
         drafter.begin(PROMPT)
         drafter.propose(16)
         drafter.end()  # cancelled: the failure affects no answer
-
-
-def test_a_request_that_ends_while_the_model_drafts_leaves_nothing() -> None:
-    with ThreadPoolExecutor(1) as thread:
-        drafter, _ = new("during", ToyModel(RING, thread=thread))
-        drafter.begin(PROMPT)
-        drafter.propose(16)
-        drafter.end()
-        drafter.begin(np.array([1, 2], np.int32))
-        assert not len(drafter.propose(16))
-        drafter.end()
-
-
-def test_a_fork_has_its_own_chain_and_the_same_schedule() -> None:
-    drafter, _ = new("during", tables=Oracle([1, 2, 3]))
-    drafter.begin(PROMPT)
-    step(drafter, 1)
-    union: UnionDrafter = drafter.drafter
-    copied = copy.deepcopy(union)
-    assert isinstance(copied, UnionDrafter)
-    assert copied._schedules is union._schedules
-    assert copied._chain is not union._chain
-    assert not len(copied._chain)
-    other = Driven(copied)
-    other.begin(PROMPT)
-    step(other, 1)
-    assert (2, 3, 4) in step(other, 2)

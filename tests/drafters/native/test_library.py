@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import subprocess
 import sys
@@ -14,37 +13,13 @@ from numpy.typing import NDArray
 
 from outrider.drafters.native import library
 from outrider.drafters.native.library import structure
-from outrider.drafters.tables.automaton import append, new_automaton, repeated_suffix
-from outrider.drafters.tables.nodes import likeliest_unchosen, new_nodes, reset
-from outrider.drafters.tables.trie import child, new_trie, restart
+from outrider.drafters.tables.automaton import append, new_automaton
 
 
 @pytest.mark.parametrize("tokens", [np.zeros(4, np.int64), np.zeros(8, np.int32)[::2]])
 def test_arrays_of_other_types_and_layouts_are_refused(tokens: NDArray[np.int32]) -> None:
     with pytest.raises(TypeError, match="needs a contiguous array of int32"):
         append(new_automaton(64), tokens)
-
-
-def test_a_wrong_number_of_arguments_is_refused() -> None:
-    with pytest.raises(ValueError):
-        repeated_suffix()  # type: ignore[call-arg]
-
-
-def test_scalars_of_numpy_cross_and_pairs_return() -> None:
-    trie = new_trie(9)
-    restart(trie)
-    assert child(trie, np.int64(1), np.int32(0), np.int32(7), np.uint8(2)) == (1, 2)  # type: ignore[arg-type]
-    assert int(trie.nodes.tokens[1]) == 7
-
-
-def test_a_copy_has_arrays_of_its_own() -> None:
-    """Also after the original has been passed to the library."""
-    nodes = new_nodes(3)
-    reset(nodes, 5)
-    copied, replaced = copy.deepcopy(nodes), nodes._replace(tokens=np.zeros(3, np.int32))
-    for other in (copied, replaced):
-        reset(other, 8)
-        assert (int(nodes.tokens[0]), int(other.tokens[0])) == (5, 8)
 
 
 def test_a_library_of_other_sources_is_refused() -> None:
@@ -76,7 +51,3 @@ except RuntimeError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[4, 1, 2, 3]", library.MISSING]
-
-
-def test_the_rest_of_the_arrays_is_not_read() -> None:
-    assert likeliest_unchosen(new_nodes(2), 1) == -1

@@ -13,7 +13,6 @@ from outrider.drafters.tables.levels import BUCKETS
 from outrider.drafters.tables.mixture import CELLS
 from outrider.drafters.tables.suffix import Corpus
 
-Tokens = NDArray[np.int32]
 NO_PREDICTION = np.zeros(1, np.int32)
 
 

@@ -66,20 +66,6 @@ def test_a_size_bound_drops_rare_contexts_only(tmp_path: Path) -> None:
     assert base_table.find(base_table.load(tmp_path / "some"), common) >= 0
 
 
-def test_another_tokenizer_is_rejected(tmp_path: Path) -> None:
-    base_table.build(tmp_path / "t", [np.arange(5, dtype=np.uint32)], "mine", 99)
-    with pytest.raises(ArrayFileError, match="another tokenizer"):
-        base_table.load(tmp_path / "t", "yours")
-
-
-def test_the_end_of_a_text_is_not_a_successor(tmp_path: Path) -> None:
-    base_table.build(tmp_path / "t", [np.array([9, 1, 2, 9, 1, 2, 9, 1, 3], np.uint32)], "f", 9)
-    base = base_table.load(tmp_path / "t")
-    assert 9 not in base.tokens
-    assert rows(base, (-1, -1, 2)) == []
-    assert [t for t, _ in rows(base, (-1, -1, 1))] == [2, 3]
-
-
 def test_an_inconsistent_table_is_rejected(tmp_path: Path) -> None:
     base_table.build(tmp_path / "t", [np.array([1, 2, 3, 1, 2, 4], np.uint32)], "f", 9)
     arrays = dict(array_file.load(tmp_path / "t", base_table.KIND).arrays)

@@ -76,13 +76,6 @@ def test_an_interrupted_build_is_resumed(tmp_path: Path, monkeypatch: pytest.Mon
     assert followers(tmp_path / "d", [1, 2]) == [3, 4]
 
 
-def test_the_leftovers_of_another_build_are_deleted(tmp_path: Path) -> None:
-    (tmp_path / "d.partial").mkdir()
-    datastore.save_block(tmp_path / "d.partial" / "000000.block", tokens([1, 2, 7]), SEPARATOR, "f")
-    datastore.build(tmp_path / "d", [tokens([1, 2, 3])], SEPARATOR, "f", "plan")
-    assert followers(tmp_path / "d", [1, 2]) == [3]
-
-
 def test_unusable_datastores_are_rejected(store: Path, tmp_path: Path) -> None:
     with pytest.raises(ArrayFileError, match="not a datastore folder"):
         datastore.load(tmp_path / "nothing")
@@ -123,9 +116,3 @@ def test_a_damaged_manifest_is_rejected(store: Path, text: str) -> None:
     (store / datastore.MANIFEST).write_text(text)
     with pytest.raises(ArrayFileError, match=r"manifest\.json is damaged; delete .* and build the datastore again"):
         datastore.load(store)
-
-
-def test_the_version_of_a_datastore_without_a_manifest_changes_when_it_is_replaced(store: Path) -> None:
-    old = datastore.version(store)
-    datastore.build(store, [tokens([1, 2, 8])], SEPARATOR, "f", "another plan")
-    assert datastore.version(store) != old

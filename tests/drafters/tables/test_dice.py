@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Literal
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from outrider.drafters.fusion import FusionDrafter
-from outrider.drafters.interface import Drafter, DraftTree, Ints, Source, Verdict
+from outrider.drafters.interface import Drafter, DraftTree, Ints, Verdict
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.noise import mix
 from outrider.drafters.none import NoDrafter
@@ -21,8 +21,8 @@ from outrider.drafters.options import FusionOptions, LookupOptions, RetrievalOpt
 from outrider.drafters.retrieval import RetrievalDrafter
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.tables.base_table import empty_base
-from outrider.drafters.tables.dice import LUCKY, exponential, lucky_row, new_dice, position_key, random_bits, throw
-from outrider.drafters.tables.suffix import index
+from outrider.drafters.tables.dice import exponential, position_key, random_bits
+from outrider.drafters.tables.suffix import Corpus, index
 from outrider.drafters.trigram import TrigramDrafter
 from outrider.verify.decode import decode
 from outrider.verify.model.torch_runner import TorchRunner
@@ -32,7 +32,6 @@ from outrider.verify.sampling.sampler import choose
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
-from tests.trees import check
 
 VOCABULARY = 97
 TEXT = np.random.default_rng(0).integers(0, VOCABULARY, 60).astype(np.int32)
@@ -42,17 +41,17 @@ def fusion(vocabulary: int = VOCABULARY) -> FusionDrafter:
     return FusionDrafter(empty_base(), [], FusionOptions(capacity=1024), vocabulary)
 
 
-def retrieval(vocabulary: int = VOCABULARY) -> RetrievalDrafter:
-    """Its corpus is a text of the model of `simulate`, and the prompt of the other tests."""
-    text = np.concatenate([sampled(bigrams(), 50, 2000), TEXT]).astype(np.int64)
-    return RetrievalDrafter([index(text, vocabulary)], RetrievalOptions())
+@cache
+def corpus(vocabulary: int) -> Corpus:
+    """A text of the model of `simulate`, and the prompt of the other tests."""
+    return index(np.concatenate([sampled(bigrams(), 50, 2000), TEXT]).astype(np.int64), vocabulary)
 
 
 DRAFTERS: dict[str, Callable[[int], Drafter]] = {
     "fusion": fusion,
     "trigram": lambda _: TrigramDrafter(empty_base(), TrigramOptions()),
     "lookup": lambda _: LookupDrafter(LookupOptions(shortest=1)),
-    "retrieval": retrieval,
+    "retrieval": lambda vocabulary: RetrievalDrafter([corpus(vocabulary)], RetrievalOptions()),
 }
 # Where a context has few successors, there is little to choose from: `lookup` follows the longest one.
 GAINS = {"fusion": 1.05, "trigram": 1.05, "lookup": 1.0, "retrieval": 1.05}
@@ -74,18 +73,8 @@ def test_the_noise_of_a_token_is_the_targets(seed: int, position: int, token: in
     assert -np.log(exponential(bits)) == pytest.approx(noise, abs=1e-5)
 
 
-def test_lucky_tokens_are_the_frequent_ones_with_the_largest_noise() -> None:
-    dice = throw(new_dice(), SamplingParams(seed=3), np.array([1999, 5], np.int32))._replace(position=7)
-    row = dice.lucky[lucky_row(dice, 2)]
-    scores = torch.from_numpy(sampling.gumbel(3, 9, np.arange(2000))) - torch.log(torch.arange(2000) + 300.0)
-    assert row[0] == 9
-    assert row[1 : 1 + LUCKY].tolist() == scores.topk(LUCKY).indices.tolist()
-    assert row[1 + LUCKY :].tolist() == pytest.approx(scores.topk(LUCKY).values.softmax(0).tolist(), rel=1e-4)
-
-
 @pytest.mark.parametrize(
-    "params",
-    [SamplingParams(temperature=0, seed=5), SamplingParams(seed=5, rule="rejection"), SamplingParams(seed=5, top_k=1)],
+    "params", [SamplingParams(temperature=0, seed=5), SamplingParams(seed=5, rule="rejection"), SamplingParams(seed=5, top_k=1)]
 )
 @EACH
 def test_drafts_ignore_noise_that_decides_nothing(name: str, params: SamplingParams) -> None:
@@ -94,24 +83,7 @@ def test_drafts_ignore_noise_that_decides_nothing(name: str, params: SamplingPar
     assert found.probability.tolist() == expected.probability.tolist()
 
 
-def test_filters_leave_no_lucky_tokens() -> None:
-    assert Source.NOISE in drafted(SamplingParams(seed=5)).source
-    assert Source.NOISE not in drafted(SamplingParams(seed=5, top_p=0.9)).source
-
-
-@EACH
-@given(st.integers(0, 1 << 32))
-@settings(deadline=None, max_examples=20)
-def test_paths_stay_probabilities(name: str, seed: int) -> None:
-    tree = drafted(SamplingParams(seed=seed), name, sampled(bigrams(), 7, 300))
-    assert len(tree)
-    check(tree)
-    for parent in {-1, *tree.parents.tolist()}:
-        above = 1.0 if parent < 0 else tree.probability[parent]
-        assert tree.probability[tree.parents == parent].sum() <= above * (1 + 1e-5)
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from([*DRAFTERS]),
     st.sampled_from([0.0, 0.3, 0.8, 1.0, 1.7]),

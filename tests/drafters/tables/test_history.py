@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.drafters.tables.history import (
-    CHANGES,
     COPY_STATE,
     MAX_GAP,
     MAX_OCCURRENCES,
     MAX_RECENT,
     POSITION,
-    RUN,
     append,
     extend_hashes,
     find_copy,
@@ -62,23 +60,6 @@ def test_a_copy_ends_after_many_changes_and_where_its_span_ends() -> None:
     assert copy_after([*SPAN[:20], *range(300, 800), *SPAN[:20]], 512)[POSITION] == -1  # overwritten
 
 
-def test_the_longest_match_is_copied_and_departures_are_forgotten() -> None:
-    text = [*SPAN[:20], 1, *SPAN[4:18], 2]
-    assert copy_after([*text, *SPAN[:12]])[POSITION] == 12
-    assert copy_after([*text, *SPAN[4:12]])[POSITION] == 29  # of equal matches the latest
-    state = copy_after([*SPAN, 1, *SPAN[:10], 7, *SPAN[11:20]])
-    assert (state[POSITION], state[RUN], state[CHANGES]) == (20, 9, 1)
-    assert copy_after([*SPAN, 1, *SPAN[:10], 7, *SPAN[11:40]])[CHANGES] == 0
-
-
-def test_what_was_left_out_once_is_skipped_again() -> None:
-    """A listing with line numbers is repeated without them: after the second line's end, the third number is skipped."""
-    lines = [list(range(start, start + 8)) for start in (100, 110, 120, 130)]
-    listing = [token for n, line in enumerate(lines) for token in (n, 5, *line, 9)]
-    answer = [*lines[0], 9, *lines[1], 9]
-    assert copy_after([*listing, *answer])[POSITION] == listing.index(lines[2][0])
-
-
 @given(st.lists(st.integers(0, 3), max_size=200), st.sampled_from([16, 256]))
 def test_followers_are_those_of_the_latest_occurrences(text: list[int], capacity: int) -> None:
     history = new_history(capacity)
@@ -96,13 +77,3 @@ def test_followers_are_those_of_the_latest_occurrences(text: list[int], capacity
         assert total == len(positions)
         found = dict(zip(tokens[:end].tolist(), counts[:end].tolist(), strict=True))
         assert found == dict(Counter(text[i] for i in positions))
-
-
-def test_memory_does_not_grow() -> None:
-    history = new_history(64)
-    size = sum(array.nbytes for array in history)
-    hashes = np.zeros(LONGEST_CONTEXT + 1, np.uint64)
-    for token in range(10_000):
-        append(history, hashes, token % 50)
-        extend_hashes(hashes, token % 50, hashes)
-    assert sum(array.nbytes for array in history) == size

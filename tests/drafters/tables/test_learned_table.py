@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.drafters.tables import base_table
-from outrider.drafters.tables.base_table import context_key
-from outrider.drafters.tables.learned_table import LearnedRows, absorb, learn, new_rows, raise_weight, successors
+from outrider.drafters.tables.learned_table import LearnedRows, absorb, learn, new_rows, successors
 
 BASE = base_table.empty_base()
 
@@ -43,31 +42,6 @@ def test_probabilities_equal_a_dictionary_model(text: list[int]) -> None:
     assert sum(found_rows.values()) < 1.0
 
 
-def test_weights_stop_at_the_maximum() -> None:
-    rows = new_rows(16, 4)
-    for _ in range(10):
-        raise_weight(BASE, rows, context_key(-1, 1, 2), 3, 1.0, 4.0)
-    assert rows.weights.max() == 4.0
-
-
-def test_memory_is_bounded_and_stale_rows_are_evicted_first() -> None:
-    rows = new_rows(64, 4)
-    size = sum(array.nbytes for array in rows)
-    for i in range(5000):
-        raise_weight(BASE, rows, context_key(-1, i % 1000, (i * 7) % 1000), 5, 1.0, 4.0)
-        raise_weight(BASE, rows, context_key(-1, 1, 2), 3, 1.0, 4.0)  # updated in every iteration, so never evicted
-    assert sum(array.nbytes for array in rows) == size
-    assert 3 in lookup(rows, 1, 2)
-
-
-def test_a_full_row_evicts_its_lightest_token() -> None:
-    rows = new_rows(16, 2)
-    for token, times in ((1, 3), (2, 1), (3, 2)):
-        for _ in range(times):
-            raise_weight(BASE, rows, context_key(-1, 7, 8), token, 1.0, 9.0)
-    assert set(lookup(rows, 7, 8)) == {1, 3}
-
-
 def test_the_targets_distribution_is_absorbed_at_every_node() -> None:
     rows = new_rows(64, 8)
     text = np.array([-1, 1, 2], np.int32)
@@ -82,16 +56,3 @@ def test_the_targets_distribution_is_absorbed_at_every_node() -> None:
     assert list(lookup(rows, 0, 3)) == [4, 9]  # an unseen context backs off to its last token
     assert lookup(rows, 0, 3)[4] < lookup(rows, 2, 3)[4]
     assert sum(lookup(rows, 1, 2).values()) <= 1.0 + 1e-6
-
-
-def test_four_grams_distinguish_contexts_and_back_off() -> None:
-    rows = new_rows(256, 8)
-    text = np.array([1, 7, 8, 2, 3, 7, 8, 4, 1, 7, 8], np.int32)
-    learn(BASE, rows, text, len(text), 4, 1.0, 16.0)
-    tokens, probabilities = np.zeros(8, np.int32), np.zeros(8, np.float32)
-    assert successors(BASE, rows, 1, 7, 8, 4, tokens, probabilities) == 2
-    assert tokens[0] == 2
-    assert successors(BASE, rows, 3, 7, 8, 4, tokens, probabilities) == 2
-    assert tokens[0] == 4
-    assert successors(BASE, rows, 5, 7, 8, 4, tokens, probabilities) == 2
-    assert probabilities[0] == probabilities[1]  # each followed the tri-gram context once

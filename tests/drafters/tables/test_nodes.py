@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.drafters.interface import DraftTree
-from outrider.drafters.tables.nodes import Nodes, choose_likeliest, draft_tree, lay_out, likeliest_unchosen, new_nodes, reset
+from outrider.drafters.tables.nodes import Nodes, choose_likeliest, draft_tree, new_nodes, reset
 from tests.trees import check, trees
 
 
@@ -37,56 +37,3 @@ def test_the_likeliest_nodes_make_the_tree(tree: DraftTree, seed: int, budget: i
     for parent in range(-1, len(draft)):
         siblings = draft.probability[draft.parents == parent]
         assert np.all(np.diff(siblings) <= 0)
-
-
-@given(trees(), st.integers(0, 5), st.integers(1, 30))
-def test_trimming_keeps_a_tree(tree: DraftTree, seed: int, budget: int) -> None:
-    nodes = shuffled(tree, seed)
-    nodes.chosen[:] = True
-    draft = draft_tree(nodes, len(tree) + 1, budget)
-    check(draft)
-    assert len(draft) == min(budget, len(tree))
-    paths = {tuple(tree.path(row)) for row in range(len(tree))}
-    assert {tuple(draft.path(row)) for row in range(len(draft))} <= paths
-
-
-def row_of_nodes(path: list[float]) -> Nodes:
-    """Children of node 0 with these path probabilities."""
-    nodes = new_nodes(1 + len(path))
-    reset(nodes, 0)
-    nodes.tokens[1:] = np.arange(len(path))
-    nodes.depths[1:] = 1
-    nodes.path[1:] = path
-    return nodes
-
-
-def test_the_likeliest_unchosen_node() -> None:
-    nodes = row_of_nodes([0.25, 0.5, 0.5, 0.0])
-    marked = []
-    for _ in range(4):
-        marked.append(int(likeliest_unchosen(nodes, 5)))
-        nodes.chosen[marked[-1]] = True
-    assert marked == [2, 3, 1, 4]  # on ties the first
-    assert likeliest_unchosen(nodes, 5) == -1
-    assert likeliest_unchosen(row_of_nodes([0.1, 0.2, 0.3]), 3) == 2  # the rest of the arrays is not read
-
-
-def test_choosing_clears_earlier_marks() -> None:
-    nodes = row_of_nodes([0.25, 0.5, 0.125])
-    nodes.chosen[:] = True
-    choose_likeliest(nodes, 4, 1)
-    assert nodes.chosen.tolist() == [True, False, True, False]
-    choose_likeliest(nodes, 4, 9)
-    assert nodes.chosen.all()
-
-
-def test_laid_out_rows_name_their_nodes() -> None:
-    nodes = row_of_nodes([0.25, 0.5, 0.125])
-    nodes.parents[3], nodes.depths[3] = 1, 2
-    nodes.chosen[:] = True
-    tree, rows = lay_out(nodes, 4, 8)
-    assert rows.tolist() == [2, 1, 3]
-    assert tree.tokens.tolist() == [1, 0, 2]
-    assert tree.parents.tolist() == [-1, -1, 1]
-    tree, rows = lay_out(nodes, 1, 8)
-    assert len(tree) == len(rows) == 0

@@ -10,7 +10,7 @@ from outrider.drafters.tables import base_table
 from outrider.drafters.tables.dice import new_dice
 from outrider.drafters.tables.learned_table import learn, new_rows, successors
 from outrider.drafters.tables.nodes import draft_tree
-from outrider.drafters.tables.search import PATH, SCORE, VISITS, Trigrams, best_first, monte_carlo, new_pool
+from outrider.drafters.tables.search import SCORE, Trigrams, best_first, monte_carlo, new_pool
 from tests.trees import check
 
 BASE = base_table.empty_base()
@@ -72,50 +72,6 @@ def all_paths(text: list[int], depth: int) -> dict[tuple[int, ...], float]:
     return found
 
 
-def test_siblings_are_ordered_by_probability() -> None:
-    tree = search("mcts", [1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2], 24)
-    first_level = tree.probability[tree.parents == -1]
-    assert len(first_level) >= 2
-    assert np.all(np.diff(first_level) <= 0)
-    assert tree.tokens[0] == 3
-
-
-@given(text=texts, floor=st.floats(0.01, 0.9))
-def test_best_first_stops_at_the_floor(text: list[int], floor: float) -> None:
-    tree = search("best-first", text, 64, depth=3, floor=floor)
-    likely = sorted((p for p in all_paths(text, depth=3).values() if p >= floor * 1.001), reverse=True)
-    assert len(tree) >= min(64, len(likely))
-    assert np.all(tree.probability >= np.float32(floor) * 0.999)
-
-
-@given(text=texts)
-def test_greedy_search_is_the_chain_of_likeliest_successors(text: list[int]) -> None:
-    tree = search("greedy", text, 4)
-    rows = new_rows(1024, 6)
-    learn(BASE, rows, np.array(text, np.int32), len(text), 3, 1.0, 16.0)
-    tokens, shares = np.zeros(6, np.int32), np.zeros(6, np.float32)
-    chain = list(text)
-    while len(chain) < len(text) + 4 and successors(BASE, rows, -1, chain[-2], chain[-1], 3, tokens, shares):
-        chain.append(int(tokens[0]))
-    assert tree.tokens.tolist() == chain[len(text) :]
-
-
-def test_ranking_by_score_or_visits_takes_visited_nodes_only() -> None:
-    """Few rollouts leave most continuations unvisited; by probability they are candidates, too."""
-    text = np.random.default_rng(0).integers(0, 6, 200).astype(np.int32)
-    sizes = []
-    for ranking in (PATH, SCORE, VISITS):
-        rows, pool = new_rows(1024, 6), new_pool(1 + 6 * 150, 6)
-        learn(BASE, rows, text, len(text), 3, 1.0, 16.0)
-        random = np.array([1], np.uint64)
-        size = monte_carlo(Trigrams(BASE, rows, 3), pool, text[-3:], 3, 12, 24, 32.0, 8.0, random, ranking, False)
-        chosen, visits = pool.nodes.chosen[1:size], pool.visits[1:size]
-        sizes.append(int(chosen.sum()))
-        assert ranking == PATH or (visits[chosen] > 0).all()
-        assert ranking != VISITS or visits[chosen].min() >= visits[~chosen].max()
-    assert 0 < sizes[1] < sizes[0]
-
-
 def test_monte_carlo_takes_whole_continuations_likeliest_first() -> None:
     """The text continues 1 with "2 7" three times and with "3 8" once."""
     text = [1, 2, 7, 0, 1, 2, 7, 0, 1, 3, 8, 0, 1, 2, 7, 0, 1]
@@ -130,29 +86,3 @@ def test_monte_carlo_takes_whole_continuations_likeliest_first() -> None:
         leaves = set(range(len(tree))) - set(tree.parents.tolist())
         chosen.append([tree.path(row) for row in sorted(leaves)])
     assert chosen == [[[2, 7]], [[2, 7], [3, 8]]]
-
-
-def test_monte_carlo_visits_every_iteration_once() -> None:
-    rows, pool = new_rows(64, 4), new_pool(1 + 4 * 30, 4)
-    learn(BASE, rows, np.array([1, 2, 1, 3, 1], np.int32), 5, 3, 1.0, 16.0)
-    ending, random = np.array([1, 3, 1], np.int32), np.array([1], np.uint64)
-    monte_carlo(Trigrams(BASE, rows, 3), pool, ending, 3, 30, 8, 32.0, 8.0, random, SCORE, False)
-    assert pool.visits[0] == 30
-    first, count = int(pool.first_child[0]), int(pool.children[0])
-    assert pool.visits[first : first + count].sum() == 30
-    assert 0.0 < pool.reward[0] <= 30.0
-
-
-def test_a_search_without_successors_is_empty() -> None:
-    for kind in ("mcts", "best-first", "greedy"):
-        assert len(search(kind, [1, 2, 3], 8)) == 0
-
-
-def test_the_printed_reward_is_one_plus_the_sum_of_probabilities() -> None:
-    """After 1 always comes 2, then 3: both rewards of every rollout are known."""
-    text = np.array([1, 2, 3, 1, 2, 3, 1], np.int32)
-    for summed, reward in ((False, 1.0), (True, 3.0)):
-        rows, pool = new_rows(64, 4), new_pool(1 + 4 * 30, 4)
-        learn(BASE, rows, text, len(text), 3, 1e9, 1e9)
-        monte_carlo(Trigrams(BASE, rows, 3), pool, text[-3:], 2, 30, 8, 32.0, 8.0, np.array([1], np.uint64), SCORE, summed)
-        assert pool.reward[0] == pytest.approx(30 * reward, rel=1e-3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -41,19 +40,3 @@ def test_documents_are_deleted_and_added(old: Documents, keep: list[bool], new: 
     found = endings(text, order, separator)
     assert found == sorted(found)
     assert order.dtype == np.uint32
-
-
-@pytest.mark.parametrize("separator", [3, 70_000])
-def test_many_updates_of_a_long_text_keep_it_sorted(separator: int) -> None:
-    random = np.random.default_rng(0)
-    texts: Documents = [random.integers(0, 3, 200).tolist() for _ in range(40)]
-    tokens = flat(texts, separator, np.uint16 if separator < 1 << 16 else np.uint32)
-    order = sort_suffixes(tokens)
-    for number in range(20):
-        kept = np.repeat(np.arange(len(texts)) != number, [len(text) + 1 for text in texts])
-        edited = [*texts[number][:100], *random.integers(0, 3, 10).tolist(), *texts[number][100:]]
-        texts = [*texts[:number], *texts[number + 1 :], edited]
-        tokens, order = splice(tokens, order, kept, flat([edited], separator, np.uint32), separator)
-    found = endings(tokens, order, separator)
-    assert found == sorted(found)
-    assert len(order) == len(tokens) == 40 * 201 + 200

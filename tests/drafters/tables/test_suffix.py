@@ -24,21 +24,6 @@ def build(documents: list[list[int]], separator: int = SEPARATOR) -> Corpus:
     return suffix.index(np.array(flat(documents), np.int64), separator)
 
 
-@pytest.mark.parametrize("separator", [SEPARATOR, 1 << 16])
-def test_tokens_of_either_width_are_read(separator: int) -> None:
-    tokens = [separator, separator - 1, 0, 3, separator - 2]
-    corpus = suffix.index(np.array(tokens, np.int64), separator)
-    assert [suffix.token_at(corpus, i) for i in range(-1, 6)] == [-1, *tokens, -1]
-
-
-@given(st.lists(texts, max_size=4))
-def test_positions_are_sorted_by_the_following_tokens(documents: list[list[int]]) -> None:
-    arrays = suffix.tabulate(np.array(flat(documents), np.int64), SEPARATOR)
-    after = [tuple(arrays["tokens"][i : i + MAX_MATCH].tolist()) for i in arrays["order"]]
-    assert after == sorted(after)
-    assert sorted(arrays["order"].tolist()) == list(range(len(arrays["tokens"])))
-
-
 @given(st.lists(texts, max_size=4), st.lists(st.integers(0, 7), max_size=20))
 def test_every_occurrence_of_every_suffix_of_a_context_is_found(documents: list[list[int]], context: list[int]) -> None:
     corpus = build(documents)

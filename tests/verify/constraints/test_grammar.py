@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from dataclasses import replace
 from random import Random
 
@@ -17,20 +16,17 @@ from transformers import AutoTokenizer
 
 from outrider import models
 from outrider.drafters.interface import EMPTY, DraftTree, Source, chain
-from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.options import LookaheadOptions
 from outrider.drafters.registry import Resources, make
 from outrider.verify.constraints.grammar import MAX_CACHED_GRAMMARS, GrammarCompiler, GrammarError, MatcherError
-from outrider.verify.constraints.mask_time import MASKS_SECONDS
-from outrider.verify.decode import decode, step
+from outrider.verify.decode import decode
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.stream import DecodeOptions, Stream
+from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
-from tests.trees import check, trees
+from tests.trees import trees
 
 TOKENIZER = AutoTokenizer.from_pretrained(models.TARGET)
 STOP = int(TOKENIZER.eos_token_id)
@@ -51,24 +47,6 @@ SCHEMA = LLMatcher.grammar_from_json_schema(
 def ids(text: str) -> list[int]:
     found: list[int] = TOKENIZER.encode(text, add_special_tokens=False)
     return found
-
-
-@settings(max_examples=40)
-@given(trees(vocabulary=8, nodes=12))
-def test_every_mask_is_that_of_its_path(tree: DraftTree) -> None:
-    letters = np.array([ids(letter)[0] for letter in "abcdefgh"], np.int32)  # the last two are not allowed
-    tree = DraftTree(letters[tree.tokens], tree.parents, tree.depths, tree.probability, tree.source)
-    allowed, masks = COMPILER.compile(LETTERS).visit(tree, 64)
-    assert masks.shape == (len(allowed) + 1, SIZE)
-    check(allowed)
-    paths = {tuple(tree.path(row)) for row in range(len(tree))}
-    expected = {path for path in paths if len(path) <= 6 and all(token in letters[:6] for token in path)}
-    assert {tuple(allowed.path(row)) for row in range(len(allowed))} == expected
-    for row in range(-1, len(allowed)):
-        alone = COMPILER.compile(LETTERS)
-        if row >= 0:
-            alone.commit(np.array(allowed.path(row), np.int32))
-        assert np.array_equal(masks[row + 1], alone.visit(EMPTY, 0)[1][0])
 
 
 def test_forced_tokens_are_a_draft() -> None:
@@ -103,24 +81,12 @@ def test_a_grammar_that_exceeds_the_limits_is_the_clients_error() -> None:
         grammar.visit(EMPTY, 8)
 
 
-def test_a_matcher_that_fails_is_replaced() -> None:
-    grammar = COMPILER.compile(LETTERS)
-    grammar.commit(np.array(ids("a"), np.int32))
-    expected = grammar.visit(EMPTY, 0)[1]
-    grammar._matcher.consume_token(ids("z")[0])
-    assert grammar._matcher.is_error()
-    assert np.array_equal(grammar.visit(EMPTY, 0)[1], expected)
-    grammar._matcher.consume_token(ids("z")[0])
-    grammar.commit(np.array(ids("b"), np.int32))
-    assert not grammar.visit(EMPTY, 0)[1][0][ids("z")[0]]
-
-
 JSON = LLMatcher.grammar_from_json_schema({"type": "object"}, overrides={"whitespace_flexible": False})
 # Tokens that begin and end texts, keys, objects and arrays.
 PUNCTUATION = [token for token in range(SIZE) if set(TOKENIZER.decode([token])) & set('{}[]",:')]
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(st.lists(trees(vocabulary=len(PUNCTUATION), nodes=12), min_size=8), st.randoms(use_true_random=False))
 def test_masks_do_not_depend_on_the_drafts_before(drafts: list[DraftTree], random: Random) -> None:
     """Drafts of nested JSON, most of which the text leaves: after each, the masks are those of a matcher that saw none."""
@@ -152,13 +118,6 @@ def test_an_open_answer_ends_where_the_grammar_may_end_and_the_model_leaves_it()
     assert grammar.commit(np.array([b, z], np.int32))
 
 
-def test_the_cache_is_bounded() -> None:
-    compiler = GrammarCompiler(TOKENIZER, SIZE, [STOP])
-    for number in range(MAX_CACHED_GRAMMARS + 5):
-        compiler.compile(LLMatcher.grammar_from_regex(f"a{{{number + 1}}}"))
-    assert len(compiler._compiled) == MAX_CACHED_GRAMMARS
-
-
 @pytest.fixture(scope="module")
 def runner() -> ModelRunner:
     return load_model(LoadOptions(str(models.TARGET), dtype="float32"))
@@ -169,7 +128,7 @@ def runner() -> ModelRunner:
 def test_drafting_is_lossless_under_a_grammar(runner: ModelRunner, temperature: float, penalty: float) -> None:
     compiler = GrammarCompiler(TOKENIZER, runner.vocabulary, [STOP])
     prompt = np.array(ids("def person():\n    return "), np.int32)
-    for seed in range(4):
+    for seed in range(2):
         params = SamplingParams(temperature=temperature, seed=seed, frequency_penalty=penalty)
         options = DecodeOptions(params, 120, frozenset([STOP]))
         plain = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options, compiler.compile(SCHEMA))
@@ -183,23 +142,6 @@ def test_drafting_is_lossless_under_a_grammar(runner: ModelRunner, temperature: 
             assert found.finish == plain.finish == "stop"
 
 
-def test_lookahead_refines_under_a_grammar(runner: ModelRunner) -> None:
-    compiler = GrammarCompiler(TOKENIZER, runner.vocabulary, [STOP])
-    grammar = LLMatcher.grammar_from_regex(r"[a-zA-Z_0-9 ():=.,\n]{60,90}")
-    prompt = np.array(ids("class Reader:\n    def read(self):\n"), np.int32)
-    options = DecodeOptions(SamplingParams(temperature=0), 20, frozenset([STOP]), max_nodes=64)
-    drafter = LookaheadDrafter(LookaheadOptions())
-    plain = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options, compiler.compile(grammar))
-    stream = Stream(Verifier(runner, runner.new_cache()), drafter, prompt, options, compiler.compile(grammar))
-    tokens: list[int] = []
-    levels = 0
-    while (taken := step(stream)).finish is None:
-        tokens += taken.tokens
-        levels = len(drafter._levels)
-    assert tokens + taken.tokens == plain.tokens
-    assert levels > 1
-
-
 def test_a_grammar_overrides_rules_that_exclude_all_its_tokens(runner: ModelRunner) -> None:
     compiler = GrammarCompiler(TOKENIZER, runner.vocabulary, [STOP])
     letter = ids("a")[0]
@@ -210,24 +152,8 @@ def test_a_grammar_overrides_rules_that_exclude_all_its_tokens(runner: ModelRunn
     assert found.tokens == [letter, STOP]
 
 
-AMBIGUOUS = LLMatcher.grammar_from_lark("start: s\ns: s s | w\nw: /[a-z ]/")
-
-
-def long_chain(nodes: int) -> DraftTree:
-    tokens = np.array(ids("a b c d e f g h " * nodes)[:nodes], np.int32)
-    return chain(tokens, np.ones(nodes, np.float32), Source.PREDICTION)
-
-
-def test_the_masks_of_a_step_have_a_budget() -> None:
-    """An ambiguous grammar, whose masks become slower with the text: the draft gets smaller, and in the end the answer ends."""
-    grammar = COMPILER.compile(AMBIGUOUS)
-    sizes = []
-    with pytest.raises(GrammarError, match="too expensive to evaluate"):
-        for _ in range(200):
-            started = time.thread_time()
-            tree, masks = grammar.visit(long_chain(64), 64)
-            assert time.thread_time() - started < 10 * MASKS_SECONDS
-            assert len(masks) == len(tree) + 1
-            sizes.append(len(tree))
-            grammar.commit(long_chain(3).tokens)
-    assert sizes[-1] == 0
+def test_the_cache_is_bounded() -> None:
+    compiler = GrammarCompiler(TOKENIZER, SIZE, [STOP])
+    for number in range(MAX_CACHED_GRAMMARS + 5):
+        compiler.compile(LLMatcher.grammar_from_regex(f"a{{{number + 1}}}"))
+    assert len(compiler._compiled) == MAX_CACHED_GRAMMARS

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from llguidance import LLMatcher
 
-from outrider.drafters.interface import EMPTY
+from outrider.drafters.interface import EMPTY, DraftTree, Source, chain
 from outrider.verify.constraints.grammar import Grammar, GrammarCompiler, GrammarError
 from outrider.verify.constraints.mask_time import MASKS_SECONDS, REFUSED_SECONDS, ROOTS_SECONDS, MaskTime
-from tests.verify.constraints.test_grammar import AMBIGUOUS, LETTERS, SIZE, STOP, TOKENIZER, long_chain
+from tests.verify.constraints.test_grammar import LETTERS, SIZE, STOP, TOKENIZER, ids
+
+AMBIGUOUS = LLMatcher.grammar_from_lark("start: s\ns: s s | w\nw: /[a-z ]/")
+
+
+def long_chain(nodes: int) -> DraftTree:
+    tokens = np.array(ids("a b c d e f g h " * nodes)[:nodes], np.int32)
+    return chain(tokens, np.ones(nodes, np.float32), Source.PREDICTION)
 
 
 class Ticks:

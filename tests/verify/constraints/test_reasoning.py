@@ -67,32 +67,6 @@ def test_only_the_closing_token_is_allowed_at_the_limit(limit: ReasoningLimit, t
     assert is_forced(after(limit, tokens)) == forced
 
 
-class Only:
-    """Allows one token everywhere."""
-
-    def __init__(self, token: int) -> None:
-        self.token = token
-        self.committed: list[int] = []
-
-    def visit(self, draft: DraftTree, depth: int) -> tuple[DraftTree, np.ndarray[tuple[int, int], np.dtype[np.bool_]]]:
-        masks = np.zeros((len(draft) + 1, VOCABULARY), np.bool_)
-        masks[:, self.token] = True
-        return draft, masks
-
-    def commit(self, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]) -> bool:
-        self.committed += tokens.tolist()
-        return False
-
-
-def test_a_grammar_that_knows_no_reasoning_is_obeyed() -> None:
-    grammar = Only(4)
-    budget = ReasoningBudget(ReasoningLimit(1, CLOSING), VOCABULARY, grammar)
-    budget.commit(np.array([4, 4], np.int32))
-    _, allowed = budget.visit(EMPTY, 0)
-    assert allowed is not None and allowed[0].tolist() == [token == 4 for token in range(VOCABULARY)]
-    assert grammar.committed == [4, 4]
-
-
 @pytest.fixture(scope="module")
 def runner() -> ModelRunner:
     return load_model(LoadOptions(str(models.TARGET), dtype="float32"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from functools import partial
 
@@ -76,12 +75,6 @@ def test_sessions_that_draft_together_share_forwards(draft: DraftRunner, sizes: 
     assert sizes == [3, 3, 2, 1]
 
 
-def test_more_sessions_than_caches_draft_in_turns(draft: DraftRunner, sizes: list[int]) -> None:
-    work = [lambda: started(draft, [3, 5, 7]).root(1) for _ in range(5)]
-    draft.run_drafts(work)  # type: ignore[arg-type]
-    assert sizes == [1] * 5
-
-
 def test_an_error_ends_the_work_of_one_session(draft: DraftRunner, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Token 1000 is outside the vocabulary, so that the forward of all three fails."""
     found: dict[int, int | str] = {}
@@ -138,7 +131,7 @@ def test_one_thread_works_at_a_time(draft: DraftRunner) -> None:
         for _ in range(20):
             at_work += 1
             most = max(most, at_work)
-            time.sleep(0.001)
+            time.sleep(0)  # lets another thread work
             at_work -= 1
             session.root(1)
 
@@ -158,25 +151,3 @@ def test_a_session_whose_cache_was_taken_reads_its_text_again(tiny_runner: Torch
     first.advance(np.array([token, 2], np.int32))
     expected = started(DraftRunner(shared.runner, 97), [3, 5, 7, token, 2]).root(5).tokens
     assert first.root(5).tokens.tolist() == expected.tolist()
-
-
-def test_a_cache_that_is_being_read_is_taken_without_the_lock(tiny_runner: TorchRunner) -> None:
-    """The draft model's thread may need a cache before it gets to the reading that is waited for."""
-    shared = DraftRunner(close_relative(tiny_runner, tiny_runner.model.config), tiny_runner.vocabulary, slots=2)
-    busy, reading = started(shared, [3, 5]), shared.session()
-    may_go_on = threading.Event()
-
-    def occupy() -> None:
-        may_go_on.wait()
-        shared.cache_for(busy)
-
-    occupied = shared.submit(occupy)
-    text = Sequence()
-    text.begin(np.array([7, 9, 11], np.int32))
-    reading.begin(text)
-    shared.cache_for(busy)  # the most recently used one
-    assert reading.is_reading
-    threading.Timer(0.1, may_go_on.set).start()
-    shared.cache_for(shared.session())
-    occupied.result()
-    assert not reading.is_reading

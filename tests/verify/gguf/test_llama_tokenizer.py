@@ -10,10 +10,8 @@ from unicodedata import normalize
 import gguf
 import pytest
 
-from outrider.drafters.interface import EMPTY
 from outrider.models import smollm2
 from outrider.server.chat.vocabulary import Vocabulary
-from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.errors import ModelError
 from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.gguf import llama_package
@@ -66,12 +64,6 @@ def test_it_is_the_tokenizer_that_is_built(both: tuple[AnyTokenizer, LlamaTokeni
     messages = [{"role": "user", "content": "hi"}]
     assert theirs.apply_chat_template(messages, tokenize=False) == ours.apply_chat_template(messages, tokenize=False)
     assert (theirs.bos_token_id, theirs.eos_token_id) == (ours.bos_token_id, ours.eos_token_id)
-
-
-def test_a_grammar_allows_the_same_tokens(both: tuple[AnyTokenizer, LlamaTokenizer]) -> None:
-    grammar = '{"grammars": [{"lark_grammar": "start: /[a-zé🙂]{2,9}/"}]}'
-    masks = [GrammarCompiler(each, len(each), [2]).compile(grammar).visit(EMPTY, 0)[1] for each in both]
-    assert masks[0].any() and (masks[0] == masks[1]).all()
 
 
 @pytest.mark.parametrize("name", sorted({*FAMILIES} - {"default"}))

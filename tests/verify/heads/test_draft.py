@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -17,13 +15,12 @@ from outrider.drafters.options import NEED_A_MODEL, DrafterName
 from outrider.drafters.registry import Resources, clone, make
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
-from outrider.verify.heads.cache import HeadCache
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.model import HeadModel
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.cpu.native.interface import NativeRunner
-from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.load_options import Backend, LoadOptions, Quantization, Quantize
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
@@ -118,11 +115,7 @@ def test_candidates_are_those_of_the_heads_layers(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [
-        *(("eagle", name) for name in (*NEED_A_MODEL, "fusion")),
-        ("eagle3", "draft-tree"),
-        ("mtp", "draft-tree"),
-    ],
+    [*(("eagle", name) for name in (*NEED_A_MODEL, "fusion")), ("eagle3", "draft-tree"), ("mtp", "draft-tree")],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_answers_equal_plain_decoding(pairs: dict[str, Pair], kind: str, name: DrafterName, temperature: float) -> None:
@@ -168,16 +161,19 @@ def run_on(verifier: Verifier, session: Any, tokens: list[int]) -> None:
     session.advance(np.array(tokens, np.int32))
 
 
-def test_the_next_request_reads_only_new_tokens(eagle: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, head = eagle
-    drafter, verifier = make("draft", Resources(EAGER, model=HeadRunner(head).session)), verifier_of(target)
-    options = DecodeOptions(GREEDY, 1, max_nodes=20)
-    decode(verifier, drafter, PROMPT, DecodeOptions(GREEDY, 2, max_nodes=20))
-    rows = counted(monkeypatch, head)
-    decode(verifier, drafter, np.concatenate([PROMPT[:12], [50, 51, 52]]).astype(np.int32), options)
-    assert rows[:1] == []  # one token is left, so nothing is drafted
-    decode(verifier, drafter, np.concatenate([PROMPT[:12], [50, 51, 53]]).astype(np.int32), DecodeOptions(GREEDY, 2))
-    assert rows[0] == 3
+@pytest.mark.parametrize(("backend", "quantize"), [("torch", "none"), ("auto", "int4")])
+def test_the_embedded_targets_head_drafts_its_tokens(backend: Backend, quantize: Quantize) -> None:
+    loaded = LoadOptions(str(models.TARGET), dtype="float32", backend=backend, quantization=Quantization(quantize))
+    target = load_weights(loaded)
+    head = load_head(str(models.HEAD), target)
+    assert head is not None
+    target.start(256)
+    drafter = make("draft", Resources(EAGER, model=HeadRunner(head).session))
+    prompt = load_tokenizer(str(models.TARGET))("class Stack:\n    def __init__(self):\n")["input_ids"]
+    options = DecodeOptions(GREEDY, 24, max_nodes=8)
+    found = decode(verifier_of(target), drafter, np.array(prompt, np.int32), options)
+    assert found.tokens == answer(target, np.array(prompt, np.int32), tokens=24)
+    assert found.tokens_per_step > 1.5
 
 
 @pytest.mark.parametrize("slots", [1, 2])
@@ -193,56 +189,6 @@ def test_a_fork_goes_on_with_the_rows_of_the_shared_text(eagle: Pair, monkeypatc
     assert decode(forked, copied, edited, options).tokens == answer(target, edited, tokens=6)
     assert rows[0] == (2 if slots == 2 else len(edited) - 1)
     assert forked.sequence.cache is forked.cache
-
-
-def test_a_session_that_was_swapped_out_drafts_from_its_new_tokens(eagle: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, head = eagle
-    shared = HeadRunner(head)
-    drafter, verifier = make("draft", Resources(EAGER, model=shared.session)), verifier_of(target)
-    options = DecodeOptions(GREEDY, 8, max_nodes=20)
-    tokens = decode(verifier, drafter, PROMPT, options).tokens
-    verifier.swap_in(verifier.swap_out())
-    prompt = np.concatenate([PROMPT, tokens, [7, 8, 9]]).astype(np.int32)
-    rows = counted(monkeypatch, head)
-    assert decode(verifier, drafter, prompt, options).tokens == answer(target, prompt, tokens=8)
-    assert rows[0] <= 4
-
-
-def test_a_text_longer_than_the_kept_states_is_drafted_from_its_end(tmp_path: Path) -> None:
-    target, head = load_pair(tmp_path, "eagle")
-    target.cache_shape = replace(target.cache_shape, hidden_positions=24)
-    shared = HeadRunner(head)
-    drafter = make("draft", Resources(EAGER, model=shared.session))
-    prompt = (np.arange(100) % 90).astype(np.int32)
-    options = DecodeOptions(GREEDY, 8, max_nodes=8)
-    assert decode(verifier_of(target), drafter, prompt, options).tokens == answer(target, prompt, tokens=8)
-    cache = next(iter(shared._caches.values()))
-    assert isinstance(cache, HeadCache) and cache.first >= 75
-
-
-def test_rejection_is_reproducible_and_respects_top_k(eagle: Pair) -> None:
-    target, head = eagle
-    params = SamplingParams(temperature=1.0, seed=2, rule="rejection")
-
-    def drafted(params: SamplingParams) -> list[int]:
-        drafter = make("draft-tree", Resources(EAGER, model=HeadRunner(head).session))
-        return decode(verifier_of(target), drafter, PROMPT, DecodeOptions(params, 12)).tokens
-
-    assert drafted(params) == drafted(params)
-    assert drafted(replace(params, top_k=1)) == answer(target, PROMPT, tokens=12)
-
-
-def test_the_embedded_targets_head_drafts_its_tokens() -> None:
-    target = load_weights(LoadOptions(str(models.TARGET), dtype="float32", device="cpu", backend="torch"))
-    head = load_head(str(models.HEAD), target)
-    assert head is not None
-    target.start(256)
-    drafter = make("draft", Resources(EAGER, model=HeadRunner(head).session))
-    prompt = load_tokenizer(str(models.TARGET))("class Stack:\n    def __init__(self):\n")["input_ids"]
-    options = DecodeOptions(GREEDY, 24, max_nodes=8)
-    found = decode(verifier_of(target), drafter, np.array(prompt, np.int32), options)
-    assert found.tokens == answer(target, np.array(prompt, np.int32), tokens=24)
-    assert found.tokens_per_step > 1.5
 
 
 def test_the_speed_of_a_head_is_measured_like_a_models(eagle: Pair) -> None:

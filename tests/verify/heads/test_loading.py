@@ -20,13 +20,7 @@ from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.hub import MODEL, cache_models
-from tests.verify.heads.checkpoints import (
-    DRAFT_VOCABULARY,
-    load_pair,
-    save_eagle,
-    save_eagle3,
-    save_target,
-)
+from tests.verify.heads.checkpoints import DRAFT_VOCABULARY, load_pair, save_eagle, save_eagle3, save_target
 
 
 @pytest.fixture(scope="module")

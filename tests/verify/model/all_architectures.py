@@ -53,29 +53,18 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 2),
     **dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads", "linear_num_heads", "mamba_num_heads"), 4),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim", "state_size", "ssm_state_size"), 8),
-    "num_key_value_heads": 2,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 4,
-    "v_head_dim": 6,
-    "mamba_d_state": 8,
-    "mamba_d_head": 16,
-    "mamba_head_dim": 16,
-    "mamba_n_heads": 4,
-    "mamba_n_groups": 1,
-    "mamba_expand": 2,
-    "n_groups": 1,
-    "is_decoder": True,
+    **dict.fromkeys(("num_key_value_heads", "mamba_expand"), 2),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "mamba_n_heads"), 4),
+    **dict.fromkeys(("mamba_n_groups", "n_groups"), 1),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim"), 16),
 }
+SIZES |= {"v_head_dim": 6, "mamba_d_state": 8, "is_decoder": True}
 MIXED = ["sliding_attention", "full_attention"] * 2
+DENSE = {"activation_sparsity_pattern": [0.0] * 4}
 # By model type, where sizes depend on each other.
 SPECIAL: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 64},
-    "gemma3n_text": {
-        "layer_types": MIXED,
-        "num_kv_shared_layers": 2,
-        "laurel_rank": 4,
-        "activation_sparsity_pattern": [0.0] * 4,
-    },
+    "gemma3n_text": {"layer_types": MIXED, "num_kv_shared_layers": 2, "laurel_rank": 4, **DENSE},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "conv"], "num_dense_layers": 1},
     "mamba2": {"head_dim": 16},
 }

@@ -10,122 +10,42 @@ import transformers
 
 from tests.verify.model.all_architectures import ROUNDING_FACTOR, rounding_error
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.2,  # wide, so that a random model has no near-ties
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-EXPERTS = {
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 24,
-}
-DELTA = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 8,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-}
+# Weights are spread widely, so that a random model has no near-ties.
+SIZES: dict[str, Any] = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512}
+SIZES |= {"initializer_range": 0.2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+EXPERTS |= {"shared_expert_intermediate_size": 24}
+LINEAR = {"layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"]}
+DELTA: dict[str, Any] = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, **LINEAR}
+DELTA |= {"linear_value_head_dim": 8}
 MAMBA = {"mamba_d_state": 8, "mamba_d_head": 16, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_chunk_size": 16}
-LATENT = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 6,
-    "num_key_value_heads": 4,
-}
+MAMBA |= {"mamba_expand": 2}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}
+LATENT |= {"num_key_value_heads": 4}
 ROUTED = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, **EXPERTS}
+KIMI = {**LATENT, **ROUTED, "linear_num_heads": 4, "linear_head_dim": 8, **LINEAR}
+KIMI |= {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
+GEMMA4 = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5, "global_head_dim": 16}
+GEMMA4 |= {"num_global_key_value_heads": 1, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97}
+GEMMA4 |= {"num_kv_shared_layers": 2}
+GRANITE = {"shared_intermediate_size": 24, "layer_types": ["mamba", "attention", "mamba", "mamba"]}
+MAMBA2 = {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 16, "expand": 2}
 
-# transformers' configuration class, and what differs from SIZES; None is left out.
+# transformers' configuration class, and what differs from SIZES.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5Text", DELTA),
     "qwen3_5_moe": ("Qwen3_5MoeText", {**DELTA, **EXPERTS}),
-    "qwen3_next": ("Qwen3Next", {**DELTA, **EXPERTS, "decoder_sparse_step": 1}),
     "olmo_hybrid": ("OlmoHybrid", {**DELTA, "linear_num_key_heads": 4}),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv", "conv"], "block_auto_adjust_ff_dim": False}),
-    "lfm2_moe": ("Lfm2Moe", {"layer_types": ["conv", "full_attention", "conv", "conv"], "num_dense_layers": 1, **EXPERTS}),
-    "granite_hybrid": (
-        "GraniteMoeHybrid",
-        {
-            **MAMBA,
-            **EXPERTS,
-            "mamba_expand": 2,
-            "shared_intermediate_size": 24,
-            "layer_types": ["mamba", "attention", "mamba", "mamba"],
-        },
-    ),
-    "bamba": ("Bamba", {**MAMBA, "mamba_expand": 2, "attn_layer_indices": [1]}),
-    "falcon_h1": ("FalconH1", {**MAMBA, "mamba_d_ssm": 64, "num_hidden_layers": 3}),
-    "nemotron_h": (
-        "NemotronH",
-        {
-            **EXPERTS,
-            "layers_block_type": ["mamba", "attention", "moe", "mamba"],
-            "mamba_num_heads": 4,
-            "mamba_head_dim": 16,
-            "ssm_state_size": 8,
-            "n_groups": 2,
-            "chunk_size": 16,
-            "n_routed_experts": 4,
-            "moe_shared_expert_intermediate_size": 24,
-        },
-    ),
-    "kimi_linear": (
-        "KimiLinear",
-        {
-            **LATENT,
-            **ROUTED,
-            "linear_num_heads": 4,
-            "linear_head_dim": 8,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
-        },
-    ),
-    "mamba2": ("Mamba2", {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 16, "expand": 2}),
-    "deepseek_v2": ("DeepseekV2", {**LATENT, **ROUTED, "head_dim": 4}),
+    "granite_hybrid": ("GraniteMoeHybrid", {**MAMBA, **EXPERTS, **GRANITE}),
+    "bamba": ("Bamba", {**MAMBA, "attn_layer_indices": [1]}),
+    "kimi_linear": ("KimiLinear", KIMI),
+    "mamba2": ("Mamba2", MAMBA2),
     "deepseek_v3": ("DeepseekV3", {**LATENT, **ROUTED, "head_dim": 4}),
-    "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, **ROUTED, "head_dim": 4}),
     "minimax_m2": ("MiniMaxM2", {**EXPERTS, "rotary_dim": 4}),
-    "gemma4": (
-        "Gemma4Text",
-        {
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-            "sliding_window": 5,
-            "global_head_dim": 16,
-            "num_global_key_value_heads": 1,
-            "hidden_size_per_layer_input": 8,
-            "vocab_size_per_layer_input": 97,
-            "num_kv_shared_layers": 2,
-        },
-    ),
-    "gemma3n": (
-        "Gemma3nText",
-        {
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-            "sliding_window": 5,
-            "hidden_size_per_layer_input": 8,
-            "vocab_size_per_layer_input": 97,
-            "num_kv_shared_layers": 2,
-            "laurel_rank": 4,
-            "activation_sparsity_pattern": [0.0, 0.0, 0.0, 0.0],
-            "intermediate_size": [48, 48, 48, 48],
-        },
-    ),
+    "gemma4": ("Gemma4Text", GEMMA4),
     "stablelm": ("StableLm", {}),
-    "nemotron": ("Nemotron", {}),
     "jamba": ("Jamba", {"mamba_d_state": 8, "num_experts": 1, "use_mamba_kernels": False, "attn_layer_period": 2}),
     "mamba": ("Mamba", {"state_size": 8}),
 }

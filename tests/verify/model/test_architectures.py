@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
 
-from outrider.drafters.interface import DraftTree
 from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import decode
 from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.backend import load_model
-from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.torch_runner import TorchRunner
@@ -24,68 +21,28 @@ from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
 from tests.drafts import Oracle
+from tests.verify.model import families
+from tests.verify.model.all_architectures import compare
 from tests.verify.model.families import random_model
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,  # wide, so that a random model has no near-ties
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES = families.SIZES | {"intermediate_size": 64, "max_position_embeddings": 128, "initializer_range": 0.3}
 WINDOW = 5
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-LONG_ROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0, 1.1, 1.2, 1.3],
-    "long_factor": [1.5, 2.0, 3.0, 4.0],
-    "original_max_position_embeddings": 16,
-    "factor": 8.0,
-}
-
+LONG_ROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16, "factor": 8.0}
+LONG_ROPE |= {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.5, 2.0, 3.0, 4.0]}
+TRAINED = {"rope_theta": 10000.0, "original_max_position_embeddings": 32}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **TRAINED}
+SCALED = {"sliding_window": WINDOW, "query_pre_attn_scalar": 24}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
-    "llama, llama3 rope": (
-        "Llama",
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            }
-        },
-    ),
-    "llama, yarn": (
-        "Llama",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 32,
-            }
-        },
-    ),
+    "llama, llama3 rope": ("Llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, **LLAMA3}}),
+    "llama, yarn": ("Llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, **TRAINED}}),
     "mistral": ("Mistral", {"sliding_window": WINDOW}),
     "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
     "qwen3": ("Qwen3", {}),
     "gemma": ("Gemma", {}),
-    "gemma2": (
-        "Gemma2",
-        {"sliding_window": WINDOW, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 24},
-    ),
-    "gemma3": ("Gemma3", {"sliding_window": WINDOW, "query_pre_attn_scalar": 24}),
+    "gemma2": ("Gemma2", {**SCALED, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}),
+    "gemma3": ("Gemma3", SCALED),
     "phi3": ("Phi3", {"sliding_window": WINDOW}),
     "phi3, longrope": ("Phi3", {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 16}),
     "llama, dynamic rope": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}),
@@ -122,35 +79,8 @@ def pair(request: pytest.FixtureRequest) -> tuple[TorchRunner, Any]:
     return TorchRunner(model, pack=True), reference
 
 
-def test_logits_equal_transformers(pair: tuple[TorchRunner, Any]) -> None:
-    runner, reference = pair
-    text = torch.randint(3, 97, (40,), generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        expected = reference(text[None]).logits[0]
-    assert torch.allclose(runner.forward(runner.new_cache(), ForwardBatch.chain(text)), expected, atol=1e-4)
-    cache = runner.new_cache()
-    for start, stop in ((0, 17), (17, 18), (18, 40)):  # in chunks, over the cache
-        found = runner.forward(cache, ForwardBatch.chain(text[start:stop]))
-        assert torch.allclose(found, expected[start:stop], atol=1e-4)
-        cache.length = stop
-
-
-def test_a_tree_has_the_logits_of_its_paths(pair: tuple[TorchRunner, Any]) -> None:
-    runner, reference = pair
-    parents = np.array([-1, 0, 1, 2, 1, 0, -1, 6, 6, 8], np.int32)
-    tokens = np.array([5, 9, 11, 40, 41, 42, 60, 61, 62, 63], np.int32)
-    depths = np.array([1, 2, 3, 4, 3, 2, 1, 2, 2, 3], np.int32)
-    tree = DraftTree(tokens, parents, depths, np.linspace(0.9, 0.1, 10, dtype=np.float32), np.zeros(10, np.uint8))
-    prefix = torch.randint(3, 97, (23,), generator=torch.Generator().manual_seed(2))
-    cache = runner.new_cache()
-    runner.forward(cache, ForwardBatch.chain(prefix[:-1]), logits=False)
-    cache.length = len(prefix) - 1
-    logits = runner.forward(cache, ForwardBatch.tree(int(prefix[-1]), tree))
-    for row in range(-1, len(tree)):
-        path = torch.cat([prefix, torch.tensor(tree.path(row), dtype=torch.long)])
-        with torch.inference_mode():
-            expected = reference(path[None]).logits[0, -1]
-        assert torch.allclose(logits[row + 1], expected, atol=1e-4), row
+def test_logits_and_trees_equal_transformers(pair: tuple[TorchRunner, Any]) -> None:
+    assert compare(*pair) < 1e-4
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

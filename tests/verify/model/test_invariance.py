@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.drafters.interface import MAX_NODES
 from outrider.verify.errors import ModelError
 from outrider.verify.model import invariance
-from outrider.verify.model.invariance import ProbeResult, linear_layers, start
+from outrider.verify.model.invariance import ProbeResult, start
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.mode import Mode
 from outrider.verify.model.torch_runner import TorchRunner
@@ -102,23 +102,6 @@ def test_a_finding_is_saved_and_a_damaged_file_is_measured_again(
         assert len(calls) == searches
 
 
-def test_a_models_layers_are_probed_once_per_shape(tiny_runner: TorchRunner) -> None:
-    assert {(shape.inputs, shape.outputs) for shape in linear_layers(tiny_runner.model)} == {
-        (32, 32),
-        (32, 16),
-        (32, 64),
-        (64, 32),
-        (32, 97),
-    }
-
-
-@pytest.mark.parametrize("context", [16, 60])
-def test_short_contexts_are_measured(tiny_config: LlamaConfig, context: int) -> None:
-    runner = runner_of(tiny_config, torch.float32)
-    start(runner, context, "auto", None)
-    assert runner.context_tokens == context
-
-
 @pytest.mark.usefixtures("paged")
 def test_a_finding_that_does_not_hold_any_more_is_refused(tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = runner_of(tiny_config, torch.float32)
@@ -126,9 +109,3 @@ def test_a_finding_that_does_not_hold_any_more_is_refused(tiny_config: LlamaConf
     monkeypatch.setattr(invariance, "tree_equals_path", lambda *_: False)
     with pytest.raises(ModelError, match="not invariant any more"):
         start(runner, CONTEXT, "auto", None)
-
-
-def test_quantised_layers_are_not_probed() -> None:
-    layer = torch.nn.Linear(8, 8)
-    layer.weight = torch.nn.Parameter(torch.zeros(8, 8, dtype=torch.int8), requires_grad=False)
-    assert linear_layers(torch.nn.Sequential(layer, torch.nn.Linear(8, 4))) == {invariance.LinearShape(8, 4, torch.float32)}

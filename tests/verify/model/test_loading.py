@@ -8,39 +8,22 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import models
 from outrider.verify.errors import ModelError
 from outrider.verify.model import loading
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.backend import load as load_weights
-from outrider.verify.model.backend import load_model, start
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.backend import load_model
 from outrider.verify.model.load_options import LoadOptions
-from outrider.verify.model.loading import (
-    prepare,
-    resolve_device,
-    resolve_devices,
-    resolve_dtype,
-)
+from outrider.verify.model.loading import prepare, resolve_device, resolve_devices, resolve_dtype
 from outrider.verify.model.sizes import end_tokens
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.tokenizer import load_tokenizer, stop_ids
 from tests.hub import MODEL, cache_models
 
 CPU = torch.device("cpu")
-
-
-def test_a_trained_model_has_the_logits_of_transformers(stories: Path) -> None:
-    runner = load_model(LoadOptions(str(stories), dtype="float32", device="cpu"))
-    tokenizer = load_tokenizer(str(stories))
-    ids = tokenizer.encode("Once upon a time there was a")
-    plain = AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
-    with torch.inference_mode():
-        expected = plain(torch.tensor([ids])).logits[0]
-    assert torch.allclose(runner.forward(runner.new_cache(), ForwardBatch.chain(torch.tensor(ids))), expected, atol=1e-4)
-    assert tokenizer.eos_token_id in stop_ids(runner.stop_tokens, tokenizer)
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "no-such/model"])
@@ -103,22 +86,6 @@ def test_weights_that_do_not_fit_the_device_are_reported(monkeypatch: pytest.Mon
     monkeypatch.setattr("transformers.PreTrainedModel.to", fail)
     with pytest.raises(ModelError, match=r"take 0\.0 GB, more than the memory of cpu, of which \d+\.\d GB are free"):
         load_model(LoadOptions(str(models.TARGET), device="cpu", backend="torch"))
-
-
-def test_weights_are_loaded_before_the_context_is_chosen(tmp_path: Path, tiny_runner: TorchRunner) -> None:
-    tiny_runner.model.save_pretrained(tmp_path)
-    runner = load_weights(LoadOptions(str(tmp_path), device="cpu"))
-    start(runner, str(tmp_path), 32)
-    assert (runner.context_tokens, runner.model_tokens) == (32, 128)
-
-
-def test_a_saved_model_loads_with_its_logits(tmp_path: Path, tiny_runner: TorchRunner) -> None:
-    tiny_runner.model.save_pretrained(tmp_path)
-    runner = load_model(LoadOptions(str(tmp_path), device="cpu", context_tokens=64))
-    assert runner.context_tokens == 64
-    batch = ForwardBatch.chain(torch.arange(3, 9))
-    expected = tiny_runner.forward(tiny_runner.new_cache(), batch)
-    assert torch.allclose(runner.forward(runner.new_cache(), batch), expected, atol=1e-4)
 
 
 def test_auto_prefers_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,10 +163,3 @@ def test_prepare_fixes_frequencies_that_depend_on_the_length(tiny_config: LlamaC
     assert torch.equal(rotary.inv_freq, before)
     assert rotary.rope_type == "default"
     assert torch.equal(made(4096).model.rotary_emb.inv_freq, before)  # never beyond the model's own limit
-
-
-def test_prepare_leaves_other_scalings_alone(tiny_config: LlamaConfig) -> None:
-    model = LlamaForCausalLM(tiny_config)
-    before = model.model.rotary_emb.inv_freq.clone()
-    prepare(model, 64)
-    assert torch.equal(model.model.rotary_emb.inv_freq, before)

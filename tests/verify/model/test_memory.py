@@ -43,20 +43,16 @@ def test_the_memory_of_systems_without_meminfo(tmp_path: Path, monkeypatch: pyte
     assert container_limits(tmp_path) == []
 
 
-@pytest.mark.parametrize("path", ["", "kubepods/pod1"])
-def test_limits_of_version_2(tmp_path: Path, path: str) -> None:
-    root = root_of(tmp_path, "0::/kubepods/pod1\n")
-    write(root / "sys/fs/cgroup" / path, V2, limit=4 * GB, used=3 * GB, cached=GB)
+GROUPS = {2: "0::/kubepods/pod1\n", 1: "5:devices:/docker/1\n4:memory:/docker/1\n0::/\n"}
+
+
+@pytest.mark.parametrize(("version", "folder"), [(2, ""), (2, "kubepods/pod1"), (1, "memory"), (1, "memory/docker/1")])
+def test_limits_of_a_container(tmp_path: Path, version: int, folder: str) -> None:
+    root = root_of(tmp_path, GROUPS[version])
+    write(root / "sys/fs/cgroup" / folder, V2 if version == 2 else V1, limit=4 * GB, used=3 * GB, cached=GB)
     assert container_limits(root) == [(4 * GB, 2 * GB)]
     write(root / "sys/fs/cgroup/kubepods", V2, limit="max", used=9 * GB, cached=0)
     assert container_limits(root) == [(4 * GB, 2 * GB)]
-
-
-@pytest.mark.parametrize("path", ["", "docker/1"])
-def test_limits_of_version_1(tmp_path: Path, path: str) -> None:
-    root = root_of(tmp_path, "5:devices:/docker/1\n4:memory:/docker/1\n0::/\n")
-    write(root / "sys/fs/cgroup/memory" / path, V1, limit=4 * GB, used=GB, cached=0)
-    assert container_limits(root) == [(4 * GB, GB)]
 
 
 def test_a_container_has_less_than_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,18 +47,7 @@ def test_streams_share_forwards_up_to_the_backends_limits(tiny_runner: TorchRunn
 
 @pytest.mark.parametrize(
     ("mode", "nodes", "depth"),
-    [
-        (PLAIN, MAX_NODES, MAX_NODES),
-        (Mode(in_pages=True, is_recurrent=False, bounds=BOUNDS), BOUNDS.high - 1, 3),
-    ],
+    [(PLAIN, MAX_NODES, MAX_NODES), (Mode(in_pages=True, is_recurrent=False, bounds=BOUNDS), BOUNDS.high - 1, 3)],
 )
 def test_drafts_stay_in_the_range(mode: Mode, nodes: int, depth: int) -> None:
     assert (mode.draft_nodes, mode.draft_depth(BLOCK - 4)) == (nodes, depth)
-
-
-def test_chunks_of_recurrent_layers_are_computed_without_the_backend(tiny_runner: TorchRunner) -> None:
-    mode = replace(PLAIN, backend=Backend())
-    step, chunk = segment(tiny_runner, 3), segment(tiny_runner, 3, logits=False)
-    assert mode.backend_for([step, chunk]) is mode.backend
-    assert replace(mode, is_recurrent=True).backend_for([step, chunk]) is None
-    assert replace(mode, is_recurrent=True).backend_for([step]) is mode.backend

@@ -130,15 +130,6 @@ def test_pictures_and_texts_of_several_streams_share_a_forward_call() -> None:
     assert torch.equal(found[0], expected[0]) and torch.allclose(found[1], expected[1], atol=1e-5)
 
 
-def test_a_penalty_counts_the_tokens_of_the_models_own_processor() -> None:
-    family = FAMILIES["qwen2_5_vl"]
-    runner = runner_of(family)
-    verifier = Verifier(runner, runner.new_cache())
-    pictures = placed(runner, family, [family.arguments()])
-    verifier.begin(marked(family, [1]), SamplingParams(temperature=0, repetition_penalty=2.0), 1, pictures=pictures)
-    assert verifier._as_model_reads(marked(family, [1])).tolist() == text_of(family, 1)[0]
-
-
 def test_a_context_ends_with_the_first_chunk_of_chunked_attention() -> None:
     assert context_limit(FAMILIES["llama4"].model()) == 256
 
@@ -157,12 +148,3 @@ def test_a_checkpoint_is_loaded_and_its_text_alone_is_quantised(name: str, tmp_p
     pictures = placed(runner, family, [arguments])
     answer = decode(verifier, make("none", Resources()), marked(family, [1]), options(pictures))
     assert len(answer.tokens) == ANSWER
-
-
-def test_the_weights_of_a_step_are_those_of_texts() -> None:
-    family = FAMILIES["qwen2_5_vl"]
-    model = family.model({"": NAME, "text_config": NAME})
-    visual = sum(parameter.nbytes for parameter in model.model.visual.parameters())
-    embedding = model.get_input_embeddings().weight.nbytes
-    total = sum(parameter.nbytes for parameter in model.parameters())
-    assert TorchRunner(model, 64).weight_bytes == total - visual - embedding

@@ -23,7 +23,6 @@ from outrider.verify.model.backend import load_model
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native.interface import NativeRunner
-from outrider.verify.model.cpu.native.weights import Kind
 from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
 from outrider.verify.model.quantization import quantize_layers
 from outrider.verify.sampling_params import SamplingParams
@@ -34,7 +33,6 @@ from tests.verify.model.cpu.native.models import runner_of
 pytestmark = pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
 PROMPT = np.arange(5, 40, dtype=np.int32)
 CPU = torch.device("cpu")
-KINDS = {"int8": Kind.INT8, "int4": Kind.INT4}
 
 
 def load(path: Path, quantize: Quantize) -> NativeRunner:
@@ -76,14 +74,6 @@ def test_loading_gives_the_bits_of_quantising_the_loaded_model(saved: Path, quan
     assert 0 < norm(given - plain) < (0.05 if quantize == "int8" else 0.25) * norm(plain)
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
-def test_the_head_has_eight_bits(saved: Path, quantize: Quantize) -> None:
-    decoder = load(saved, quantize).decoder
-    assert decoder.head.kind is Kind.INT8
-    assert decoder.layers[1].down.matrix.kind == KINDS[quantize]
-    assert decoder.table.kind is Kind.FLOAT32
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_loading_needs_the_quantised_size_and_one_layer(tmp_path: Path) -> None:
@@ -110,13 +100,6 @@ def test_drafts_change_no_answer(quantize: Quantize) -> None:
         drafted = decode(Verifier(runner, runner.new_cache()), drafter, PROMPT, wanted)
         assert drafted.tokens == plain.tokens
         assert len(drafted.steps) < len(plain.steps)
-
-
-def test_bits_and_measurements_tell_models_apart(saved: Path) -> None:
-    runners = [load(saved, quantize) for quantize in ("none", "int8", "int4")]
-    bits = [runner.weight_bits for runner in runners]
-    assert bits[0] == 32 and 8 < bits[1] < 10 and bits[2] < bits[1]
-    assert len({runner.backends for runner in runners}) == 3
 
 
 def test_a_model_without_full_weights_is_reported(tiny_config: LlamaConfig) -> None:

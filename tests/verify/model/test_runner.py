@@ -1,9 +1,5 @@
 """A whole tree in one forward gives the logits of each path recomputed by the unmodified model."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +10,6 @@ from outrider.drafters.interface import DraftTree
 from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.sizes import weight_size
 from outrider.verify.model.torch_runner import TorchRunner
@@ -52,60 +47,11 @@ def test_tree_logits_equal_per_path_recomputation(
         assert torch.allclose(logits[row + 1], expected, atol=1e-4)
 
 
-def test_a_forward_commits_nothing(tiny_runner: TorchRunner) -> None:
-    cache = tiny_runner.new_cache()
-    first = tiny_runner.forward(cache, chain(1, 2, 3))
-    assert cache.length == 0
-    assert torch.equal(first, tiny_runner.forward(cache, chain(1, 2, 3)))
-
-
-def test_context_can_be_narrowed_never_widened(tiny_runner: TorchRunner) -> None:
-    assert TorchRunner(tiny_runner.model, 64).context_tokens == 64
-    assert TorchRunner(tiny_runner.model, 4096).context_tokens == 128
-
-
-def test_a_runner_that_is_not_started_gets_its_context_later(tiny_runner: TorchRunner) -> None:
-    runner = TorchRunner(tiny_runner.model, started=False)
-    assert runner.model_tokens == 128
-    runner.start(64)
-    assert runner.context_tokens == 64
-    assert runner.new_cache().positions == 64 + MARGIN_POSITIONS
-
-
-def test_caches_are_independent(tiny_runner: TorchRunner) -> None:
-    a, b = tiny_runner.new_cache(), tiny_runner.new_cache()
-    tiny_runner.forward(a, chain(1, 2))
-    a.length = 2
-    tiny_runner.forward(b, chain(50, 60))
-    b.length = 2
-    one = tiny_runner.forward(a, chain(3))[0]
-    other = tiny_runner.forward(b, chain(3))[0]
-    assert not np.allclose(one, other)
-
-
-def test_the_logits_of_the_last_row_alone(tiny_runner: TorchRunner) -> None:
-    every = tiny_runner.forward(tiny_runner.new_cache(), chain(5, 6, 7))
-    last = tiny_runner.forward(tiny_runner.new_cache(), chain(5, 6, 7), logits=False)
-    assert last.shape == (1, tiny_runner.vocabulary)
-    assert torch.allclose(last[0], every[-1], atol=1e-5)
-
-
-def test_a_slot_holds_a_full_context_and_a_draft(tiny_runner: TorchRunner) -> None:
-    assert tiny_runner.new_cache().positions == tiny_runner.context_tokens + MARGIN_POSITIONS
-    assert len(tiny_runner.cache_shape.layers) == 2
-    assert (tiny_runner.cache_shape.kv_heads, tiny_runner.cache_shape.head_dim) == (2, 8)
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_weight_bytes_leave_out_the_embedding_table_unless_it_is_the_head(tiny_config: LlamaConfig, tied: bool) -> None:
     model = LlamaForCausalLM(LlamaConfig(**{**tiny_config.to_dict(), "tie_word_embeddings": tied}))
     layers = sum(parameter.nbytes for parameter in model.model.layers.parameters()) + model.model.norm.weight.nbytes
     assert weight_size(model) == (layers + 97 * 32 * 4, layers // 4 + 97 * 32)
-
-
-def test_compile_needs_a_gpu(tiny_config: LlamaConfig) -> None:
-    with pytest.raises(ModelError, match="for GPUs"):
-        TorchRunner(LlamaForCausalLM(tiny_config), compile="on")
 
 
 def test_a_model_with_another_attention_is_refused(tiny_config: LlamaConfig) -> None:
@@ -138,33 +84,3 @@ def test_streams_share_a_forward(tiny_config: LlamaConfig) -> None:
             end = segment.cache.length + segment.rows
             assert torch.allclose(logits, alone, atol=1e-4)
             assert torch.allclose(segment.cache.tensor[:, :, :, :end], written[:, :, :, :end], atol=1e-5)
-
-
-def test_a_prompt_is_read_beside_steps(tiny_runner: TorchRunner) -> None:
-    step, reading = tiny_runner.new_cache(), tiny_runner.new_cache()
-    alone = tiny_runner.forward(tiny_runner.new_cache(), chain(3, 4))
-    last = tiny_runner.forward(tiny_runner.new_cache(), chain(*range(5, 85)), logits=False)
-    found = tiny_runner.forward_all([Segment(reading, chain(*range(5, 85)), logits=False), Segment(step, chain(3, 4))])
-    assert [len(each) for each in found] == [1, 2]
-    assert torch.allclose(found[0], last, atol=1e-4)
-    assert torch.allclose(found[1], alone, atol=1e-4)
-
-
-def test_streams_are_spread_over_several_forwards(tiny_config: LlamaConfig) -> None:
-    class Backend:
-        reads_prompts = is_invariant = False
-
-        def __init__(self) -> None:
-            self.rows: list[list[int]] = []
-            self.max_streams, self.max_rows = 3, 40
-
-        def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
-            self.rows.append([each.rows for each in segments])
-            return torch.cat([torch.full((each.rows, 4), float(each.rows)) for each in segments])
-
-    runner = TorchRunner(LlamaForCausalLM(tiny_config))
-    backend = Backend()
-    runner.mode = replace(runner.mode, backend=backend)
-    found = runner.forward_all([Segment(runner.new_cache(), chain(*range(rows))) for rows in (5, 30, 20, 1, 2, 3, 4)])
-    assert backend.rows == [[5, 30, 1], [20, 2, 3], [4]]
-    assert [int(each[0, 0]) for each in found] == [5, 30, 20, 1, 2, 3, 4]

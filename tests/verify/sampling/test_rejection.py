@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from outrider.drafters.interface import Drafter, DraftTree, Draws, Ints, Verdict
+from outrider.drafters.interface import Drafter, DraftTree, Verdict
 from outrider.drafters.model.chain import ModelChain
 from outrider.drafters.model.draft import DraftDrafter
 from outrider.drafters.model.draft_graph import DraftGraphDrafter
@@ -18,93 +16,22 @@ from outrider.drafters.model.draft_tree import DraftTreeDrafter
 from outrider.drafters.model.language_model import LanguageModel
 from outrider.drafters.model.pearl import PearlDrafter
 from outrider.drafters.model.schedule import Schedules
-from outrider.drafters.model.union import UnionDrafter, merge
-from outrider.drafters.none import NoDrafter
+from outrider.drafters.model.union import UnionDrafter
 from outrider.drafters.options import DraftGraphOptions, DraftOptions, DraftTime, DraftTreeOptions, PearlOptions
-from outrider.drafters.sequence import Sequence
-from outrider.verify.decode import decode
-from outrider.verify.draft_model.runner import DraftRunner
-from outrider.verify.model.torch_runner import TorchRunner
-from outrider.verify.sampling.acceptance import Keyed, Rejection, descend, rule_of
-from outrider.verify.sampling.sampler import uniform
+from outrider.verify.sampling.acceptance import Rejection
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.stream import DecodeOptions
-from outrider.verify.verifier import Verifier
 from tests.drafts import Chaos, Driven
 from tests.language import ToyModel
 
-VOCABULARY, DRAWS = 4, 200_000
+VOCABULARY = 4
 RANDOM = np.random.default_rng(0)
 TARGET = torch.log(torch.from_numpy(RANDOM.dirichlet(np.ones(VOCABULARY), VOCABULARY + 1)))  # [last token + 1, next token]
 DRAFT = RANDOM.dirichlet(np.ones(VOCABULARY), VOCABULARY + 1)
 
 
-def sampled_tree(branches: tuple[int, ...], random: np.random.Generator) -> DraftTree:
-    """A tree whose nodes are drawn from DRAFT, `branches[d]` children at depth d, without replacement."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    depths: list[int] = []
-
-    def grow(parent: int, last: int, depth: int) -> None:
-        if depth == len(branches):
-            return
-        remaining = DRAFT[last + 1].copy()
-        for _ in range(branches[depth]):
-            token = int(np.searchsorted(np.cumsum(remaining) / remaining.sum(), random.random(), "right"))
-            remaining[token] = 0.0
-            row = len(tokens)
-            tokens.append(token)
-            parents.append(parent)
-            depths.append(depth + 1)
-            grow(row, token, depth + 1)
-
-    grow(-1, -1, 0)
-    last = {-1: -1} | dict(enumerate(tokens))
-    q = DRAFT.astype(np.float32)
-    draws = {
-        parent: Draws(q[last[parent] + 1], tuple(row for row, above in enumerate(parents) if above == parent))
-        for parent in set(parents)
-    }
-    size = len(tokens)
-    shape = (np.array(tokens, np.int32), np.array(parents, np.int32), np.array(depths, np.int32))
-    return DraftTree(*shape, np.ones(size, np.float32), np.zeros(size, np.uint8), draws)
-
-
 def rows_of(root: int, tree: DraftTree) -> torch.Tensor:
     """The target's rows [N + 1, V] for the root, whose row is `root`, and for the nodes of a tree."""
     return TARGET[torch.from_numpy(np.concatenate([[root], tree.tokens + 1]))]
-
-
-def two_tokens(tree: DraftTree, seed: int, random: np.random.Generator) -> tuple[int, int]:
-    """The first two tokens of an answer: one step over `tree`, then a plain sample if it emitted one token only."""
-    logits = rows_of(0, tree)
-    _, emitted, _ = Rejection(SamplingParams(seed=seed)).decide(logits, tree, 0)()
-    if len(emitted) > 1:
-        return int(emitted[0]), int(emitted[1])
-    successors = TARGET[emitted[0] + 1].exp().numpy()
-    return int(emitted[0]), int(np.searchsorted(np.cumsum(successors) / successors.sum(), random.random(), "right"))
-
-
-def chi_square(counts: NDArray[np.int64]) -> float:
-    joint = (TARGET[0].exp()[:, None] * TARGET[1:].exp()).numpy()
-    expected = joint * counts.sum()
-    return float(((counts - expected) ** 2 / expected).sum())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("branches", [(1, 1), (2, 2), (3, 1)])
-@pytest.mark.parametrize("draft", ["samples", "guesses", "both"])
-def test_answers_follow_the_target(branches: tuple[int, ...], draft: str) -> None:
-    random = np.random.default_rng(1)
-    fixed = sampled_tree(branches, random)
-    fixed = replace(fixed, draws={})
-    counts = np.zeros((VOCABULARY, VOCABULARY), np.int64)
-    for seed in range(DRAWS // 9):  # 200,000 over the nine cases
-        tree = fixed if draft == "guesses" else sampled_tree(branches, random)
-        if draft == "both":
-            tree = merge(fixed, tree, len(fixed) + len(tree))
-        counts[two_tokens(tree, seed, random)] += 1
-    assert chi_square(counts) < 37.70  # 15 degrees of freedom, p = 0.001
 
 
 TREE = DraftTreeOptions(2, 3, 0.2, 0.3, only_if_worth=False)
@@ -155,95 +82,3 @@ def test_a_draft_models_drafts_keep_the_distribution(name: str) -> None:
     found, expected = (np.append(values[~rare], values[rare].sum()) for values in (answers, expected))
     assert ((found - expected) ** 2 / expected).sum() < 78.75  # 44 degrees of freedom, p = 0.001
     assert steps < 3 * 2000
-
-
-def judged(tree: DraftTree, last: int, tokens: list[int]) -> list[tuple[int, bool]]:
-    """The first samples along a step's emitted tokens: the token before each, and whether it was accepted."""
-    found: list[tuple[int, bool]] = []
-    node: int | None = -1
-    for depth, token in enumerate(tokens):
-        continued = tree.continuation(tokens[:depth]) if tree.continuation else None
-        if node is not None and node in tree.draws:
-            sample = int(tree.tokens[tree.draws[node].rows[0]])
-        elif node is not None and continued is not None:
-            sample = continued[0]
-        else:
-            break
-        found.append((last, token == sample))
-        if token != sample:
-            break
-        node, last = tree.child(-1 if node is None else node, token), token
-    return found
-
-
-@pytest.mark.parametrize(
-    "name", ["draft", *[pytest.param(name, marks=pytest.mark.slow) for name in ("pearl", "fusion, before", "fusion, during")]]
-)
-def test_samples_are_accepted_as_often_as_the_distributions_overlap(name: str) -> None:
-    """Also a sample that the target judges before the draft is verified, and beside a table's guesses."""
-    drafter = Driven(MAKE[name](ToyModel(DRAFT[1:], np.random.default_rng(6))))
-    rule, text, samples = Rejection(SamplingParams(seed=1)), [0], list[tuple[int, bool]]()
-    drafter.begin(np.array(text, np.int32), sampling=SamplingParams(seed=1, rule="rejection"))
-    while len(samples) < 4000:
-        tree = drafter.propose(12)
-        rows, tokens, _ = rule.decide(rows_of(text[-1] + 1, tree), tree, len(text) - 1)()
-        samples += judged(tree, text[-1], tokens.tolist())
-        drafter.observe(Verdict(tree, rows, tokens))
-        text += tokens.tolist()
-    overlap = np.minimum(TARGET[1:].exp().numpy(), DRAFT[1:]).sum(1)  # what speculative sampling accepts, by context
-    contexts, accepted = (np.array(column) for column in zip(*samples, strict=True))
-    assert accepted.mean() == pytest.approx(overlap[contexts].mean(), abs=0.02)
-    assert len(samples) > 0.4 * (len(text) - 1)
-
-
-def test_a_draft_like_the_target_is_always_accepted() -> None:
-    random = np.random.default_rng(2)
-    for seed in range(200):
-        tree = sampled_tree((1, 1), random)
-        logits = torch.log(torch.from_numpy(DRAFT))[[0, *(tree.tokens + 1)]]
-        rows, emitted, _ = Rejection(SamplingParams(seed=seed)).decide(logits, tree, 0)()
-        assert rows.tolist() == [0, 1]
-        assert emitted[:2].tolist() == tree.tokens.tolist()
-
-
-def test_greedy_decoding_is_always_keyed() -> None:
-    assert isinstance(rule_of(SamplingParams(temperature=0, rule="rejection")), Keyed)
-    assert isinstance(rule_of(SamplingParams(rule="rejection")), Rejection)
-
-
-def test_rejection_respects_the_sampling_parameters(tiny_runner: TorchRunner) -> None:
-    """Tokens that top-k excludes are never emitted, and a seed reproduces the answer."""
-    prompt: Ints = np.arange(3, 15, dtype=np.int32)
-    options = DecodeOptions(SamplingParams(seed=3, rule="rejection", top_k=1, temperature=1.0), 30)
-    greedy = DecodeOptions(SamplingParams(temperature=0), 30)
-    drafted = decode(Verifier(tiny_runner, tiny_runner.new_cache()), Chaos(97), prompt, options).tokens
-    assert drafted == decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), prompt, greedy).tokens
-    free = DecodeOptions(SamplingParams(seed=3, rule="rejection"), 30)
-    answers = [decode(Verifier(tiny_runner, tiny_runner.new_cache()), Chaos(97), prompt, free).tokens for _ in range(2)]
-    assert answers[0] == answers[1]
-
-
-@pytest.mark.slow
-def test_a_draft_that_depends_on_unjudged_draws_keeps_the_distribution(tiny_runner: TorchRunner) -> None:
-    """The position after a rejection is drafted again only if its first draw, which was never judged, was a small id."""
-    session = DraftRunner(tiny_runner, tiny_runner.vocabulary).session()
-    text, other = np.array([5, 17, 42], np.int32), np.array([3], np.int32)
-    half = tiny_runner.vocabulary // 2
-    small, answers = 0, 0
-    for seed in range(200):
-        params, sequence = SamplingParams(temperature=20, seed=seed, rule="rejection"), Sequence(text)
-        session.begin(sequence, params)
-        drafted = session.root(1).tokens[0]
-        unjudged = int(session.expand(drafted.tolist(), [0], 1).tokens[0, 0])
-        sequence.append(other)  # the target rejects the first token
-        session.advance(other)
-        again = session.root(1)
-        if unjudged >= half or again.q is None:
-            continue
-        q = again.q[0].astype(np.float64)
-        target = np.where(np.arange(len(q)) < half, 0.3 * q / q[:half].sum(), 0.7 * q / q[half:].sum())
-        noise = [uniform(seed, 1, number) for number in range(2)]
-        small += descend(target, q / q.sum(), [int(again.tokens[0, 0])], [], noise)[1] < half
-        answers += 1
-    assert answers > 60
-    assert (small - 0.3 * answers) ** 2 / (0.3 * 0.7 * answers) < 10.83  # chi-square, 1 degree of freedom, p = 0.001

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from outrider.verify.model.attention.interface import Layer, tree_attention
-from outrider.verify.model.attention.shape_probe import ShapeProbe
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.shape import CacheShape
@@ -108,37 +107,6 @@ def visible(mask: torch.Tensor) -> list[list[int]]:
     return [row.nonzero()[:, 0].tolist() for row in mask == 0.0]
 
 
-def test_the_mask_has_the_prefix_and_the_ancestors() -> None:
-    mask = TorchAttention(cache_of(2), batch_of(TREE)).mask(None, GROUPS, torch.empty(0))
-    assert mask is not None
-    assert mask.shape == (GROUPS * len(PARENTS), 2 + len(PARENTS))
-    rows = visible(mask)
-    assert rows[: len(PARENTS)] == rows[len(PARENTS) :]  # the same for all query heads of a key head
-    assert rows[: len(PARENTS)] == [
-        [0, 1, 2],
-        [0, 1, 2, 3],
-        [0, 1, 2, 3, 4],
-        [0, 1, 2, 3, 5],
-        [0, 1, 2, 6],
-        [0, 1, 2, 6, 7],
-        [0, 1, 2, 6, 7, 8],
-    ]
-
-
-def test_a_window_counts_positions_not_columns() -> None:
-    """Columns begin with the window of the first row: position 1."""
-    mask = TorchAttention(cache_of(2), batch_of(TREE)).mask(2, 1, torch.empty(0))
-    assert mask is not None
-    assert visible(mask) == [[0, 1], [1, 2], [2, 3], [2, 4], [1, 5], [5, 6], [6, 7]]
-
-
-@pytest.mark.parametrize("window", [None, 1, 4, 5, 6])
-def test_one_row_needs_no_mask(window: int | None) -> None:
-    """It attends to all that is read."""
-    attention = TorchAttention(cache_of(5), ForwardBatch.chain(torch.tensor([3])))
-    assert attention.mask(window, GROUPS, torch.empty(0)) is None
-
-
 @pytest.mark.parametrize("kind", [CHAIN, TREE])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_a_layer_with_a_window_reads_no_earlier_rows(kind: str, softcap: float | None) -> None:
@@ -151,47 +119,8 @@ def test_a_layer_with_a_window_reads_no_earlier_rows(kind: str, softcap: float |
     assert attention.attend(Layer(1, 0.3, 6, softcap), query, key, key).isnan().any()
 
 
-def test_masks_have_the_requested_dtype_and_are_cached() -> None:
-    attention = TorchAttention(cache_of(5), batch_of(CHAIN))
-    mask = attention.mask(3, GROUPS, torch.empty(0, dtype=torch.bfloat16))
-    assert mask is not None and mask.dtype == torch.bfloat16
-    assert attention.mask(3, GROUPS, torch.empty(0, dtype=torch.bfloat16)) is mask
-
-
-class Recorder:
-    """Records the layer and returns the query. Implements `Attention`."""
-
-    def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        self.layer = layer
-        return query
-
-
-def test_transformers_arguments_become_a_layer() -> None:
-    module: Any = SimpleNamespace(layer_idx=3)
-    query, key, sinks = noise(1, HEADS, 5, HEAD_DIM, seed=0), noise(1, KV_HEADS, 5, HEAD_DIM, seed=1), noise(HEADS, seed=2)
-    recorder = Recorder()
-    out, weights = tree_attention(
-        module, query, key, key, None, scaling=0.5, sliding_window=7, softcap=2.0, s_aux=sinks, attention=recorder, dropout=0.0
-    )
-    assert weights is None
-    assert torch.equal(out, query.transpose(1, 2))
-    assert recorder.layer == Layer(3, 0.5, 7, 2.0, sinks)
-    tree_attention(module, query, key, key, None, attention=recorder)
-    assert recorder.layer == Layer(3, HEAD_DIM**-0.5)
-
-
 def test_a_model_that_drops_keyword_arguments_is_refused() -> None:
     module: Any = SimpleNamespace(layer_idx=0)
     rows = noise(1, HEADS, 1, HEAD_DIM, seed=0)
     with pytest.raises(ValueError, match="cannot be served"):
         tree_attention(module, rows, rows, rows, None)
-
-
-def test_the_probe_records_shapes_windows_and_groups() -> None:
-    probe = ShapeProbe()
-    query, key = noise(HEADS, 1, HEAD_DIM, seed=0), noise(KV_HEADS, 1, HEAD_DIM, seed=1)
-    for index, window in enumerate((None, 5, None, 5)):
-        assert probe.attend(Layer(index, 1.0, window), query, key.clone(), key).shape == query.shape
-    assert probe.shapes == dict.fromkeys(range(4), (key.shape, key.shape))
-    assert probe.windows == [None, 5]
-    assert probe.groups == GROUPS

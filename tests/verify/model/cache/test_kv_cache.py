@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.paging import Rows, SwappedRows, distinct_rows
+from outrider.verify.model.cache.paging import Rows, distinct_rows
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.transfer import tensor_of
@@ -52,43 +52,9 @@ def test_commit_moves_accepted_rows_behind_the_prefix(length: int, chosen: set[i
         assert cache.tensor[layer, 1, 2, length : cache.length, 3].tolist() == [-row for row in rows]
 
 
-def test_writes_behind_known_rows_return_all_positions() -> None:
-    cache = filled(5)
-    before = cache.tensor.clone()
-    new = torch.full((3, 2, 4), 7.0)
-    keys, values = cache.write(1, new, -new, known=3)
-    assert keys.shape == values.shape == (3, 10, 4)
-    assert torch.equal(keys[:, :8], before[1, 0, :, :8])
-    assert torch.equal(keys[:, 8:], new)
-    assert torch.equal(values[:, 8:], -new)
-    assert torch.equal(cache.tensor[0], before[0])
-    assert cache.length == 5
-
-
-def test_truncate_never_lengthens() -> None:
-    cache = filled(3)
-    cache.truncate(5)
-    assert cache.length == 3
-    cache.truncate(1)
-    assert cache.length == 1
-
-
 def joined(rows: Rows) -> torch.Tensor:
     """All rows, [layers, 2, kv_heads, length, head_dim]."""
     return torch.cat([torch.empty(2, 2, 3, 0, 4), *(tensor_of(part, torch.float32) for part in rows.parts(rows.length))], 3)
-
-
-@pytest.mark.parametrize("length", [0, 1, 4, 9])
-def test_swapped_rows_are_restored_in_another_slot(length: int) -> None:
-    cache, other = filled(length), filled(12)
-    before = cache.tensor[:, :, :, :length].clone()
-    swapped = cache.swap_out()
-    assert cache.length == 0 and not cache.pages
-    assert sum(part.nbytes for part in swapped.parts(length)) == SHAPE.bytes_for(length)
-    cache.tensor.zero_()  # the slot is used by another session
-    other.fork(swapped, length)
-    assert other.length == length
-    assert torch.equal(other.tensor[:, :, :, :length], before)
 
 
 def test_forks_share_whole_pages() -> None:
@@ -105,49 +71,6 @@ def test_forks_share_whole_pages() -> None:
     assert [rows() is None for rows in held] == [False, False, True, True]
     swapped.clear()
     assert not any(rows() is not None for rows in held)
-
-
-def test_swapping_out_again_copies_only_changed_pages() -> None:
-    cache = filled(15)
-    swapped = cache.swap_out()
-    before = [page.rows for page in swapped.pages]
-    cache.fork(swapped, 15)
-    cache.truncate(9)
-    cache.length = 16
-    after = [page.rows for page in cache.swap_out().pages]
-    assert [left is right for left, right in zip(before, after, strict=False)] == [True, True, False]
-    assert len(after) == 4
-
-
-OPERATIONS = st.tuples(
-    st.sampled_from(["write", "truncate", "swap", "fork"]), st.integers(0, 2), st.integers(0, 2), st.integers(0, 16)
-)
-
-
-@given(st.lists(OPERATIONS, max_size=30))
-def test_holders_of_pages_do_not_change_each_other(operations: list[tuple[str, int, int, int]]) -> None:
-    """Each holder has the rows that it has written or forked, whatever others write, truncate, fork and swap."""
-    holders: list[TensorCache | SwappedRows] = [TensorCache(SHAPE, 16) for _ in range(3)]
-    expected: list[list[float]] = [[], [], []]
-    for clock, (kind, at, source, length) in enumerate(operations):
-        origin = at if kind != "fork" else source
-        slot, rows = TensorCache(SHAPE, 16), holders[origin]
-        slot.fork(rows, length if kind == "fork" else rows.length)
-        expected[at] = expected[origin][: slot.length]
-        if kind == "truncate":
-            slot.truncate(length)
-        elif kind == "write" and length > slot.length:
-            slot.tensor[:, :, :, slot.length : length] = clock
-            slot.length = length
-        expected[at] = (expected[at] + [float(clock)] * slot.length)[: slot.length]
-        holders[at] = slot.swap_out() if kind == "swap" else slot
-    for holder, values in zip(holders, expected, strict=True):
-        assert joined(holder)[1, 1, 2, :, 3].tolist() == values
-        assert len(holder.pages) <= len(values) // 4
-
-
-def test_bytes_for_is_the_size_of_the_tensor() -> None:
-    assert SHAPE.bytes_for(16) == TensorCache(SHAPE, 16).tensor.nbytes
 
 
 def test_a_slot_takes_the_memory_of_its_text() -> None:

@@ -66,13 +66,6 @@ def read(runner: TorchRunner, cache: TensorCache, step: int = 9) -> list[torch.T
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_probe_finds_the_window_of_each_layer(name: str) -> None:
-    found = [layer.window for layer in runner_of(name).cache_shape.layers]
-    expected = {"mistral": [5] * 4, "qwen2": [None, None, 5, 5], "gpt_oss": [5, None] * 2, "gemma4": [5, None]}
-    assert found == expected[name]
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_released_rows_change_no_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = runner_of(name)
     found = read(runner, cache := runner.new_cache())
@@ -83,31 +76,8 @@ def test_released_rows_change_no_bits(name: str, monkeypatch: pytest.MonkeyPatch
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("name", [pytest.param("gpt_oss", marks=pytest.mark.slow), "gemma4"])
-def test_a_text_is_cut_at_every_offset(name: str) -> None:
-    runner = runner_of(name)
-    expected = runner.forward(runner.new_cache(), ForwardBatch.chain(TEXT)).clone()
-    source = runner.new_cache()
-    read(runner, source)
-    swapped = runner.new_cache()
-    swapped.fork(source, len(TEXT))
-    rows = swapped.swap_out()
-    for offset in range(1, len(TEXT), 12):
-        slots = cut, forked, restored = [runner.new_cache() for _ in range(3)]
-        cut.fork(source, len(TEXT))
-        cut.truncate(offset)
-        forked.fork(source, offset)
-        restored.fork(rows, offset)
-        for slot in slots:
-            spoil(runner, slot)
-            assert offset - 64 <= slot.length <= offset
-            found = runner.forward(slot, ForwardBatch.chain(TEXT[slot.length : offset + 1]))[-1]
-            assert torch.allclose(found, expected[offset], atol=5e-4)
-
-
-@pytest.mark.parametrize("name", ["qwen2", pytest.param("gemma4", marks=pytest.mark.slow)])
-def test_sessions_are_drafted_reused_forked_and_rewound_at_random_points(name: str) -> None:
-    runner, random = runner_of(name), Random(5)
+def test_sessions_are_drafted_reused_forked_and_rewound_at_random_points() -> None:
+    runner, random = runner_of("qwen2"), Random(5)
     sessions = [Verifier(runner, runner.new_cache()) for _ in range(3)]
     options = DecodeOptions(SamplingParams(0.8, seed=1), 12)
     released = 0

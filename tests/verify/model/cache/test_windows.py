@@ -17,7 +17,7 @@ from outrider.verify.model.cache import paging, windows
 from outrider.verify.model.cache.paging import Rows, SwappedRows, distinct_bytes
 from outrider.verify.model.cache.shape import CacheShape, LayerShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.cache.windows import held_bytes, held_positions, is_kept, reachable, spans
+from outrider.verify.model.cache.windows import held_bytes, held_positions
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux only")
 CPU = torch.device("cpu")
@@ -28,6 +28,7 @@ ALIKE = CacheShape(
 )
 MIXED = CacheShape((LayerShape(1, 1024, 2048, WINDOW), LayerShape(2, 4, 8), LayerShape(1, 1024, 4)), torch.float32, CPU)
 ALL = CacheShape((LayerShape(1, 1024, 1024, WINDOW),) * 2, torch.float32, CPU)
+NONE = CacheShape((LayerShape(3, 4, 4),) * 2, torch.float32, CPU)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,60 +68,6 @@ def check(cache: TensorCache, expected: list[float], shape: CacheShape) -> None:
 
 
 @pytest.mark.parametrize("shape", [ALIKE, MIXED, ALL])
-def test_rows_far_behind_the_window_are_released(shape: CacheShape) -> None:
-    """All but one window of eight: its two pages, the last of sixteen."""
-    cache = filled(shape)
-    assert sorted(cache.released) == [page for page in range((100 - 5 - 8) // 4) if page not in (14, 15)]
-    check(cache, [1.0 + at for at in range(100)], shape)
-
-
-def test_releases_wait_for_a_batch() -> None:
-    cache = filled(ALIKE, 0)
-    counts = []
-    for at in range(40):
-        write(cache, [float(at)], ALIKE)
-        counts.append(len(cache.released))
-    assert sorted(set(counts)) == [0, 2, 4, 6]
-
-
-@settings(max_examples=40)
-@given(st.integers(0, 60), st.integers(1, 9), st.sets(st.integers(0, 14)))
-def test_the_reachable_length_is_the_greatest_with_a_window(length: int, window: int, released: set[int]) -> None:
-    def has_window(end: int) -> bool:
-        return not any(at // 4 in released for at in range(max(0, end - window), end))
-
-    assert reachable(length, window, released) == max(end for end in range(length + 1) if has_window(end))
-
-
-def test_spans_are_runs_of_pages() -> None:
-    assert list(spans([])) == []
-    assert list(spans([0, 1, 2])) == [(0, 3)]
-    assert list(spans([1, 2, 4, 7, 8])) == [(1, 3), (4, 5), (7, 9)]
-
-
-@pytest.mark.parametrize("window", [3, 4, 5, 30])
-def test_a_rewind_reads_at_most_eight_windows_again(window: int) -> None:
-    released = [page for page in range(1000) if not is_kept(page, window)]
-    pages = -(-window // 4)
-    assert len(released) == 1000 - sum(is_kept(page, window) for page in range(1000))
-    assert all(length - reachable(length, window, released) <= 8 * pages * 4 for length in range(2000, 2500))
-
-
-@pytest.mark.parametrize("shape", [ALIKE, MIXED, ALL])
-def test_a_text_that_is_cut_goes_back_to_a_window(shape: CacheShape) -> None:
-    text = [1.0 + at for at in range(100)]
-    for offset, reached in ((99, 99), (89, 89), (88, 64), (64, 64), (61, 61), (60, 0), (30, 0)):
-        cut, forked, restored, source = filled(shape), TensorCache(shape, POSITIONS), filled(shape, 70), filled(shape)
-        cut.truncate(offset)
-        forked.fork(source, offset)
-        restored.fork(source.swap_out(), offset)
-        for cache in (cut, forked, restored):
-            check(cache, text[:reached], shape)
-            write(cache, text[reached:], shape)
-            check(cache, text, shape)
-
-
-@pytest.mark.parametrize("shape", [ALIKE, MIXED, ALL])
 def test_a_swapped_slot_takes_the_memory_of_the_rows_that_are_left(shape: CacheShape) -> None:
     cache = filled(shape)
     released = len(cache.released) * 4
@@ -129,24 +76,6 @@ def test_a_swapped_slot_takes_the_memory_of_the_rows_that_are_left(shape: CacheS
     swapped = cache.swap_out()
     assert distinct_bytes([swapped], shape) == held
     assert sum(part.nbytes for part in swapped.parts(100)) == held
-
-
-def test_forks_of_released_rows_share_pages() -> None:
-    """Of all holders, one copy of what all have, and one of a page that only one has released."""
-    cache, fork = filled(ALIKE, 20), TensorCache(ALIKE, POSITIONS)
-    fork.fork(cache, 20)
-    assert distinct_bytes([cache, fork], ALIKE) == ALIKE.bytes_for(20)
-    write(cache, [0.5] * 40, ALIKE)  # releases the pages that are shared
-    assert fork.released == set() and cache.released == {*range(11)}
-    other = TensorCache(ALIKE, POSITIONS)
-    other.fork(cache, 60)
-    swapped = [each.swap_out() for each in (cache, fork, other)]
-    assert swapped[0].pages == swapped[2].pages
-    assert not {*swapped[0].pages[:5]} & {*swapped[1].pages}
-    whole, reduced = ALIKE.bytes_for(4), ALIKE.bytes_for(4) - ALIKE.windowed_bytes_for(4)
-    assert distinct_bytes(swapped, ALIKE) == 5 * whole + 11 * reduced + 4 * whole
-    cache.fork(swapped[1], 20)
-    check(cache, [1.0 + at for at in range(20)], ALIKE)
 
 
 def test_a_slot_holds_no_more_than_is_planned() -> None:
@@ -178,7 +107,7 @@ OPERATIONS = st.tuples(
 )
 
 
-@pytest.mark.parametrize("shape", [ALIKE, MIXED])
+@pytest.mark.parametrize("shape", [ALIKE, MIXED, NONE])
 @settings(max_examples=25)
 @given(st.lists(OPERATIONS, min_size=4, max_size=10))
 def test_holders_have_their_windows(shape: CacheShape, operations: list[tuple[str, int, int, int]]) -> None:

@@ -9,12 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 
-from outrider.drafters.interface import DraftTree, Source, chain
+from outrider.drafters.interface import Source, arrange
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.tensor_cache import TensorCache
@@ -23,7 +21,6 @@ from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.invariant_range import BLOCK, InvariantRange
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.trees import trees
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.test_architectures import make
 
@@ -65,25 +62,22 @@ class Graphed:
         return self.runner.forward(reference, batch), self(Segment(cache, batch))
 
 
-@settings(max_examples=2)
-@given(trees(nodes=6))
-def test_any_tree_has_the_same_logits(tiny_runner: TorchRunner, tree: DraftTree) -> None:
-    expected, found = Graphed(tiny_runner).both(ForwardBatch.tree(1, tree))
-    assert torch.allclose(found, expected, atol=1e-4)
+def chain(rows: int) -> ForwardBatch:
+    return ForwardBatch.chain(torch.arange(3, 3 + rows))
 
 
-@pytest.mark.parametrize("nodes", [0, 2, *(pytest.param(nodes, marks=pytest.mark.slow) for nodes in (31, 32))])
-def test_rows_are_padded_to_the_next_captured_number(tiny_runner: TorchRunner, nodes: int) -> None:
-    tree = chain(np.arange(nodes, dtype=np.int32) % tiny_runner.vocabulary, np.ones(nodes, np.float32), Source.NONE)
-    expected, found = Graphed(tiny_runner).both(ForwardBatch.tree(1, tree))
-    assert found.shape == (nodes + 1, tiny_runner.vocabulary)
-    assert torch.allclose(found, expected, atol=1e-4)
+FORK = ForwardBatch.tree(1, arrange([5, 7, 6], [-1, 0, -1], [0.9, 0.5, 0.4], [Source.NONE] * 3)[0])
+# The text of one piece of a chain is another one of the same forward, so all rows are written before any attends.
+BEYOND_A_BLOCK = chain(BLOCK - len(PREFIX) + 1)
 
 
-def test_rows_behind_the_end_of_a_block_attend_to_those_before_it(tiny_runner: TorchRunner) -> None:
-    """The text of one piece of a chain is another one of the same forward, so all rows are written before any attends."""
-    batch = ForwardBatch.chain(torch.arange(3, 3 + BLOCK - len(PREFIX) + 1))
+SLOW = [pytest.param(batch, marks=pytest.mark.slow) for batch in (BEYOND_A_BLOCK, chain(32), chain(33))]
+
+
+@pytest.mark.parametrize("batch", [chain(1), chain(3), FORK, *SLOW])
+def test_rows_are_padded_and_have_the_same_logits(tiny_runner: TorchRunner, batch: ForwardBatch) -> None:
     expected, found = Graphed(tiny_runner).both(batch)
+    assert found.shape == (len(batch), tiny_runner.vocabulary)
     assert torch.allclose(found, expected, atol=1e-4)
 
 
@@ -119,12 +113,6 @@ def test_hidden_states_are_kept_with_the_rows() -> None:
         assert cache.hidden is not None and cache.hidden.end == len(PREFIX) + 2
         found.append(cache.hidden.read(len(PREFIX), len(PREFIX) + 2))
     assert torch.allclose(found[0], found[1], atol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_chunk_of_a_prompt_goes_beyond_a_block(tiny_runner: TorchRunner) -> None:
-    expected, found = Graphed(tiny_runner).both(ForwardBatch.chain(torch.arange(3, 63)))
-    assert torch.allclose(found, expected, atol=1e-4)
 
 
 def test_known_rows_that_do_not_fit_are_computed_in_turns(tiny_runner: TorchRunner) -> None:

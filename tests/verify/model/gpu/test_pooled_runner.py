@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.drafters.interface import MAX_NODES
-from outrider.drafters.sequence import Sequence
-from outrider.verify.draft_model.runner import DraftRunner
-from outrider.verify.errors import ModelError
 from outrider.verify.model import invariance
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.paging import OutOfPages
-from outrider.verify.model.gpu.row_counts import RANGE_ROWS
-from outrider.verify.model.invariance import ProbeResult, holds, start
+from outrider.verify.model.invariance import start
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.verify.model.gpu.conftest import DEVICE, PAGE
+from tests.verify.model.gpu.conftest import DEVICE
 
 CONTEXT = 128
 
@@ -74,15 +68,6 @@ def test_a_prompt_is_read_into_pages(make: Callable[[torch.dtype], TorchRunner],
     assert torch.allclose(found, whole, atol=1e-4 if coded is None else 0.1)
 
 
-def test_a_text_is_read_alone_into_an_empty_cache(make: Callable[[torch.dtype], TorchRunner], tiny_runner: TorchRunner) -> None:
-    """As the check of a loaded model does."""
-    runner, text = make(torch.float32), torch.arange(3, 90)
-    runner.start(CONTEXT)
-    reference = TorchRunner(runner.model, CONTEXT, started=False)
-    expected = reference.read_alone(reference.new_cache(), text)
-    assert torch.equal(runner.read_alone(runner.new_cache(), text), expected)
-
-
 @pytest.mark.parametrize(
     ("dtype", "rows", "trees"),
     [
@@ -108,44 +93,3 @@ def test_trees_beside_streams_have_the_bits_of_single_tokens(
     assert runner.invariance == f"on, {rows} to {rows} rows, costs 4.0% of a step"
     assert (runner.draft_depth(60), runner.draft_nodes) == (3, rows - 1)
     assert runner.max_rows == rows
-
-
-def test_auto_follows_the_cost_on_a_gpu(make: Callable[[torch.dtype], TorchRunner], monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = make(torch.float32)
-    monkeypatch.setattr(invariance, "find", lambda *_: ProbeResult(InvariantRange(32, 72), 0.2))
-    start(runner, CONTEXT, "auto", None)
-    assert (runner.invariant_range, runner.invariance) == (None, "off, 32 to 72 rows, costs 20.0% of a step")
-    assert (runner.max_rows, runner.draft_nodes) == (256, MAX_NODES)
-    monkeypatch.setattr(invariance, "find", lambda *_: ProbeResult(None, 0.0))
-    with pytest.raises(ModelError, match="depend on the draft's size"):
-        start(runner, CONTEXT, "on", None)
-
-
-@pytest.mark.slow
-def test_a_range_is_found_and_its_cost_measured(
-    make: Callable[[torch.dtype], TorchRunner], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner = make(torch.float32)
-    monkeypatch.setattr(invariance, "TREES", ((3, 3),))
-    found = invariance.find(runner, CONTEXT)
-    assert found.bounds is not None and found.bounds.high >= RANGE_ROWS
-    assert holds(runner, ((66, 4),))
-
-
-@pytest.mark.parametrize(("length", "kept"), [(PAGE - 1, 0), (20, 3)])
-def test_a_draft_model_keeps_the_rows_whose_pages_it_has(
-    make: Callable[[torch.dtype], TorchRunner], length: int, kept: int
-) -> None:
-    """Below an accepted token, a tree goes on only if no other session can take its rows' pages."""
-    runner, text = make(torch.float32), Sequence()
-    runner.pages = 4
-    runner.start(CONTEXT)
-    shared = DraftRunner(runner, runner.vocabulary)
-    session = shared.session()
-    text.begin((np.arange(length) % 90).astype(np.int32))
-    session.begin(text)
-    first = session.root(1).tokens[0, 0]
-    for row, token in enumerate((first, 7, 8)):
-        session.expand([int(token)], [row], 1)
-    session.advance(np.array([first], np.int32))
-    assert len(session._rows) == kept

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.gpu.projections import MergedLinear, MergedPart, joined, merge_projections
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.verify.model.families import FAMILIES, REFUSED, build
 from tests.verify.model.test_architectures import ARCHITECTURES, make
-
-PRODUCTS = {"mm", "addmm", "linear"}
-
-
-class Products(TorchDispatchMode):
-    """Counts products of matrices."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names = Counter[str]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-    @property
-    def count(self) -> int:
-        return sum(self.names[name] for name in PRODUCTS)
 
 
 def logits_of(runner: TorchRunner) -> torch.Tensor:
@@ -45,28 +24,6 @@ def test_logits_are_those_of_the_layers_one_by_one(name: str) -> None:
     model = make(name, NAME)
     expected = logits_of(TorchRunner(model))
     merge_projections(model)
-    assert torch.allclose(logits_of(TorchRunner(model)), expected, atol=1e-4)
-
-
-def test_a_layer_has_four_products() -> None:
-    model = make("llama", NAME)
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    merge_projections(model)
-    assert sum(parameter.numel() for parameter in model.parameters()) == weights
-    runner = TorchRunner(model)
-    with Products() as products:
-        logits_of(runner)
-    assert products.count == 4 * len(model.model.layers) + 1
-    assert sum(isinstance(module, MergedLinear) for module in model.modules()) == 2 * len(model.model.layers)
-
-
-def test_biases_are_merged() -> None:
-    model = make("qwen2", NAME)
-    for layer in model.model.layers:
-        layer.self_attn.v_proj.bias.data.normal_()
-    expected = logits_of(TorchRunner(model))
-    merge_projections(model)
-    assert model.model.layers[0].self_attn.q_proj.bias is not None
     assert torch.allclose(logits_of(TorchRunner(model)), expected, atol=1e-4)
 
 
@@ -90,15 +47,6 @@ def test_a_part_of_other_rows_is_of_another_product() -> None:
     assert torch.allclose(part(others), second(others), atol=1e-6)
     assert torch.allclose(part(rows), second(rows), atol=1e-6)
     assert merged.rows is None and not merged.parts  # nothing keeps their memory
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in REFUSED])
-def test_all_families(name: str) -> None:
-    model = build(name, NAME)
-    expected = logits_of(TorchRunner(model))
-    merge_projections(model)
-    assert torch.allclose(logits_of(TorchRunner(model)), expected, atol=1e-4)
 
 
 def test_a_compiled_layer_has_one_product_for_each_group() -> None:

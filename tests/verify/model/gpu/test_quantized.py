@@ -72,23 +72,6 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(bits: int) -> None:
         assert torch.equal(blocks(rows[:count].flip(0)), whole[:count].flip(0)), count
 
 
-@BITS
-def test_a_layer_apart_counts_for_itself(bits: int) -> None:
-    """A draft head computes the target's head beside the target."""
-    blocks, given = quantized(layer(320, 200), bits, DEVICE), torch.randn(3, 320, device=DEVICE).bfloat16()
-    apart = blocks.apart()
-    assert apart.packed is blocks.packed and apart.constants[-1] is not blocks.constants[-1]
-    assert torch.equal(apart(given), blocks(given))
-
-
-@BITS
-def test_a_layer_has_the_bytes_of_its_blocks(bits: int) -> None:
-    given = layer(256, 64)
-    blocks = quantized(given, bits, DEVICE)
-    assert blocks.nbytes == 256 * 64 * (bits + (16 if bits == 8 else 32) / 32) / 8
-    assert not given.weight.numel()  # the weights are not kept
-
-
 @pytest.fixture(params=["llama", "qwen2"])
 def models(request: pytest.FixtureRequest) -> Iterator[tuple[PreTrainedModel, PreTrainedModel]]:
     """A model of blocks of 4 bits, and the same with its weights unpacked."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from outrider.drafters.interface import MAX_NODES
 from outrider.verify.model.gpu.row_counts import RANGE_ROWS, ROWS, invariant_ranges
 from outrider.verify.model.invariant_range import InvariantRange
 
@@ -14,24 +13,11 @@ def outputs(kernels: dict[int, int]) -> dict[int, torch.Tensor]:
     return {count: torch.full((count, 2), float(kernels.get(count, 0))) for count in ROWS}
 
 
-def test_trees_of_64_and_128_nodes_are_padded_to_a_tile() -> None:
-    assert list(ROWS) == sorted(ROWS)
-    assert RANGE_ROWS in ROWS
-    assert [next(count for count in ROWS if count > nodes) for nodes in (64, MAX_NODES)] == [72, 136]
-
-
 def test_a_class_has_the_numbers_for_which_all_layers_agree() -> None:
     one_number = InvariantRange(RANGE_ROWS, RANGE_ROWS)
     assert invariant_ranges([outputs({}), outputs({1: 7, 2: 7})]) == [InvariantRange(4, 256), one_number]
-    assert invariant_ranges([outputs({128: 7, 256: 7}), outputs({1: 8, 16: 8})]) == [
-        InvariantRange(32, RANGE_ROWS),
-        one_number,
-    ]
+    assert invariant_ranges([outputs({128: 7, 256: 7}), outputs({1: 8, 16: 8})]) == [InvariantRange(32, RANGE_ROWS), one_number]
     assert invariant_ranges([outputs({count: count for count in ROWS})])[-1] == one_number
-
-
-def test_a_range_without_one_row_is_tried_too() -> None:
-    assert invariant_ranges([])[:2] == [InvariantRange(1, 256), InvariantRange(2, 256)]
 
 
 def test_a_layer_in_which_the_place_of_a_row_matters_agrees_with_nothing() -> None:

@@ -64,21 +64,6 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(inputs: int, outputs: int
     assert not linear.arrived.any()
 
 
-def test_rows_need_not_be_contiguous() -> None:
-    linear = layer(64, 40)
-    given = torch.randn(3, 128, device=DEVICE).bfloat16()
-    assert torch.equal(linear(given[:, 64:]), linear(given[:, 64:].contiguous()))
-    given = torch.randn(64, 3, device=DEVICE).bfloat16().T
-    assert torch.equal(linear(given), linear(given.contiguous()))
-
-
-def test_a_layer_apart_counts_for_itself() -> None:
-    linear, given = layer(320, 40), torch.randn(3, 320, device=DEVICE).bfloat16()
-    apart = linear.apart()
-    assert apart.weight is linear.weight and apart.arrived is not linear.arrived
-    assert torch.equal(apart(given), linear(given))
-
-
 def test_more_rows_than_the_layer_has_counters_for() -> None:
     linear = layer(64, 40)
     given = torch.randn(520, 64, device=DEVICE).bfloat16()
@@ -87,30 +72,6 @@ def test_more_rows_than_the_layer_has_counters_for() -> None:
 
 def tile_of(count: int, inputs: int, outputs: int, gpu: Gpu = H100, bits: int = 16, itemsize: int = 2) -> Tile:
     return Tile.of(count, outputs, splits_of(inputs, outputs), gpu, bits, itemsize)
-
-
-def test_a_tile_is_hardly_larger_than_the_rows() -> None:
-    covered = {count: tile_of(count, 4096, 4096) for count in (1, 16, 17, 64, 65, 72, 100, 129, 136, 200, 256)}
-    assert {count: (tile.rows, tile.more_rows) for count, tile in covered.items()} == {
-        1: (16, 0), 16: (16, 0), 17: (32, 0), 64: (64, 0), 65: (64, 16), 72: (64, 16), 100: (128, 0), 129: (128, 16),
-        136: (128, 16), 200: (128, 0), 256: (128, 0),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(("bits", "most"), [(16, 2.2), (8, 3.0), (4, 4.5)])
-@pytest.mark.parametrize(("inputs", "outputs"), [(4096, 6144), (4096, 4096), (4096, 28_672), (14_336, 4096), (4096, 128_256)])
-def test_multiprocessors_read_little_from_the_cache(inputs: int, outputs: int, bits: int, most: float) -> None:
-    """With 72 rows, the busiest multiprocessor reads at most `most` times an equal share of the weights."""
-    tile, splits = tile_of(72, inputs, outputs, bits=bits), splits_of(inputs, outputs)
-    read = tile.busiest_bytes(72, outputs, splits, H100, bits) * inputs / splits
-    assert read <= most * inputs * outputs * bits / 8 / H100.multiprocessors
-
-
-def test_float32_has_blocks_of_one_size() -> None:
-    """Three products of TF32, each over a whole block, make one of float32."""
-    for bits in (8, 4):
-        tiles = [tile_of(count, 4096, outputs, H100, bits, 4) for count, outputs in product(ROWS, (4096, 1 << 17))]
-        assert len({tile.inputs for tile in tiles}) == 1
 
 
 def test_blocks_fit_the_shared_memory() -> None:

@@ -11,7 +11,7 @@ import torch
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.gpu.device_states import WORDS, DeviceStates, path_words
+from outrider.verify.model.gpu.device_states import DeviceStates
 from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
 from outrider.verify.model.recurrent.rows import Recurrence, Scan, recurrence_of
 from outrider.verify.model.recurrent.states import ROWS, RecurrentShape
@@ -93,7 +93,6 @@ def path_of(batch: ForwardBatch, row: int) -> list[int]:
     ("sizes", "dims", "window", "dtype"),
     [
         ((1, 3), (1, 16, 8), 3, torch.float32),
-        pytest.param((1, 5, 20), (2, 40, 8), 3, torch.float32, marks=pytest.mark.slow),
         pytest.param((3,), (3, 24, 40), 1, torch.bfloat16, marks=pytest.mark.slow),
         pytest.param((ROWS, 2), (1, 128, 64), 3, torch.float32, marks=pytest.mark.slow),
     ],
@@ -109,26 +108,3 @@ def test_trees_equal_the_plain_functions(
         layers.commit(number, path_of(tree, int(torch.randint(len(tree), (), generator=layers.generator))))
     layers.commit(0, [])
     layers.both([ForwardBatch.chain(torch.zeros(rows, dtype=torch.int64)) for rows in sizes])
-
-
-@pytest.mark.slow
-def test_states_that_are_folded_in_either_way_agree() -> None:
-    """Chains in place are folded by the kernels at the next forward, or by the plain functions for a snapshot."""
-    layers = Layers(shape_of(2, 16, 8, 3, 20, torch.float32), 1, 1)
-    layers.both([random_tree(4, layers.generator)])
-    layers.commit(0, [0])
-    layers.both([ForwardBatch.chain(torch.zeros(3, dtype=torch.int64))])
-    layers.commit(0, [0, 1])
-    (cache,), (reference,) = layers.caches, layers.references
-    (found,), (expected,) = cache.states(cache.length), reference.states(reference.length)
-    assert found.length == expected.length == 3
-    assert torch.allclose(found.matrices, expected.matrices, atol=1e-5)
-    assert torch.equal(found.windows, expected.windows)
-
-
-def test_paths_are_packed_into_words() -> None:
-    ancestors = random_tree(ROWS, torch.Generator().manual_seed(1)).ancestor_mask()
-    words = path_words(torch.from_numpy(ancestors))
-    assert words.shape == (WORDS, ROWS)
-    unpacked = [[(int(words[at // 64, row]) >> at % 64) & 1 for at in range(ROWS)] for row in range(ROWS)]
-    assert np.array_equal(unpacked, ancestors)

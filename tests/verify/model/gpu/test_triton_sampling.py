@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.verify.model.gpu import sampling_kernels, triton_sampling
+from outrider.verify.model.gpu import triton_sampling
 from outrider.verify.sampling.device import DeviceSampler, warp_logits
 from outrider.verify.sampling.largest import likeliest
-from outrider.verify.sampling.ranking import Ranking, joined
+from outrider.verify.sampling.ranking import Ranking
 from outrider.verify.sampling.rows import in_place
 from outrider.verify.sampling.sampler import choose as choose_on_host
 from outrider.verify.sampling_params import SamplingParams
@@ -58,35 +58,6 @@ def check(logits: torch.Tensor, params: SamplingParams) -> None:
 )
 def test_tokens_equal_the_cpus(size: int, step: float, dtype: torch.dtype, params: SamplingParams) -> None:
     check(logits_of(size, step, dtype, params.seed % 97), params)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("top_k", [0, 50])
-@pytest.mark.parametrize("top_p", [0.95, 1.0])
-def test_tokens_of_a_large_vocabulary(top_k: int, top_p: float) -> None:
-    for seed in range(2):
-        check(logits_of(32_000, 0.0, torch.bfloat16, seed), SamplingParams(1.0, top_p, top_k, seed=seed))
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(seed=3, top_k=20),
-        SamplingParams(seed=3, top_k=20, top_p=0.95),
-        SamplingParams(seed=3, top_p=0.95),
-        SamplingParams(seed=3, top_p=0.95, min_p=0.1),
-    ],
-)
-def test_few_tokens_are_left_to_choose_among(params: SamplingParams) -> None:
-    """Of logits as peaked as those of models. If there were no room for them, a program would read the whole row."""
-    logits = logits_of(9000, 0.0, torch.bfloat16, 7).to(DEVICE)
-    logits[:, 50:2000:100] += 8.0
-    values = triton_sampling.likeliest(logits, 1)[2]
-    settings = triton_sampling.settings_of(3, [triton_sampling.Sampled(0, params, [1, 2, 3])]).to(DEVICE)
-    found = triton_sampling.kept_tokens(logits, values, settings, 1)
-    counts = (found["masses"] >> sampling_kernels.COUNT_SHIFT.value).sum(1)
-    assert (counts[:, :5].amax(1) < 1000).all() and (counts[:, -1] == 9000).all() and (counts.diff() >= 0).all()
-    check(logits.cpu(), params)
 
 
 @pytest.mark.parametrize("top_k", [0, 900])
@@ -162,14 +133,6 @@ def test_streams_are_sampled_together() -> None:
         assert tokens.tolist() == [choose_on_host(row, params, at) for at, row in enumerate(rows_of_part)]
 
 
-def test_rows_need_not_be_contiguous() -> None:
-    logits = logits_of(97, 0.0, torch.float32, 1)
-    params = SamplingParams(seed=5, top_k=9)
-    assert choose(logits.T.contiguous().T, params, [1, 2, 3]).tolist() == (
-        DeviceSampler(params).sample(logits, [1, 2, 3]).tolist()
-    )
-
-
 @settings(max_examples=12)
 @given(
     size=st.sampled_from([1, 5, 97, 4096, 9000]),
@@ -186,24 +149,3 @@ def test_the_likeliest_tokens(size: int, step: float, dtype: torch.dtype, count:
     assert torch.equal(ids[finite], expected.indices[:, :count][finite].int())
     assert torch.allclose(probabilities.double(), expected.values[:, :count], atol=1e-5)
     assert torch.allclose(torch.from_numpy(likeliest(in_place(logits), count)[1]), probabilities, atol=1e-5)
-
-
-def test_rows_of_several_streams_are_ranked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, ranked = logits_of(300, 0.0, torch.float32, 5, rows=9).to(DEVICE), triton_sampling.likeliest
-    calls: list[int] = []
-
-    def counted(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        calls.append(len(logits))
-        return ranked(logits, count)
-
-    monkeypatch.setattr(triton_sampling, "likeliest", counted)
-    parts, other = rows[2:8].split([1, 3, 2]), logits_of(300, 0.0, torch.float32, 6).to(DEVICE)
-    whole = joined(parts)
-    assert whole is not None and torch.equal(whole, rows[2:8])
-    ranking = Ranking(whole)
-    for part, count in zip((*parts, parts[1]), (8, 8, 8, 1), strict=True):
-        assert ranking.has(part)
-        for found, expected in zip(ranking.of(part, count), ranked(part, count)[:2], strict=True):
-            assert torch.equal(found, expected)
-    assert calls == [6] and not ranking.has(other)
-    assert joined([parts[1], parts[0]]) is None and joined([parts[0], other]) is None

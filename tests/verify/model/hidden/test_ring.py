@@ -34,14 +34,3 @@ def test_a_commit_moves_the_rows_of_the_accepted_path() -> None:
     assert (ring.first, ring.end) == (2, 7)
     assert ring.read(2, 8)[:, 0].tolist() == [3, 4, 5, 7, 8, 0]
     assert ring.take(torch.tensor([6, 4]))[:, 0].tolist() == [8, 5]
-
-
-def test_a_copy_has_the_states_before_a_position() -> None:
-    ring, other = (StateRing(CAPACITY, 1, torch.float32, torch.device("cpu")) for _ in range(2))
-    ring.write(3, states(3, 4))
-    other.copy(ring, 5)
-    assert (other.first, other.end) == (3, 5)
-    other.write(5, states(20, 2))
-    assert ring.read(3, 7)[:, 0].tolist() == [4, 5, 6, 7]
-    other.copy(None, 5)
-    assert other.first == other.end

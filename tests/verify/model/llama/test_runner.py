@@ -17,7 +17,6 @@ from outrider.verify.errors import ModelError
 from outrider.verify.gguf import llama_package
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.paging import OutOfPages
 from outrider.verify.model.segment import Segment
 
 pytest.importorskip("llama_cpp")
@@ -92,11 +91,6 @@ def tree(tokens: list[int], parents: list[int]) -> DraftTree:
     return DraftTree(ids, above, levels, np.ones(len(tokens), np.float32), np.full(len(tokens), Source.NONE, np.uint8))
 
 
-def test_logits_of_another_text_are_different(runner: LlamaRunner) -> None:
-    text = words(6)
-    assert same(after(runner, text), after(runner, text)) and not same(after(runner, text), after(runner, words(6, seed=1)))
-
-
 def test_every_node_of_a_tree_has_the_logits_of_its_path(runner: LlamaRunner, cache: LlamaCache) -> None:
     prompt, root, nodes = words(5), words(1, seed=1)[0], words(40, seed=2)
     random = Random(3)
@@ -161,22 +155,6 @@ def test_a_fork_and_a_swapped_out_session_go_on(runner: LlamaRunner, cache: Llam
     assert cache.length == length and same(step(runner, cache, last), expected)
 
 
-def test_a_part_of_a_swapped_out_session_is_restored_in_whole_pages(runner: LlamaRunner, cache: LlamaCache) -> None:
-    text, last = words(300), words(1, seed=4)[0]
-    read(runner, cache, text)
-    rows = cache.swap_out()
-    cache.fork(rows, 290)
-    assert cache.length == paging.PAGE_TOKENS
-    cache.fork(rows, 100)
-    assert cache.length == 0
-    cache.fork(rows, 290)
-    read(runner, cache, text[paging.PAGE_TOKENS :])
-    fresh = runner.new_cache()
-    assert isinstance(fresh, LlamaCache)
-    read(runner, fresh, text)
-    assert same(step(runner, cache, last), step(runner, fresh, last))
-
-
 def test_sequences_and_pages_are_given_back(runner: LlamaRunner, cache: LlamaCache) -> None:
     free, nodes = runner.free_pages, runner.draft_nodes
     other = runner.new_cache()
@@ -189,19 +167,6 @@ def test_sequences_and_pages_are_given_back(runner: LlamaRunner, cache: LlamaCac
     assert other.length == 308
     del other
     assert (runner.free_pages, runner.draft_nodes) == (free, nodes)
-
-
-def test_a_forward_without_room_changes_nothing(runner: LlamaRunner, cache: LlamaCache) -> None:
-    read(runner, cache, words(30))
-    others = [runner.new_cache() for _ in range(3)]
-    with pytest.raises(OutOfPages):
-        for other in others:
-            assert isinstance(other, LlamaCache)
-            read(runner, other, words(900))
-    del other
-    others.clear()
-    last = words(1, seed=4)[0]
-    assert same(step(runner, cache, last), after(runner, [*words(30), last]))
 
 
 def test_an_8_bit_cache(runner: LlamaRunner) -> None:

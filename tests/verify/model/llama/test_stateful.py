@@ -11,7 +11,6 @@ import pytest
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import Source, chain
-from outrider.verify.measurement import measure
 from outrider.verify.model.batch import ForwardBatch
 
 pytest.importorskip("llama_cpp")
@@ -73,11 +72,6 @@ def same(found: NDArray[np.float32], expected: NDArray[np.float32]) -> bool:
     return float(np.abs(found - expected).max()) < ROUNDING
 
 
-def test_states_are_not_positions(runner: LlamaRunner) -> None:
-    assert not runner.takes_trees and not runner.can_save
-    assert not same(after(runner, words(20)), after(runner, words(1, seed=1) + words(20)[1:]))
-
-
 @pytest.mark.parametrize("accepted", range(1, 6))
 def test_what_is_accepted_of_a_chain_is_the_text(runner: LlamaRunner, cache: StatefulCache, accepted: int) -> None:
     prompt, drafts, last = words(9), words(5, seed=1), words(1, seed=2)
@@ -87,22 +81,6 @@ def test_what_is_accepted_of_a_chain_is_the_text(runner: LlamaRunner, cache: Sta
     cache.commit(list(range(accepted)))
     assert cache.length == len(prompt) + accepted
     assert same(step(runner, cache, rows(last))[0], after(runner, [*prompt, *drafts[:accepted], *last]))
-
-
-def test_the_first_rows_of_a_text(runner: LlamaRunner, cache: StatefulCache) -> None:
-    drafts, last = words(4), words(1, seed=2)
-    runner.forward(cache, drafted(drafts))
-    cache.commit([0, 1])
-    assert same(step(runner, cache, rows(last))[0], after(runner, [*drafts[:2], *last]))
-
-
-def test_a_step_that_is_not_committed_leaves_nothing(runner: LlamaRunner, cache: StatefulCache) -> None:
-    prompt, last = words(9), words(1, seed=2)
-    read(runner, cache, prompt)
-    for seed in (3, 4):
-        runner.forward(cache, drafted(words(4, seed)))
-    logits = step(runner, cache, drafted([*last, 5]))
-    assert same(logits[0], after(runner, [*prompt, *last]))
 
 
 def test_a_session_is_copied_whole_or_begins_anew(runner: LlamaRunner, cache: StatefulCache) -> None:
@@ -117,16 +95,3 @@ def test_a_session_is_copied_whole_or_begins_anew(runner: LlamaRunner, cache: St
     cache.truncate(300)
     assert cache.length == 300
     assert cache.swap_out().length == cache.length == 0
-
-
-def test_sequences_are_given_back(runner: LlamaRunner) -> None:
-    for _ in range(40):
-        cache = runner.new_cache()
-        assert isinstance(cache, StatefulCache)
-        read(runner, cache, words(9))
-        runner.forward(cache, drafted(words(4)))
-
-
-def test_its_costs_are_measured(runner: LlamaRunner) -> None:
-    curve = measure(runner)
-    assert all(seconds > 0 for row in curve.seconds for seconds in row)

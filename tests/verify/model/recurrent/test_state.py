@@ -76,16 +76,6 @@ def test_trees_equal_their_paths(decay_dim: int, delta: bool, known: int) -> Non
         assert torch.allclose(committed, state, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("decay_dim", [1, KEY])
-def test_strong_decays_do_not_overflow(decay_dim: int) -> None:
-    rows = Rows(decay_dim, 0)
-    rows.g -= 1000
-    writes, outputs = scan_all(rows, random_ancestors(ROWS, 1), True, [(0, ROWS)])
-    assert writes.isfinite().all() and outputs.isfinite().all()
-    advance(rows.state, rows.keys, rows.values, rows.g)
-    assert rows.state.isfinite().all()
-
-
 @pytest.mark.parametrize("window", [1, 2, 3])
 @pytest.mark.parametrize("known", [0, 1, 7])
 def test_convolutions_of_trees_equal_those_of_their_paths(window: int, known: int) -> None:

@@ -11,21 +11,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.load_options import LoadOptions
+from tests.verify.model.families import SIZES as SMALL
 
-SIZES: Mapping[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.2,  # wide, so that a random model has no near-ties
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES = SMALL | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "head_dim": 16}
 WINDOW = 9
 WINDOWED: Mapping[str, Any] = {"sliding_window": WINDOW}
 PLAIN: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
@@ -38,94 +26,61 @@ def by_kind(local: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any
     return {"rope_parameters": {"sliding_attention": dict(local), "full_attention": dict(whole)}}
 
 
-EXPERTS: Mapping[str, Any] = {
-    "num_experts": 12,
-    "num_local_experts": 12,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 48,
-}
+def mscales(value: float) -> dict[str, Any]:
+    return {"mscale": value, "mscale_all_dim": value}
+
+
+EXPERTS: dict[str, Any] = {"num_experts": 12, "num_local_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 SHORT = {"layer_types": ["conv", "full_attention", "conv"] * 2}
-DELTA: Mapping[str, Any] = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 16,
-    "head_dim": 64,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"] * 2,
-}
+DELTA: dict[str, Any] = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 32}
+DELTA |= {"linear_value_head_dim": 16, "head_dim": 64}
+DELTA |= {"layer_types": ["linear_attention", "full_attention", "linear_attention"] * 2}
 MAMBA = {"mamba_d_state": 16, "mamba_d_head": 32, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_chunk_size": 16}
-LATENT: Mapping[str, Any] = {
-    "q_lora_rank": None,
-    "kv_lora_rank": 64,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 16,
-}
-ROUTED: Mapping[str, Any] = {**EXPERTS, "n_routed_experts": 12, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
+LATENT: dict[str, Any] = {"q_lora_rank": None, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32}
+LATENT |= {"v_head_dim": 32, "num_key_value_heads": 4, "head_dim": 16}
+ROUTED: dict[str, Any] = {**EXPERTS, "n_routed_experts": 12, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
 TURNS = {"layer_types": ["sliding_attention", "full_attention"] * 3}
-GEMMA4: Mapping[str, Any] = {
-    **WINDOWED,
-    **TURNS,
-    "attention_k_eq_v": True,
-    "global_head_dim": 32,
-    "num_global_key_value_heads": 1,
-    "final_logit_softcapping": 30.0,
-}
+BY_LAYER = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 97, "num_kv_shared_layers": 2}
+GEMMA4: dict[str, Any] = {**WINDOWED, **TURNS, "attention_k_eq_v": True, "global_head_dim": 32}
+GEMMA4 |= {"num_global_key_value_heads": 1, "final_logit_softcapping": 30.0}
+GROUPS = {"n_group": 4, "topk_group": 2}
+GRANITE = {"logits_scaling": 2.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1}
+CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv", "conv", "full_attention", "conv"]}
+# With several groups, older versions of transformers norm them together, here and in Mamba 2.
+GRANITE_HYBRID: dict[str, Any] = MAMBA | EXPERTS | GRANITE | {"mamba_n_groups": 1, "mamba_expand": 2}
+GRANITE_HYBRID |= {"shared_intermediate_size": 32, "embedding_multiplier": 3.0}
+GRANITE_HYBRID |= {"layer_types": ["mamba", "attention", "mamba", "mamba", "attention", "mamba"]}
+FALCON: dict[str, Any] = MAMBA | {"mamba_d_ssm": 128, "mlp_multipliers": [0.5, 0.8]}
+FALCON |= {"ssm_multipliers": [0.9, 1.1, 0.7, 1.3, 0.8], "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.6}
+FALCON |= {"key_multiplier": 0.5, "attention_in_multiplier": 0.9, "attention_out_multiplier": 0.7}
+FALCON |= {"embedding_multiplier": 2.0, "lm_head_multiplier": 0.5}
+NEMOTRON: dict[str, Any] = EXPERTS | {"layers_block_type": ["mamba", "attention", "moe", "mamba", "mlp", "attention"]}
+NEMOTRON |= {"mamba_num_heads": 4, "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 16}
+NEMOTRON |= {"n_routed_experts": 12, "moe_shared_expert_intermediate_size": 32}
+PHI_POSITIONS = {**PLAIN, "rope_type": "longrope", "partial_rotary_factor": 0.75, "factor": 4.0, **LONG}
+PHI_POSITIONS |= {"original_max_position_embeddings": 128}
+GEMMA3N = {"vocab_size_per_layer_input": 90, "laurel_rank": 16, "activation_sparsity_pattern": [0.9, 0.95, 0.0, 0.5, 0.0, 0.0]}
+DEEPSEEK2 = {"qk_nope_head_dim": 24, "topk_method": "group_limited_greedy", "rope_parameters": {**YARN, **mscales(0.707)}}
 # By transformers' `model_type`: what differs from SIZES.
 FAMILIES: dict[str, Mapping[str, Any]] = {
     "llama": {"rope_parameters": {**PLAIN, "rope_type": "llama3", "factor": 8.0, **LLAMA3}},
     "mistral": WINDOWED,
     "ministral": WINDOWED,
-    "ministral3": {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
+    "ministral3": {"rope_parameters": {**YARN, **mscales(1.0), "llama_4_scaling_beta": 0.1}},
     "qwen2": {"rope_parameters": {**PLAIN, "rope_type": "dynamic", "factor": 2.0}},
     "qwen3": {},
     "gemma": {},
     "gemma2": WINDOWED,
     "gemma3_text": {**WINDOWED, **by_kind(PLAIN, {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6})},
-    "gemma4_text": {
-        **GEMMA4,
-        "hidden_size_per_layer_input": 16,
-        "vocab_size_per_layer_input": 97,
-        "num_kv_shared_layers": 2,
-        "use_double_wide_mlp": True,
-        "enable_moe_block": True,
-        "top_k_experts": 3,
-        **EXPERTS,
-    },
+    "gemma4_text": GEMMA4 | BY_LAYER | EXPERTS | {"use_double_wide_mlp": True, "enable_moe_block": True, "top_k_experts": 3},
     "gemma4_unified_text": GEMMA4,
-    "gemma3n_text": {
-        **WINDOWED,
-        **TURNS,
-        "hidden_size_per_layer_input": 16,
-        "vocab_size_per_layer_input": 90,
-        "num_kv_shared_layers": 2,
-        "laurel_rank": 16,
-        "activation_sparsity_pattern": [0.9, 0.95, 0.0, 0.5, 0.0, 0.0],
-    },
-    "phi3": {
-        "sliding_window": 20,
-        "original_max_position_embeddings": 128,
-        "rope_parameters": {
-            **PLAIN,
-            "rope_type": "longrope",
-            "partial_rotary_factor": 0.75,
-            "original_max_position_embeddings": 128,
-            "factor": 4.0,
-            **LONG,
-        },
-    },
+    "gemma3n_text": {**WINDOWED, **TURNS, **BY_LAYER, **GEMMA3N},
+    "phi3": {"sliding_window": 20, "original_max_position_embeddings": 128, "rope_parameters": PHI_POSITIONS},
     "olmo2": {},
     "olmo3": {**WINDOWED, **by_kind(PLAIN, {**YARN, "attention_factor": 1.2})},
     "smollm3": {},
     "glm4": {},
-    "granite": {
-        "embedding_multiplier": 3.0,
-        "logits_scaling": 2.0,
-        "residual_multiplier": 0.4,
-        "attention_multiplier": 0.1,
-    },
+    "granite": {"embedding_multiplier": 3.0, **GRANITE},
     "cohere2": {**WINDOWED, "logit_scale": 0.25},
     "nemotron": {},
     "seed_oss": {"attention_out_bias": True},
@@ -136,83 +91,20 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 32},
     "qwen3_moe": {**EXPERTS, "norm_topk_prob": True},
     "olmoe": EXPERTS,
-    "granitemoe": {**EXPERTS, "logits_scaling": 2.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1},
-    "glm4_moe": {
-        **EXPERTS,
-        "n_routed_experts": 12,
-        "n_group": 4,
-        "topk_group": 2,
-        "first_k_dense_replace": 1,
-        "routed_scaling_factor": 1.5,
-        "use_qk_norm": True,
-    },
+    "granitemoe": {**EXPERTS, **GRANITE},
+    "glm4_moe": {**ROUTED, **GROUPS, "use_qk_norm": True},
     "gpt_oss": {**EXPERTS, **WINDOWED, "rope_parameters": {**YARN, "truncate": False}},
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 32},
     "qwen3_next": {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 32, "decoder_sparse_step": 1},
-    "lfm2": {
-        "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention", "conv"],
-        "block_auto_adjust_ff_dim": False,
-    },
-    "lfm2_moe": {
-        "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention", "conv"],
-        "num_dense_layers": 1,
-        **EXPERTS,
-    },
-    "granitemoehybrid": {
-        **MAMBA,
-        "mamba_n_groups": 1,  # with several, older versions of transformers norm them together, here and in Mamba 2
-        **EXPERTS,
-        "mamba_expand": 2,
-        "shared_intermediate_size": 32,
-        "layer_types": ["mamba", "attention", "mamba", "mamba", "attention", "mamba"],
-        "embedding_multiplier": 3.0,
-        "logits_scaling": 2.0,
-        "residual_multiplier": 0.4,
-        "attention_multiplier": 0.1,
-    },
-    "falcon_h1": {
-        **MAMBA,
-        "mamba_d_ssm": 128,
-        "mlp_multipliers": [0.5, 0.8],
-        "ssm_multipliers": [0.9, 1.1, 0.7, 1.3, 0.8],
-        "ssm_in_multiplier": 1.2,
-        "ssm_out_multiplier": 0.6,
-        "key_multiplier": 0.5,
-        "attention_in_multiplier": 0.9,
-        "attention_out_multiplier": 0.7,
-        "embedding_multiplier": 2.0,
-        "lm_head_multiplier": 0.5,
-    },
-    "nemotron_h": {
-        **EXPERTS,
-        "layers_block_type": ["mamba", "attention", "moe", "mamba", "mlp", "attention"],
-        "mamba_num_heads": 4,
-        "mamba_head_dim": 32,
-        "ssm_state_size": 16,
-        "n_groups": 2,
-        "chunk_size": 16,
-        "n_routed_experts": 12,
-        "moe_shared_expert_intermediate_size": 32,
-    },
+    "lfm2": {**CONVOLUTIONS, "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {**CONVOLUTIONS, "num_dense_layers": 1, **EXPERTS},
+    "granitemoehybrid": GRANITE_HYBRID,
+    "falcon_h1": FALCON,
+    "nemotron_h": NEMOTRON,
     "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 1, "chunk_size": 16, "expand": 2},
-    "deepseek_v2": {
-        **LATENT,
-        "qk_nope_head_dim": 24,
-        **ROUTED,
-        "n_group": 4,
-        "topk_group": 2,
-        "topk_method": "group_limited_greedy",
-        "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
-    },
-    "deepseek_v3": {
-        **LATENT,
-        **ROUTED,
-        "q_lora_rank": 48,
-        "n_group": 4,
-        "topk_group": 2,
-        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
-    },
+    "deepseek_v2": LATENT | ROUTED | GROUPS | DEEPSEEK2,
+    "deepseek_v3": LATENT | ROUTED | GROUPS | {"q_lora_rank": 48, "rope_parameters": {**YARN, **mscales(1.0)}},
     # Of the norms of its latents, transformers leaves the epsilon at this.
     "glm4_moe_lite": {**LATENT, **ROUTED, "q_lora_rank": 32, "attention_bias": True, "rms_norm_eps": 1e-6},
     "youtu": {**LATENT, "q_lora_rank": 32, "embedding_initializer_range": 0.2},

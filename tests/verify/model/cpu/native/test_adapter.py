@@ -91,15 +91,6 @@ def test_a_row_has_the_same_bits_beside_other_adapters(served: NativeRunner, hel
         assert np.array_equal(found, logits(served, held[name])[0]), name
 
 
-def test_a_prompt_has_the_bits_of_single_steps(served: NativeRunner, held: dict[str | None, Adapter | None]) -> None:
-    [together] = logits(served, held["all"])
-    cache = served.new_cache()
-    for row, token in enumerate(TOKENS):
-        segment = Segment(cache, ForwardBatch.chain(token[None]), adapter=held["all"])
-        assert np.array_equal(served.forward_all([segment])[0][0], together[row])
-        cache.length += 1
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

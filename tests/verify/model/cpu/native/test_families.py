@@ -19,7 +19,7 @@ from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.load_options import LoadOptions
-from tests.verify.model.cpu.native.models import FAMILIES, build, runner_of
+from tests.verify.model.cpu.native.models import FAMILIES, build
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 TOKENS = np.arange(3, 67) % 97
@@ -52,17 +52,22 @@ def test_a_checkpoint_has_the_logits_of_transformers(family: str, tmp_path: Path
         assert np.array_equal(ours.forward(each, ForwardBatch.chain(TOKENS[CUT:])), whole[CUT:])
 
 
+def check_logits(folder: Path, model: Any) -> None:
+    """A checkpoint is computed by the library, with the logits of this model."""
+    ours = load_model(LoadOptions(str(folder), device="cpu", context_tokens=128))
+    assert isinstance(ours, NativeRunner)
+    with torch.inference_mode():
+        expected = model(torch.from_numpy(TOKENS)[None]).logits[0]
+    found = torch.from_numpy(ours.forward(ours.new_cache(), ForwardBatch.chain(TOKENS)))
+    assert (found - expected).norm() < 1e-4 * expected.norm()
+
+
 def test_the_text_of_a_model_that_reads_pictures(tmp_path: Path) -> None:
     text = build("qwen3_5_text").config.to_dict()
     sizes = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
     config = Qwen3_5Config(text_config=text, vision_config=sizes)
     Qwen3_5ForConditionalGeneration(config).save_pretrained(tmp_path)
-    ours = load_model(LoadOptions(str(tmp_path), device="cpu", context_tokens=128))
-    assert isinstance(ours, NativeRunner)
-    with torch.inference_mode():
-        expected = AutoModelForCausalLM.from_pretrained(tmp_path)(torch.from_numpy(TOKENS)[None]).logits[0]
-    found = torch.from_numpy(ours.forward(ours.new_cache(), ForwardBatch.chain(TOKENS)))
-    assert (found - expected).norm() < 1e-4 * expected.norm()
+    check_logits(tmp_path, AutoModelForCausalLM.from_pretrained(tmp_path))
 
 
 def test_the_text_of_a_model_that_hears(tmp_path: Path) -> None:
@@ -71,31 +76,18 @@ def test_the_text_of_a_model_that_hears(tmp_path: Path) -> None:
     weights = {name.replace("model.", "model.language_model.", 1): each for name, each in model.state_dict().items()}
     weights |= {"model.audio_tower.weight": torch.zeros(3), "model.embed_vision.weight": torch.zeros(3)}
     save_file({name: each for name, each in weights.items() if name != "lm_head.weight"}, tmp_path / "model.safetensors")
-    ours = load_model(LoadOptions(str(tmp_path), device="cpu", context_tokens=128))
-    assert isinstance(ours, NativeRunner)
-    with torch.inference_mode():
-        expected = model(torch.from_numpy(TOKENS)[None]).logits[0]
-    found = torch.from_numpy(ours.forward(ours.new_cache(), ForwardBatch.chain(TOKENS)))
-    assert (found - expected).norm() < 1e-4 * expected.norm()
+    check_logits(tmp_path, model)
 
 
 @pytest.mark.parametrize("fields", [{"enable_moe_block": False}, {"enable_moe_block": False, "top_k_experts": None}])
 def test_experts_that_are_counted_but_not_used(fields: dict[str, Any], tmp_path: Path) -> None:
     model = build("gemma4_text", **fields)
     model.save_pretrained(tmp_path)
-    ours = load_model(LoadOptions(str(tmp_path), device="cpu", context_tokens=128))
-    assert isinstance(ours, NativeRunner)
-    with torch.inference_mode():
-        expected = model(torch.from_numpy(TOKENS)[None]).logits[0]
-    found = torch.from_numpy(ours.forward(ours.new_cache(), ForwardBatch.chain(TOKENS)))
-    assert (found - expected).norm() < 1e-4 * expected.norm()
+    check_logits(tmp_path, model)
 
 
 def test_weights_that_transformers_ignores_are_ignored(tmp_path: Path) -> None:
     model = build("llama")
-    expected = runner_of(model, context_tokens=128)
     model.model.layers[1].self_attn.q_norm = torch.nn.RMSNorm(16)
     model.save_pretrained(tmp_path)
-    ours = load_model(LoadOptions(str(tmp_path), device="cpu", context_tokens=128))
-    found, wanted = (each.forward(each.new_cache(), ForwardBatch.chain(TOKENS)) for each in (ours, expected))
-    assert np.array_equal(found, wanted)
+    check_logits(tmp_path, model)

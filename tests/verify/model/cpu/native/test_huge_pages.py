@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
-import pytest
 
 from outrider.verify.model.cpu.native.huge_pages import ALIGNMENT, SHARED_BYTES, HugePages
 
@@ -22,18 +18,3 @@ def test_parts_are_aligned_zero_and_apart() -> None:
     for number, part in enumerate(parts):
         part.fill(number % 256)
     assert all((part == number % 256).all() for number, part in enumerate(parts))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_is_returned() -> None:
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-    memory, size = HugePages(), 8 << 20
-    before = resident()
-    parts = [memory.take(size) for _ in range(32)]
-    for part in parts:
-        part.fill(1)
-    assert resident() - before > 31 * size
-    del part, parts, memory
-    assert resident() - before < 2 * size

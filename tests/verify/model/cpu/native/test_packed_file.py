@@ -14,7 +14,7 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model import backend
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import packed_file
-from outrider.verify.model.cpu.native.packed_file import SUFFIX, PackedFile, make_room
+from outrider.verify.model.cpu.native.packed_file import SUFFIX, make_room
 from outrider.verify.model.cpu.native.weights import Weights
 from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.runner import ModelRunner
@@ -76,8 +76,3 @@ def test_files_that_were_used_longest_ago_are_removed(tmp_path: Path, monkeypatc
     (tmp_path / "x.partial").write_bytes(b"")
     make_room(tmp_path, 50)
     assert [each.name for each in tmp_path.iterdir()] == [f"a{SUFFIX}"]
-
-
-def test_memory_without_a_file_is_new() -> None:
-    file = PackedFile()
-    assert not file.is_filled and (file.take(100) == 0).all()

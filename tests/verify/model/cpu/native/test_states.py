@@ -60,18 +60,6 @@ def test_accepted_paths_leave_the_state_of_their_text(runner: NativeRunner) -> N
         assert np.array_equal(found, read(runner, runner.new_cache(), np.array([*text, *TEXT[:9]]))[-9:])
 
 
-def test_a_tree_in_two_parts_has_the_bits_of_the_whole(runner: NativeRunner) -> None:
-    cache, other, tree = runner.new_cache(), runner.new_cache(), ForwardBatch.tree(7, TREE)
-    for each in (cache, other):
-        read(runner, each, TEXT[:30])
-    whole = runner.forward(cache, tree).copy()
-    parts = [runner.forward(other, tree.part(0, 4)).copy(), runner.forward(other, tree.part(4, len(tree))).copy()]
-    assert np.array_equal(np.concatenate(parts), whole)
-    for each in (cache, other):
-        each.commit([0, 1, 2, 5])
-    assert np.array_equal(*(runner.forward(each, ForwardBatch.chain(TEXT[:3])).copy() for each in (cache, other)))
-
-
 @pytest.mark.parametrize("piece", [5, 100, 300])
 def test_a_cut_text_is_read_again_from_where_its_state_is(runner: NativeRunner, piece: int) -> None:
     cache = runner.new_cache()
@@ -91,12 +79,3 @@ def test_a_text_goes_on_after_it_was_swapped(runner: NativeRunner) -> None:
     other.fork(cache.swap_out(), 203)
     assert cache.length == 0 and other.length == 203
     assert np.array_equal(read(runner, other, TEXT[203:]), whole[203:])
-
-
-def test_a_chunk_that_is_not_committed_leaves_no_trace(runner: NativeRunner) -> None:
-    cache = runner.new_cache()
-    whole = read(runner, cache, TEXT)
-    cache.truncate(0)
-    read(runner, cache, TEXT[:40])
-    runner.forward(cache, ForwardBatch.chain(TEXT[100:290]))
-    assert np.array_equal(read(runner, cache, TEXT[40:]), whole[40:])

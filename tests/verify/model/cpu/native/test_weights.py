@@ -90,11 +90,10 @@ def test_a_row_has_the_same_bits_beside_any_others(engine: Engine, kind: Kind, f
     assert torch.equal(multiply(weights, rows[first : first + count]), multiply(weights, rows)[first : first + count])
 
 
-@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("kind", Kind)
-def test_threads_change_no_bit(engine: Engine, kind: Kind, threads: int) -> None:
+def test_threads_change_no_bit(engine: Engine, kind: Kind) -> None:
     rows = matrix(9, 256, seed=3)
-    found = [multiply(weights_of(each, kind, 300, 256), rows) for each in (engine, Engine(threads))]
+    found = [multiply(weights_of(each, kind, 300, 256), rows) for each in (engine, Engine(3))]
     assert torch.equal(*found)
 
 
@@ -105,13 +104,6 @@ def test_every_variant_computes_the_same_bits(kind: Kind) -> None:
     rows = torch.cat([matrix(20, 768, seed=4), torch.zeros(1, 768)])
     products = [multiply(weights_of(engine, kind, 90, 768), rows) for engine in engines]
     assert all(torch.equal(each, products[0]) for each in products)
-
-
-@pytest.mark.parametrize("kind", Kind)
-def test_zeros_stay_zeros(engine: Engine, kind: Kind) -> None:
-    assert not multiply(weights_of(engine, kind, 20, 256), torch.zeros(3, 256)).any()
-    if kind in ROUNDED:
-        assert not multiply(rounded_to(engine, kind, torch.zeros(20, 64)), torch.randn(3, 64)).any()
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -130,10 +122,3 @@ def test_blocks_of_a_file_keep_their_values(engine: Engine, kind: Kind) -> None:
     weights.pack_blocks(blocks)
     expected = torch.from_numpy(quants.dequantize(blocks, STORED[kind]).astype(np.float32))
     assert torch.equal(unpacked(weights), expected)
-
-
-@pytest.mark.parametrize("kind", STORED)
-def test_packed_blocks_take_little_more_memory_than_the_file(engine: Engine, kind: Kind) -> None:
-    outputs = 64  # fill the panels of every variant
-    blocks = random_blocks(kind, outputs, 768)
-    assert blocks.nbytes <= Weights(engine, kind, outputs, 768).nbytes < 1.06 * blocks.nbytes
