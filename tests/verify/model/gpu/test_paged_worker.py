@@ -44,8 +44,8 @@ def test_requests_that_do_not_fit_together_wait(tiny_config: LlamaConfig, monkey
     expected = run(roomy)
     assert all(len(tokens) == 3 for tokens in expected.values())
     assert run(tight) == expected
-    assert not tight.worker._active and not tight.worker._waiting
-    swapped = [session.verifier.is_swapped_out for session in tight.worker._sessions._sessions.values()]
+    assert tight.worker.scheduler.is_idle
+    swapped = [session.verifier.is_swapped_out for session in tight.worker.sessions._sessions.values()]
     assert len(swapped) == 3 and any(swapped)  # the sessions that are not in use made room
     for made in (roomy, tight):
         made.close()
