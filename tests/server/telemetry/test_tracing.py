@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 
 from outrider.server.settings import Tracing
 from outrider.server.telemetry import tracing
@@ -43,3 +44,10 @@ def test_a_request_is_a_span_of_the_clients_trace() -> None:
     assert attributes["outrider.steps"] == 3
     assert "private" not in span.to_json() and not span.context.trace_state
     assert [event.name for event in span.events] == ["first byte"]
+
+
+def test_a_failure_is_marked() -> None:
+    exporter = InMemorySpanExporter()
+    app_with(exporter).post("/v1/things/broken")
+    (span,) = exporter.get_finished_spans()
+    assert span.status.status_code is StatusCode.ERROR

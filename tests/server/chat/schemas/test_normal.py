@@ -152,3 +152,15 @@ def test_references_that_multiply_are_read_once() -> None:
 )
 def test_texts(schema: Any, texts: Texts) -> None:
     assert texts_of(normalised(schema).schema, {}) == texts
+
+
+def test_parts_of_all_of_and_definitions() -> None:
+    schema = {"allOf": [{"minLength": 1}, {"$ref": "#/$defs/x"}], "$defs": {"x": {"pattern": "bad", "maxLength": 2}}}
+    after, names = relaxed(schema)
+    assert after == {"allOf": [{"minLength": 1}, {"$ref": "#/$defs/d0"}], "$defs": {"d0": {"maxLength": 2}}}
+    assert names == ["allOf.1.pattern"]
+
+
+def test_types_last_where_alternatives_are_dropped() -> None:
+    after, names = relaxed({"anyOf": [{"enum": ["bad"]}, {"type": "string"}]})
+    assert after == {"anyOf": [{"type": ["string"]}, {"type": "string"}]} and names == ["anyOf.0.enum"]

@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from outrider.server.openai.conversation import Message, content_text
-from outrider.server.openai.responses.items import InputItems, input_item, references, to_messages
+from outrider.server.openai.responses.items import InputItems, input_item, references, to_messages, with_system
 from tests.server.chat.tools.patch_grammar import PATCH
 from tests.server.openai.responses.codex import INPUT
 
@@ -84,3 +84,15 @@ def test_references_are_replaced_by_stored_items() -> None:
 def test_invalid_items_are_rejected(item: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         messages(item)
+
+
+def test_one_system_message_comes_first() -> None:
+    system, developer, user = (Message(role=role, content=role) for role in ("system", "developer", "user"))
+    joined = with_system("Be short.", [developer, system, user, developer])
+    assert [(message.role, message.content) for message in joined] == [
+        ("system", "Be short.\n\ndeveloper\n\nsystem"),
+        ("user", "user"),
+        ("developer", "developer"),
+    ]
+    assert with_system(None, [user]) == [user]
+    assert with_system("a", [])[0].content == "a"
