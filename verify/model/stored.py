@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +17,12 @@ class Stored:
     rows: NDArray[np.uint8]  # [rows, bytes]
     type: GGMLQuantizationType
     shape: tuple[int, ...]
+    mapping: mmap.mmap | None = None  # of its file
+
+    def release(self) -> None:
+        """Gives the memory of the file's pages back to the system, which reads them again when they are needed."""
+        if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self.mapping.madvise(mmap.MADV_DONTNEED)
 
     def take(self, places: NDArray[np.int64] | slice) -> Stored:
         """Some of the rows. Of a vector, some of the values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import re
 import struct
 from collections.abc import Iterable, Mapping
@@ -46,7 +47,7 @@ class Tensors(dict[str, Stored]):
 
 def read_gguf(path: Path, metadata: Metadata) -> Tensors:
     """The tensors of a GGUF file. Raises ModelError."""
-    content: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
+    mapping, content = mapped(path)
     found = {}
     for name, tensor in metadata.tensors.items():
         try:
@@ -60,8 +61,15 @@ def read_gguf(path: Path, metadata: Metadata) -> Tensors:
         if not tensor.shape or tensor.shape[-1] % block or end > len(content):
             raise ModelError(f"{str(path)!r} ends within the tensor {name}; download the file again.")
         rows = content[tensor.start : end].reshape(prod(tensor.shape[:-1]), -1)
-        found[f"{name}.weight" if name.endswith(BARE) else name] = Stored(rows, kind, tensor.shape)
+        found[f"{name}.weight" if name.endswith(BARE) else name] = Stored(rows, kind, tensor.shape, mapping)
     return Tensors(str(path), split_file(found))
+
+
+def mapped(path: Path) -> tuple[mmap.mmap, NDArray[np.uint8]]:
+    """A file in memory, and its bytes. Raises OSError and ValueError."""
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return mapping, np.frombuffer(mapping, np.uint8)
 
 
 def read_safetensors(path: str, files: Iterable[Path]) -> dict[str, Stored] | None:
@@ -69,7 +77,7 @@ def read_safetensors(path: str, files: Iterable[Path]) -> dict[str, Stored] | No
     found: dict[str, Stored] = {}
     known = TYPES | BYTES
     for file in files:
-        content: NDArray[np.uint8] = np.memmap(file, np.uint8, "r")
+        mapping, content = mapped(file)
         try:
             (size,) = HEADER.unpack_from(content[: HEADER.size].tobytes())
             head = json.loads(content[HEADER.size : HEADER.size + size].tobytes())
@@ -84,7 +92,7 @@ def read_safetensors(path: str, files: Iterable[Path]) -> dict[str, Stored] | No
                 if end - first != prod(shape) * quants.GGML_QUANT_SIZES[kind][1] or start + end > len(content):
                     raise ValueError(f"it ends within {name}")
                 rows = content[start + first : start + end].reshape(prod(shape[:-1]), -1)
-                found[name] = Stored(rows, kind, shape)
+                found[name] = Stored(rows, kind, shape, mapping)
         except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
             raise ModelError(f"{str(file)!r} of the model {path!r} is damaged ({error}); download it again.") from None
     return found

@@ -107,9 +107,10 @@ class Weights:
             return found
         if KINDS.get(tensor.type) == kind:
             found.pack_blocks(tensor.rows)
-            return found
-        for first in range(0, outputs, CHUNK):
-            found.pack(first, np.ascontiguousarray(tensor.floats(first, first + CHUNK)))
+        else:
+            for first in range(0, outputs, CHUNK):
+                found.pack(first, np.ascontiguousarray(tensor.floats(first, first + CHUNK)))
+        tensor.release()
         return found
 
     def pack(self, first: int, rows: NDArray[np.float32]) -> None:
