@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,8 +92,9 @@ def locate(path: str, revision: str = DEFAULT_REVISION) -> Location:
 
 
 def quantization_method(config: Any) -> str | None:
-    """How a checkpoint's weights are quantised, by its configuration; None if they are not."""
-    quantization = getattr(config, "quantization_config", None)
+    """How a checkpoint's weights are quantised, by its configuration, as a file or transformers has it; None if they are not."""
+    name = "quantization_config"
+    quantization = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
     method = quantization.get("quant_method") if isinstance(quantization, dict) else getattr(quantization, "quant_method", None)
     return None if method is None else str(getattr(method, "value", method))
 

@@ -80,7 +80,8 @@ def load_checkpoint(options: LoadOptions, location: Location) -> NativeRunner | 
         return None
     config = text_config(whole)  # what reads pictures or sounds is left out
     known = read_config(config)
-    if known is None or not supports(known) or quantization_method(whole) not in (None, "mxfp4"):
+    methods = {quantization_method(each) for each in (whole, config)}
+    if known is None or not supports(known) or not methods <= {None, "mxfp4"}:
         return None
     files = weight_files(options, location, folder)
     stored = read_safetensors(options.path, files)
