@@ -1,6 +1,7 @@
 # make serve: serve SmolLM2-135M-Instruct.  make test: run the tests.  make real: test the server with that model.  make soak: run
 # the slow tests.  make bounds: run tests with the oldest versions.  make agents: run coding agents against the server.
 # make browser: test the page in Chromium.  make ray: test a Ray cluster.  make llama: test llama.cpp as the backend.
+# make sanitize: test the compiled libraries with sanitizers.
 # Each builds .venv first, but bounds one of its own; serve leaves out what only tests and PyTorch need.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -19,7 +20,7 @@ PARALLEL := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadsco
 # Empty turns it off: each of the processes and servers of a test run would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test real soak bounds browser ray llama agents check format train
+.PHONY: install serve test real soak bounds browser ray llama sanitize agents check format train
 install: $(INSTALLED)
 
 # Installs what projects need, and checks the hash of each file, also of what builds them.
@@ -112,6 +113,18 @@ $(LLAMA): $(INSTALLED)
 $(RAY): $(INSTALLED)
 	$(call install_checked,'.[ray]')
 	touch $@
+
+# The compiled libraries with the sanitizers of addresses and of undefined behaviour, in a copy of the sources; leaks are Python's.
+SANITIZED := build/sanitized
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1
+sanitize: install
+	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)/links/outrider
+	cp -r setup.py pyproject.toml README.md LICENSE server drafters engines verify models bench tests $(SANITIZED)
+	find $(SANITIZED) -name '*.so' -delete
+	for folder in server drafters engines verify models; do ln -s ../../$$folder $(SANITIZED)/links/outrider/; done
+	cd $(SANITIZED) && CFLAGS="$(SANITIZERS)" LDFLAGS="$(SANITIZERS)" ../../$(BIN)/python setup.py --quiet build_ext --inplace
+	cd $(SANITIZED) && PYTHONPATH=links:. LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 ../../$(BIN)/pytest -p no:cacheprovider -m 'not slow' tests/verify/model/cpu tests/drafters $(ARGS)
 
 # Needs npm and a network.
 agents: install

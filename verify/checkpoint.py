@@ -92,7 +92,7 @@ def locate(path: str, revision: str = DEFAULT_REVISION) -> Location:
 
 
 def quantization_method(config: Any) -> str | None:
-    """How a checkpoint's weights are quantised, by its configuration, as a file or transformers has it; None if they are not."""
+    """How a checkpoint's weights are quantised, by its configuration as a file or transformers has it; None if they are not."""
     name = "quantization_config"
     quantization = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
     method = quantization.get("quant_method") if isinstance(quantization, dict) else getattr(quantization, "quant_method", None)
