@@ -1,9 +1,9 @@
 """Maps folders to packages of `outrider`, and compiles the libraries of `outrider.verify.model.cpu.native` and
 `outrider.drafters.native`.
 
-The former is compiled once for each kind of CPU; for an editable install, which stays on its machine, only for the kinds that
-the machine can run. Without a C++ compiler, the package is installed without them: models run through PyTorch, and drafts come
-from the text's own repetitions. All else is in pyproject.toml.
+The former is compiled once for each kind of CPU; for an editable install or one in place, which stay on their machine, only for
+the kinds that the machine can run. Without a C++ compiler, the package is installed without them: models run through PyTorch,
+and drafts come from the text's own repetitions. All else is in pyproject.toml.
 """
 
 import copy
@@ -37,7 +37,7 @@ class BuildVariants(build_ext):
     """Compiles the variants."""
 
     def build_extensions(self) -> None:
-        if self.editable_mode:
+        if self.editable_mode or self.inplace:
             variants = runpy.run_path(f"{FOLDER}/variants.py")
             flags = variants["processor_flags"]()
             others = {f"_{variant}" for variant, needed in variants["VARIANTS"].items() if not needed <= flags}
