@@ -88,7 +88,7 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         invariance=runtime.runner.invariance,
         weight_bits=runtime.runner.weight_bits,
         kv_dtype=kv_dtype,
-        memory=memory_of(runtime, settings.model.path, slot_bytes),
+        memory=memory_of(runtime, settings, slot_bytes),
         kernels=runtime.runner.kernels,
         reads_pictures=runtime.runner.pictures is not None,
     )

@@ -291,12 +291,17 @@ def load_curve(runner: ModelRunner, settings: Settings) -> CostCurve | None:
     return load_or_measure(runner, cost_folder(settings))
 
 
-def memory_of(runtime: Runtime, path: str, slot_bytes: int) -> Memory:
-    """What the model at a path and its worker take."""
-    runner, own = runtime.runner, own_bytes()
-    weights = 0 if runner.maps_weights or runner.device.type != "cpu" else runner.held_bytes
-    rest = None if own is None else max(0, own - weights)
-    return Memory(stored_bytes(path), runner.held_bytes, runtime.slots * slot_bytes, rest)
+def memory_of(runtime: Runtime, settings: Settings, slot_bytes: int) -> Memory:
+    """What the model and its worker take."""
+    runner, own, caches = runtime.runner, own_bytes(), runtime.slots * slot_bytes
+    on_host = runner.device.type == "cpu"
+    rest = None if own is None else max(0, own - runner.held_bytes * (on_host and not runner.maps_weights))
+    return Memory(
+        file=stored_bytes(settings.model.path),
+        weights=runner.held_bytes,
+        caches=min(caches, memory_bytes(settings)) if on_host else caches,
+        rest=rest,
+    )
 
 
 def cost_folder(settings: Settings) -> Path | None:
