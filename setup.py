@@ -36,8 +36,12 @@ ARGUMENTS = ["-O3", "-std=c++20", "-ffp-contract=off", "-pthread", "-Wall", "-We
 class BuildVariants(build_ext):
     """Compiles the variants."""
 
+    def run(self) -> None:
+        self.stays = self.editable_mode or self.inplace  # on this machine; the latter is reset while it builds
+        super().run()
+
     def build_extensions(self) -> None:
-        if self.editable_mode or self.inplace:
+        if self.stays:
             variants = runpy.run_path(f"{FOLDER}/variants.py")
             flags = variants["processor_flags"]()
             others = {f"_{variant}" for variant, needed in variants["VARIANTS"].items() if not needed <= flags}
