@@ -27,7 +27,7 @@ from outrider.verify.model.tensors import Tensors
 
 # Sizes are multiples of this (vector.h).
 SUMMED = 16
-# The largest width of a layer's embeddings (forward.h).
+# The largest width of a layer's embeddings (forward_embeddings.h).
 MOST_EMBEDDING = 1024
 # The most residuals (altup.h).
 MOST_RESIDUALS = 8

@@ -53,13 +53,7 @@ void outrider_multiply(Engine* engine, const Linear* linear, const float* rows, 
   const Rows prepared{matrix.inputs, count, (float*)rows, engine->blocks.of((size_t)count * (matrix.inputs / BLOCK))};
   engine->team.run(is_small(matrix.bytes(), count), [&](int) {
     if (matrix.quantized()) engine->team.share(count, [&](int row) { quantize(prepared, row); });
-    engine->team.share(matrix.panels(), [&](int panel) {
-      const int first = panel * PANEL, size = std::min(PANEL, matrix.outputs - first);
-      multiply_panel(matrix, panel, prepared, [&](int row, const float* sums) {
-        float* to = out + (size_t)row * matrix.outputs + first;
-        for (int i = 0; i < size; i++) to[i] = linear->bias ? sums[i] + linear->bias[first + i] : sums[i];
-      });
-    });
+    engine->team.share(matrix.panels(), [&](int panel) { write_panel(*linear, panel, prepared, out, matrix.outputs); });
   });
 }
 
