@@ -85,6 +85,11 @@ class FastTokenizer:
         return self._id("pad_token")
 
     @property
+    def eos_token(self) -> str | None:
+        """That token's text."""
+        return self.special_tokens_map.get("eos_token")
+
+    @property
     def unk_token(self) -> str | None:
         """The token for what has none."""
         return self.special_tokens_map.get("unk_token")

@@ -169,7 +169,7 @@ def test_the_embedded_targets_head_drafts_its_tokens(backend: Backend, quantize:
     assert head is not None
     target.start(256)
     drafter = make("draft", Resources(EAGER, model=HeadRunner(head).session))
-    prompt = load_tokenizer(str(models.TARGET))("class Stack:\n    def __init__(self):\n")["input_ids"]
+    prompt = load_tokenizer(str(models.TARGET)).encode("class Stack:\n    def __init__(self):\n")
     options = DecodeOptions(GREEDY, 24, max_nodes=8)
     found = decode(verifier_of(target), drafter, np.array(prompt, np.int32), options)
     assert found.tokens == answer(target, np.array(prompt, np.int32), tokens=24)
