@@ -49,7 +49,9 @@ def test_the_weights_are_those_of_a_cpu(bits: int) -> None:
 
 
 @BITS
-@pytest.mark.parametrize(("inputs", "outputs", "bias"), [(160, 90, True), (512, 3300, False)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "bias"), [(160, 90, True), pytest.param(512, 3300, False, marks=pytest.mark.slow)]
+)
 def test_products_are_those_with_the_weights_unpacked(bits: int, inputs: int, outputs: int, bias: bool) -> None:
     plain = layer(inputs, outputs, bias)
     blocks = quantized(layer(inputs, outputs, bias), bits, DEVICE)
