@@ -15,8 +15,10 @@ from outrider.verify.model.architecture.defaults import DEFAULTS
 from outrider.verify.model.architecture.description import Architecture
 from outrider.verify.model.architecture.families import FAMILIES as KNOWN
 from outrider.verify.model.architecture.standard import text_config
-from tests.verify.model.architecture.published import PUBLISHED
 from tests.verify.model.cpu.native.models import FAMILIES, SIZES
+
+# Configurations of well-known models, as versions of transformers of their time wrote them.
+PUBLISHED: dict[str, Any] = json.loads((Path(__file__).parent / "published.json").read_text())
 
 
 def both(content: Any, folder: Path) -> tuple[Architecture | None, Architecture | None]:
