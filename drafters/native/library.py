@@ -28,6 +28,10 @@ LIBRARY = next((ctypes.CDLL(str(file)) for file in sorted(Path(__file__).parent.
 AVAILABLE = LIBRARY is not None
 
 
+# The origins of annotations of arrays: since NumPy 2.5, NDArray is a type of its own, and no other name of ndarray.
+ARRAYS = (np.ndarray, get_origin(NDArray[Any]))
+
+
 class Array(ctypes.Structure):
     """An array of up to three dimensions, as in array.h."""
 
@@ -118,8 +122,9 @@ def crossing(hint: Any) -> Crossing:
     """How values with this annotation cross."""
     if hint in SCALARS:
         return SCALARS[hint]
-    if get_origin(hint) is np.ndarray:
-        (item,) = get_args(get_args(hint)[1])
+    if get_origin(hint) in ARRAYS:
+        last = get_args(hint)[-1]
+        (item,) = get_args(last) or (last,)
         return array_of(None if item is Any else np.dtype(item))
     if get_origin(hint) is tuple:
         return tuple_of(get_args(hint)[0].native_type)
