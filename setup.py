@@ -2,7 +2,7 @@
 `outrider.drafters.native`.
 
 The former is compiled once for each kind of CPU; for an editable install or one in place, which stay on their machine, only for
-the kinds that the machine can run. Without a C++ compiler, the package is installed without them: models run through PyTorch,
+the kinds that the machine can run. Without a C++ compiler, the package is installed without them: models need PyTorch,
 and drafts come from the text's own repetitions. All else is in pyproject.toml.
 """
 

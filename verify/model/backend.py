@@ -52,7 +52,7 @@ def reason_for_torch(options: LoadOptions, location: Location) -> str:
     if not is_cpu(options.device):
         return f"model.device is {options.device!r}, which"
     if native.compiled_library() is None:
-        return f"Without the compiled library, which this machine lacks, the model at {options.path!r}"
+        return f"Without the compiled library, which a C++ compiler builds during installation, the model at {options.path!r}"
     if location.gguf is None and read_json(location.source, CONFIG, options.revision).get("model_type") in READERS:
         return f"The model at {options.path!r} reads pictures, for which it"
     return f"The model at {options.path!r}, whose family or format the compiled library does not compute,"

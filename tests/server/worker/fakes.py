@@ -61,7 +61,7 @@ class Rig:
         self.sent: list[FromWorker] = []  # by the worker
 
     def send(self, *sent: ToWorker) -> bool:
-        """Delivers messages; returns what the worker's `_receive` returns."""
+        """Delivers messages; returns what the worker's `receive` returns."""
         self._ours.sendall(b"".join(framed(messages.encode(message)) for message in sent))
         return self.worker.receive()
 

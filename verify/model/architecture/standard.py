@@ -138,12 +138,12 @@ def usual_kinds(config: Mapping[str, Any], family: Family) -> tuple[Callable[[in
 
 
 def every(period: int) -> Callable[[int], bool]:
-    """Whether a layer is the last one of so many."""
+    """A test of a layer's number: whether it is the last of each `period` layers."""
     return lambda number: (number + 1) % period == 0
 
 
 def rotated_layers(config: Mapping[str, Any]) -> list[bool]:
-    """Which layers encode positions, where the last one of several does not."""
+    """Whether each layer encodes positions, which the last of each `no_rope_layer_interval` layers does not."""
     is_plain = every(config["no_rope_layer_interval"])
     return [not is_plain(number) for number in range(config["num_hidden_layers"])]
 
