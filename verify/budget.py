@@ -19,6 +19,7 @@ from outrider.drafters.interface import EMPTY, DraftTree, Ints
 from outrider.drafters.policy import Probe, Trust, ema
 from outrider.drafters.sequence import UNLIMITED
 from outrider.verify.cost import CostCurve
+from outrider.verify.expert_cost import Kind, kinds_of
 
 # Drafting starts as if it paid a little, so it stops after a dozen drafts that gain nothing.
 HOPE = 1.1
@@ -160,7 +161,8 @@ def divide_nodes(drafts: Sequence[Draft], budgets: Sequence[Budget], most: int |
     order = sorted(range(drafted), key=lambda node: (not forced[node], -gains[node]))  # parents come first among equals
     roots, measured = len(drafts), max(drafted, FULL_NODES)
     context = sum(draft.context for draft in drafts) // roots
-    costs = curve.of_rows(context, roots, roots + measured)[roots - 1 :].tolist()  # seconds of the round with 0, 1, ... nodes
+    kinds = np.concatenate([np.full(roots - 1, Kind.ROOT), np.concatenate([kinds_of(draft.tree) for draft in drafts])[order]])
+    costs = curve.of_rows(context, roots, roots + measured, kinds)[roots - 1 :].tolist()  # seconds with 0, 1, ... nodes
     drafting = sum(budget.draft_seconds or 0.0 for budget in budgets)
     best, rate, tokens = 0, 0.0 if forced[order[0]] else roots / (costs[0] + drafting), float(roots)
     for count, node in enumerate(order, start=1):

@@ -15,6 +15,7 @@ import numpy as np
 from outrider.drafters.policy import Probe, bounded, ema
 from outrider.verify.budget import Budget, Choice, Draft, curve_of, divide_nodes
 from outrider.verify.cost import CostCurve
+from outrider.verify.expert_cost import Kinds, Touched, kinds_of_step
 from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
 
 # The first chunk of a round without steps is this small, because the time per token is still unknown.
@@ -87,7 +88,7 @@ class Controller:
         self._host_seconds: float | None = None  # EMA
         self._device_seconds: float | None = None  # EMA
         self._probe = Probe(OVERLAP_PROBE_INTERVAL)
-        self._recorded: list[tuple[Plan, int, Times]] = []  # rounds with steps that have not been evaluated
+        self._recorded: list[tuple[Plan, int, Times, Touched | None]] = []  # rounds with steps that have not been evaluated
 
     def plan(self, drafts: Sequence[Draft], budgets: Sequence[Budget], read_tokens: int | None = None) -> Plan:
         """Plans a round of these drafts. `read_tokens` is the most that has been read of a prompt; None if none waits."""
@@ -98,15 +99,15 @@ class Controller:
         if curve is None:
             return Plan(choices, UNMEASURED_CHUNK_TOKENS if reads else 0, reads=reads)
         context, streams = sum(draft.context for draft in drafts) // len(drafts), len(drafts)
-        seconds = curve.of_step(context, streams, total_rows(choices))
+        seconds = curve.of_step(context, streams, total_rows(choices), kinds_of_choices(choices))
         if read_tokens is None:
             return Plan(choices, 0, seconds, curve, context)
         limit = self._limit(seconds)
-        costs = curve.of_rows(context, streams, total_rows(choices))
+        costs = curve.of_rows(context, streams, total_rows(choices), kinds_of_choices(choices))
         most = int(np.searchsorted(costs, STEPS_SHARE * limit, "right"))
         choices = divide_nodes(drafts, budgets, max(0, most - streams))
-        rows = total_rows(choices)
-        reading = curve.of_rows(read_tokens, 1, rows + PREFILL_CHUNK_TOKENS)[rows - 1 :]
+        rows, kinds = total_rows(choices), kinds_of_choices(choices)
+        reading = curve.of_rows(read_tokens, 1, rows + PREFILL_CHUNK_TOKENS, kinds)[rows - 1 :]
         reading = reading - reading[0] + costs[rows - 1]
         tokens = max(MIN_CHUNK_TOKENS, int(np.searchsorted(reading[1:], limit, "right")))
         return Plan(choices, tokens, float(reading[tokens]), curve, context, reads)
@@ -115,26 +116,26 @@ class Controller:
         """Records a round that only read prompts, as much of them as planned."""
         self._token_seconds = seconds / tokens
 
-    def record(self, plan: Plan, rows: int, times: Times) -> None:
+    def record(self, plan: Plan, rows: int, times: Times, touched: Touched | None = None) -> None:
         """Records a round with steps over `rows` rows in all, which read as much as planned."""
-        self._recorded.append((plan, rows, times))
+        self._recorded.append((plan, rows, times, touched))
         if len(self._recorded) == EVALUATED_ROUNDS:
             self._evaluate()
 
     def _evaluate(self) -> None:
         """Learns from the rounds that were recorded."""
         recorded, self._recorded = self._recorded, []
-        for plan, rows, times in recorded:
-            self._learn(plan, rows, times)
+        for each in recorded:
+            self._learn(*each)
 
-    def _learn(self, plan: Plan, rows: int, times: Times) -> None:
+    def _learn(self, plan: Plan, rows: int, times: Times, touched: Touched | None) -> None:
         """Corrects the curve, the predictions and the usual times."""
         self._host_seconds = ema(self._host_seconds, times.host)
         self._device_seconds = ema(self._device_seconds, times.device)
         if plan.curve is None or plan.seconds is None:
             return
         if not plan.reads and times.forward is not None:
-            plan.curve.observe(plan.context, len(plan.choices), rows, times.forward)
+            plan.curve.observe(plan.context, len(plan.choices), rows, times.forward, touched)
         error = self._errors[plan.reads]
         self._errors[plan.reads] = ema(error, bounded(error, times.whole / plan.seconds))
         if not plan.reads:
@@ -170,3 +171,8 @@ class Controller:
 def total_rows(choices: Sequence[Choice]) -> int:
     """The rows of all steps."""
     return sum(1 + len(choice.tree) for choice in choices)
+
+
+def kinds_of_choices(choices: Sequence[Choice]) -> Kinds:
+    """The kinds of these rows but the first."""
+    return kinds_of_step([choice.tree for choice in choices])

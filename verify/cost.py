@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from outrider.drafters.interface import MAX_NODES
 from outrider.drafters.policy import ema
+from outrider.verify.expert_cost import NO_ROWS, ExpertCost, Kind, Kinds, Touched, parse_expert_cost
 
 KEPT_SHARE = 0.25
 # The whole curve follows these shares of a step's deviation. Other work on the machine only adds time, so a step that took
@@ -39,7 +40,10 @@ class Costs(NamedTuple):
 
 
 class CostCurve:
-    """Seconds of a step by draft nodes, at several context lengths (tokens). More nodes or a longer context never cost less."""
+    """Seconds of a step by draft nodes, at several context lengths (tokens). More nodes or a longer context never cost less.
+
+    Of a mixture whose experts are counted, the points are without experts beyond those of one row, which `experts` adds.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class CostCurve:
         seconds: Sequence[Sequence[float]] | NDArray[np.float64],
         row_seconds: float = 0.0,
         stream_seconds: float = 0.0,
+        experts: ExpertCost | None = None,
     ) -> None:
         self.nodes = tuple(nodes)  # ascending, from 0 to the most nodes of a step
         self.contexts = tuple(contexts)  # ascending
@@ -55,6 +60,7 @@ class CostCurve:
         self.seconds = lowered(np.array(seconds, np.float64))
         self.row_seconds = row_seconds  # seconds of a row beyond those of one stream's largest step
         self.stream_seconds = stream_seconds  # seconds of a further stream, without its rows
+        self.experts = experts
         self.is_corrected = False  # whether it has changed since it was loaded or saved
         self._costs: dict[int, Costs] = {}  # what steps cost by context, in units of CONTEXT_TOKENS
         self._usual: float | None = None  # logarithm of recent steps' deviation (EMA)
@@ -63,16 +69,25 @@ class CostCurve:
         """Seconds of a step over 0, 1, ... nodes[-1] draft nodes after `context` tokens, float64 [nodes[-1] + 1]."""
         return self._around(context).seconds
 
-    def of_rows(self, context: int, streams: int, rows: int) -> NDArray[np.float64]:
-        """Seconds of a step of `streams` streams over 1, 2, ... `rows` rows in all, each after `context` tokens."""
+    def of_rows(self, context: int, streams: int, rows: int, kinds: Kinds = NO_ROWS) -> NDArray[np.float64]:
+        """Seconds of a step of `streams` streams over 1, 2, ... `rows` rows in all, each after `context` tokens.
+
+        `kinds` are those of the rows after the first, in a mixture.
+        """
         seconds = self.at(context)
         if rows > len(seconds):
             more = np.arange(1, rows - len(seconds) + 1)
             seconds = np.concatenate([seconds, seconds[-1] + more * self.row_seconds])
-        return seconds[:rows] + self.stream_seconds * (streams - 1)
+        seconds = seconds[:rows] + self.stream_seconds * (streams - 1)
+        return seconds if self.experts is None else seconds + self.experts.of(self.experts.touched(kinds, rows))
 
-    def of_step(self, context: int, streams: int, rows: int) -> float:
+    def of_step(self, context: int, streams: int, rows: int, kinds: Kinds = NO_ROWS) -> float:
         """Seconds of a step of `streams` streams over `rows` rows in all: the last of `of_rows`."""
+        seconds = self._of_points(context, streams, rows)
+        return seconds if self.experts is None else seconds + float(self.experts.of(self.experts.touched(kinds, rows)[-1]))
+
+    def _of_points(self, context: int, streams: int, rows: int) -> float:
+        """The same without experts beyond those of one row."""
         seconds = sum(weight * self.seconds.item(point) for point, weight in self._points(context, rows - 1))
         beyond = max(0, rows - 1 - self.nodes[-1])
         return seconds + beyond * self.row_seconds + self.stream_seconds * (streams - 1)
@@ -102,27 +117,34 @@ class CostCurve:
         Two are always worth a try: with one, nothing would ever correct the cost of the second.
         """
         context = self.contexts[0]
-        rates = [streams / self.of_step(context, streams, streams) for streams in range(1, most + 1)]
+        roots = np.full(most - 1, Kind.ROOT)
+        rates = [streams / self.of_step(context, streams, streams, roots) for streams in range(1, most + 1)]
         for streams, (fewer, rate) in enumerate(itertools.pairwise(rates), start=1):
             if rate - fewer < KEPT_SHARE * fewer / streams:
                 return max(2, streams)
         return most
 
-    def observe(self, context: int, streams: int, rows: int, seconds: float) -> None:
+    def observe(self, context: int, streams: int, rows: int, seconds: float, touched: Touched | None = None) -> None:
         """Corrects the curve by the time of one step over `rows` rows in all, each after `context` tokens.
 
         The step of a stream alone corrects the points. That of several streams corrects only what further streams cost.
         """
-        alone = self.of_step(context, 1, rows)
+        of_experts = 0.0
+        if self.experts is not None and touched is not None:
+            of_experts = float(self.experts.of(touched.experts))
+            self.experts.observe(touched)
+        alone = self._of_points(context, 1, rows) + of_experts
         if streams == 1:
-            self._correct(context, rows - 1, seconds / alone)
+            self._correct(context, rows - 1, seconds / alone, of_experts / alone)
         else:
             excess = min(max(0.0, (seconds - alone) / (streams - 1)), alone) - self.stream_seconds
             self.stream_seconds += (FALL if excess < 0 else RISE) * excess
         self.is_corrected = True
 
-    def _correct(self, context: int, nodes: int, ratio: float) -> None:
+    def _correct(self, context: int, nodes: int, ratio: float, expert_share: float) -> None:
         """Corrects all points by a step that took `ratio` times as long as expected, and those around it by what only it shows.
+
+        `expert_share` is that of the experts beyond those of one row in what was expected.
 
         What disturbed the measurement of one point probably disturbed the others, and a point that is far too high would never
         be chosen, so never be corrected. Therefore all points follow. Where all steps take longer, for example because of the
@@ -134,6 +156,8 @@ class CostCurve:
         common = math.exp((FALL if deviation < 0 else RISE) * deviation)
         self.seconds *= common
         self.row_seconds *= common
+        if self.experts is not None:
+            self.experts.seconds *= common * math.exp(OWN * own * expert_share)
         self._costs.clear()
         points = self._points(context, nodes)
         found = [self.seconds.item(point) * math.exp(OWN * own * weight) for point, weight in points]
@@ -151,6 +175,7 @@ class CostCurve:
             "seconds": self.seconds.tolist(),
             "row_seconds": self.row_seconds,
             "stream_seconds": self.stream_seconds,
+            "experts": None if self.experts is None else self.experts.state(),
         }
 
 
@@ -175,6 +200,7 @@ def parse(text: str, most: int = MAX_NODES) -> CostCurve:
         nodes, contexts = (np.array(saved[name], np.int64) for name in ("nodes", "contexts"))
         seconds = np.array(saved["seconds"], np.float64)
         further = np.array([saved[name] for name in ("row_seconds", "stream_seconds")], np.float64)
+        experts = None if saved["experts"] is None else parse_expert_cost(saved["experts"])
     except (KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
     for name, values in (("nodes", nodes), ("contexts", contexts)):
@@ -186,4 +212,4 @@ def parse(text: str, most: int = MAX_NODES) -> CostCurve:
         raise ValueError("row_seconds and stream_seconds must be numbers of at least 0")
     if seconds.shape != (len(contexts), len(nodes)) or not np.all((seconds > 0) & np.isfinite(seconds)):
         raise ValueError("seconds must be positive numbers by contexts and nodes")
-    return CostCurve(nodes.tolist(), contexts.tolist(), seconds, *further.tolist())
+    return CostCurve(nodes.tolist(), contexts.tolist(), seconds, *further.tolist(), experts=experts)

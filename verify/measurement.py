@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from outrider.drafters.interface import MAX_NODES, Source, chain
 from outrider.verify.cost import CostCurve, parse
+from outrider.verify.expert_cost import ExpertCost
 from outrider.verify.findings import digest, save_finding
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
@@ -47,6 +48,10 @@ STREAMS = 4
 
 # The rows of the larger step of an estimate, and what a further stream costs there, over a step of one row.
 ESTIMATED_ROWS, STREAM_SHARE = 9, 0.05
+
+
+# By their number and the size of the vocabulary.
+Tokens = Callable[[int, int], NDArray[np.int32]]
 
 
 class Point(NamedTuple):
@@ -139,9 +144,14 @@ def any_tokens(count: int, vocabulary: int) -> NDArray[np.int32]:
     return np.random.default_rng(count).integers(vocabulary, size=count, dtype=np.int32)
 
 
-def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
+def equal_tokens(count: int, vocabulary: int) -> NDArray[np.int32]:
+    """One of them, `count` times."""
+    return np.repeat(any_tokens(1, vocabulary), count)
+
+
+def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int, tokens: Tokens = any_tokens) -> float:
     """Seconds of one forward over the root and a chain of `nodes`, including the greedy choice at each row."""
-    batch = ForwardBatch.chain(any_tokens(nodes + 1, runner.vocabulary))
+    batch = ForwardBatch.chain(tokens(nodes + 1, runner.vocabulary))
     started = time.perf_counter()
     in_place(runner.forward(cache, batch)).argmax(-1).tolist()  # waits for the device
     return time.perf_counter() - started
@@ -168,15 +178,25 @@ def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:
 
 
 def estimate(runner: ModelRunner) -> CostCurve:
-    """The curve through two steps, of one row and of ESTIMATED_ROWS, each timed twice: of a server that starts in a second."""
+    """The curve through two steps, of one row and of ESTIMATED_ROWS, each timed twice: of a server that starts in a second.
+
+    Of a mixture, a third step has equal tokens, which use fewer experts: the difference is what experts cost.
+    """
     cache = runner.new_cache()
     cache.assume(min(CONTEXTS[0], runner.context_tokens - ESTIMATED_ROWS))
     one, more = (min(timed_forward(runner, cache, rows - 1) for _ in range(2)) for rows in (1, ESTIMATED_ROWS))
+    experts = None
+    if runner.experts is not None:
+        touched, (count, used) = runner.touched, runner.experts
+        equal = min(timed_forward(runner, cache, ESTIMATED_ROWS - 1, equal_tokens) for _ in range(2))
+        of_one = min((more - equal) / max(1.0, touched - runner.touched), (more - one) / max(1.0, touched - used))
+        experts = ExpertCost(count, used, max(0.0, of_one))
+        more -= experts.of(touched)
     row = max(0.0, more - one) / (ESTIMATED_ROWS - 1)
     nodes = (*(count for count in NODES if count < runner.draft_nodes), runner.draft_nodes)
     contexts = tuple(each for each in CONTEXTS if each + MAX_NODES < runner.context_tokens) or (1,)
     seconds = [[one + count * row for count in nodes]] * len(contexts)  # steps correct what further text costs
-    return CostCurve(nodes, contexts, seconds, row, STREAM_SHARE * one)
+    return CostCurve(nodes, contexts, seconds, row, STREAM_SHARE * one, experts)
 
 
 def cost_file(runner: ModelRunner, folder: Path | None) -> Path | None:
@@ -188,7 +208,7 @@ def machine_key(runner: ModelRunner) -> str:
     """A hash of what measurements depend on: model, dtype, machine, versions and threads."""
     shape = runner.cache_shape
     parts = [
-        f"any tokens, smallest of {ROUNDS} rounds over {NODES} and of {STREAMS} streams",
+        f"{runner.experts} experts, any tokens, smallest of {ROUNDS} rounds over {NODES} and of {STREAMS} streams",
         f"rows {runner.invariant_range}, {runner.backends}",
         runner.description,
         f"{shape.dtype} {shape.stored_dtype}",

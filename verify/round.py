@@ -17,6 +17,7 @@ from outrider.drafters.interface import Verdict
 from outrider.verify.budget import Draft
 from outrider.verify.controller import Controller, Plan, Times
 from outrider.verify.errors import lost_device
+from outrider.verify.expert_cost import Touched, kinds_of_step
 from outrider.verify.reading import divide
 from outrider.verify.sampling.rows import Logits, copies, decided_together
 from outrider.verify.stream import Part, Step, StepPart, Stream
@@ -67,6 +68,7 @@ class Round:
         self._verdicts: dict[Stream, Callable[[], Verdict]] = {}  # what waits for the verdict of each step
         self._plan = Plan([])
         self._reads_plan = True  # whether the prompts have as many tokens as planned
+        self._touched = 0.0  # experts that the forward used
         self._launched_at = 0.0  # time.perf_counter() at the forward's start
         self._launch_seconds = 0.0  # seconds of drafting and of choosing nodes
         self._device_seconds = 0.0  # seconds from the forward's start to the first stream's verdict
@@ -142,7 +144,9 @@ class Round:
         if not self._parts:
             return {}
         try:
-            logits = self._streams[0].runner.forward_all([part.segment for part in self._parts.values()])
+            runner = self._streams[0].runner
+            logits = runner.forward_all([part.segment for part in self._parts.values()])
+            self._touched = runner.touched
         except lost_device():
             raise
         except Exception:
@@ -202,7 +206,7 @@ class Round:
         if self._rows is None:
             return
         rows = sum(part.segment.rows for part in self._parts.values())
-        steps = [stream for stream, part in self._parts.items() if isinstance(part, StepPart)]
+        steps = {stream: part for stream, part in self._parts.items() if isinstance(part, StepPart)}
         if rows and not steps and self._reads_plan:  # a short chunk would show what a round costs, not a token
             self._controller.record_reading(rows, seconds)
         if not steps or self._clone_logits or not self._reads_plan:
@@ -211,7 +215,8 @@ class Round:
         is_complete = len(found) == len(self._plan.choices)
         forward = seconds - sum(step.commit_seconds for step in found) if is_complete else None
         host = self._launch_seconds + seconds - self._device_seconds
-        self._controller.record(self._plan, rows, Times(host, self._device_seconds, forward))
+        touched = Touched(kinds_of_step([part.tree for part in steps.values()]), self._touched) if self._touched else None
+        self._controller.record(self._plan, rows, Times(host, self._device_seconds, forward), touched)
 
 
 def run_round(

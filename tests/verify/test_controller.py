@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -28,7 +30,7 @@ class Fixed(CostCurve):
     def __init__(self) -> None:
         super().__init__(NODES, (64,), (tuple(1.0 + 0.02 * nodes for nodes in NODES),), 0.02, 0.1)
 
-    def observe(self, context: int, streams: int, rows: int, seconds: float) -> None:
+    def observe(self, *args: Any, **kwargs: Any) -> None:
         pass
 
 

@@ -40,7 +40,7 @@ DRAFTERS: tuple[DrafterName, ...] = ("none", "lookup", "trigram", "lookahead", "
 class Fixed(CostCurve):
     """A curve that steps do not correct."""
 
-    def observe(self, context: int, streams: int, rows: int, seconds: float) -> None:
+    def observe(self, *args: Any, **kwargs: Any) -> None:
         pass
 
 

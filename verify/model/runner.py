@@ -40,6 +40,8 @@ class ModelRunner(ABC):
     most_caches = sys.maxsize  # that are of use
     takes_trees = True  # whether drafts may have branches
     is_steady = False  # whether a further row of a step costs as much as any other, so that two steps tell the cost of all
+    experts: tuple[int, int] | None = None  # of each mixture, and those of a row; None = no mixtures, or nobody counts
+    touched = 0.0  # experts that the latest forward used, mean over the mixtures
     can_save = True  # whether rows of sessions can be saved
     pictures: PictureReader | None = None  # places pictures in texts; None = the model reads text only
     in_pages = False  # whether caches are pages of a pool that they share

@@ -23,6 +23,7 @@ struct Engine {
   Buffer<float> others, predicted;                 // residuals
   Buffer<float> mixed, convolved, matrices;        // of recurrent layers
   Uses uses;
+  int touched;  // experts that the latest forward used, of all layers
   Adaptation adaptation;
   Buffer<RowBlock> blocks;
   std::vector<Text> texts;

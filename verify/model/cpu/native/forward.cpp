@@ -5,6 +5,8 @@
 
 using namespace outrider;
 
+constexpr int64_t VERSION = 1;  // changes with what functions take and return
+
 // Whether a product of these weights takes less time than threads take to meet: some 50 us.
 static bool is_small(size_t weight_bytes, int rows) { return weight_bytes * std::max(rows / 4, 1) < (1 << 20); }
 
@@ -13,9 +15,10 @@ extern "C" {
 Engine* outrider_engine_new(int32_t threads) { return new Engine(threads); }
 void outrider_engine_delete(Engine* engine) { delete engine; }
 
-// The sizes of the structures that callers describe: a caller whose sizes differ was written for another version.
+// The version of these functions, and the sizes of the structures that callers describe: others were written for other sources.
 int32_t outrider_sizes(int64_t* sizes, int32_t most) {
   const int64_t found[] = {
+      VERSION,
       sizeof(Matrix),     sizeof(Norm),   sizeof(Linear), sizeof(Table), sizeof(LayerEmbeddings), sizeof(Rotary),       sizeof(Mixture),
       sizeof(Recurrence), sizeof(Latent), sizeof(Updates), sizeof(Layer), sizeof(Model),          sizeof(LowRank),      sizeof(AdapterLayer),
       sizeof(Adapter),    sizeof(Tap),    sizeof(CachedPart), sizeof(Slot), sizeof(Stream)};
@@ -70,8 +73,8 @@ void outrider_fold(Engine* engine, const Model* model, const Slot* slot) {
   }
 }
 
-// The logits, float32 [kept_count, outputs of the head], of the rows `kept`.
-void outrider_forward(Engine* engine, const Model* model, const Stream* streams, int32_t stream_count, float* logits, const Tap* tap) {
+// The logits, float32 [kept_count, outputs of the head], of the rows `kept`. Returns how many experts were used, of all layers.
+int32_t outrider_forward(Engine* engine, const Model* model, const Stream* streams, int32_t stream_count, float* logits, const Tap* tap) {
   std::vector<int64_t> tokens, positions, kept;
   for (const Stream& stream : std::span(streams, stream_count)) {
     const int64_t end = (int64_t)tokens.size() + stream.rows - stream.padding;
@@ -80,11 +83,13 @@ void outrider_forward(Engine* engine, const Model* model, const Stream* streams,
     for (int row = 0; row < stream.rows; row++) positions.push_back(stream.length + stream.depths[row]);
   }
   const int rows = (int)tokens.size();
+  engine->touched = 0;
   Forward forward(*engine, *model, rows, positions.data(), {streams, (size_t)stream_count});
   const auto job = [&](int thread) { forward.run(thread, tokens.data(), kept, logits, *tap); };
   if (rows < FEW_ROWS)
     engine->team.run(engine->habits[std::bit_width((uint32_t)rows)], job);
   else
     engine->team.run(false, job);
+  return engine->touched;
 }
 }

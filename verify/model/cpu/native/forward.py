@@ -36,6 +36,7 @@ class NativeForward:
         """With `tapped`, hidden states are kept in the caches: the inputs of these layers, or the normed output without any."""
         self._decoder, self._engine = decoder, engine
         self._tapped = None if tapped is None else np.array(tapped, np.int32)
+        self.touched = 0  # experts that the latest call used, of all layers
         self._logits = np.empty((0, decoder.head.outputs), np.float32)
         self._parts: WeakKeyDictionary[HostCache, ctypes.Array[CachedPart]] = WeakKeyDictionary()
 
@@ -50,7 +51,7 @@ class NativeForward:
             states = np.empty((sum(segment.rows for segment in segments), width), np.float32)
             tap = Tap(len(self._tapped), self._tapped.ctypes.data, states.ctypes.data)
         described = [_Described(segment, self._parts_of(segment.cache)) for segment in segments]
-        self._engine.call(
+        self.touched = self._engine.call(
             "outrider_forward",
             ctypes.byref(self._decoder.description),
             (Stream * len(segments))(*(each.stream for each in described)),

@@ -88,6 +88,7 @@ inline void Forward::route(const Mixture& mixture) {
   });
   team_.share(1, [&](int) {
     uses.sort(mixture.count, mixture.used);
+    engine_.touched += (int)uses.parts.size();
     if (mixture.shared_gate.matrix.outputs) write_panel(mixture.shared_gate, 0, rows, scores_, mixture.count);
   });
 }

@@ -57,10 +57,10 @@ class Engine:
         """An engine with a thread for each core, for packing and for products outside of a forward."""
         return Engine(os.cpu_count() or 1)
 
-    def call(self, name: str, *arguments: object) -> None:
+    def call(self, name: str, *arguments: object) -> int:
         """Calls a function that takes the engine first."""
         with self._lock:
-            getattr(self.library, name)(self._handle, *arguments)
+            return int(getattr(self.library, name)(self._handle, *arguments) or 0)
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):

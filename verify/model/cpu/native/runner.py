@@ -68,6 +68,9 @@ class NativeRunner(ModelRunner):
             for each in known.layers
             if each.is_cached
         )
+        self._mixtures = sum(bool(layer.mixture) for layer in decoder.layers)
+        if self._mixtures and known.mixture is not None and known.mixture.used < known.mixture.experts:
+            self.experts = known.mixture.experts, known.mixture.used
         recurrent = shape_of(known.layers, known.hidden)
         self.cache_shape = CacheShape(layers, dtype, self.device, recurrent, coded=CODED[kv_dtype])
         self._tapped: tuple[int, ...] | None = None
@@ -135,6 +138,7 @@ class NativeRunner(ModelRunner):
         found: list[NDArray[np.float32]] = []
         for group in grouped(segments):
             logits = np.split(self._forward(group), np.cumsum([each.kept for each in group[:-1]]))
+            self.touched = self._forward.touched / max(1, self._mixtures)
             found += logits if len(group) == len(segments) else [each.copy() for each in logits]
         return found
 

@@ -192,6 +192,8 @@ class Stream(Structure):
     )
 
 
+# As in forward.cpp.
+VERSION = 1
 # In the order of `outrider_sizes`.
 ALL: tuple[type[Structure], ...] = (
     Matrix,
@@ -217,6 +219,7 @@ ALL: tuple[type[Structure], ...] = (
 
 
 def fit(library: ctypes.CDLL) -> bool:
-    """Whether a library was compiled with structures of these sizes."""
-    found = (c_int64 * len(ALL))()
-    return library.outrider_sizes(found, len(ALL)) == len(ALL) and list(found) == [ctypes.sizeof(each) for each in ALL]
+    """Whether a library was compiled with these functions, and structures of these sizes."""
+    expected = [VERSION, *map(ctypes.sizeof, ALL)]
+    found = (c_int64 * len(expected))()
+    return library.outrider_sizes(found, len(expected)) == len(expected) and list(found) == expected
