@@ -69,7 +69,7 @@ class NativeRunner(ModelRunner):
             if each.is_cached
         )
         self._mixtures = sum(bool(layer.mixture) for layer in decoder.layers)
-        if self._mixtures and known.mixture is not None and known.mixture.used < known.mixture.experts:
+        if self._mixtures and known.mixture is not None and 0 < known.mixture.used < known.mixture.experts:
             self.experts = known.mixture.experts, known.mixture.used
         recurrent = shape_of(known.layers, known.hidden)
         self.cache_shape = CacheShape(layers, dtype, self.device, recurrent, coded=CODED[kv_dtype])

@@ -72,6 +72,16 @@ def test_a_path_of_a_tree_has_the_bits_of_single_steps(served: NativeRunner, tre
         cache.length += 1
 
 
+def test_the_experts_that_rows_use_are_counted_once(served: NativeRunner) -> None:
+    """Equal rows use the same ones, others more of them, and a dense model none."""
+    count, used = served.experts or (0, 0)
+    streams = [Segment(served.new_cache(), ForwardBatch.chain(torch.tensor([token]))) for token in (7, 7, 7, 20, 41, 63)]
+    served.forward_all(streams[:3])
+    assert served.touched == used
+    served.forward_all(streams)
+    assert served.touched == 0 if not count else used < served.touched <= min(count, 4 * used)
+
+
 def test_a_prompt_in_pieces_has_the_bits_of_the_whole(served: NativeRunner) -> None:
     tokens, cuts = torch.arange(150) % 90, (1, 30, 94)
     cache = served.new_cache()
