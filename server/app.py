@@ -56,7 +56,7 @@ from outrider.server.pictures.service import PictureService
 from outrider.server.settings import Settings
 from outrider.server.telemetry import tracing
 from outrider.server.telemetry.metrics import Metrics
-from outrider.verify.errors import loading
+from outrider.verify.errors import ModelError, loading
 from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
 if TYPE_CHECKING:
@@ -106,7 +106,9 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await engine.start(on_failure)
         on_start()
+        preparing = asyncio.create_task(prepare(endpoints.prompts, on_failure))
         yield
+        preparing.cancel()
         await engine.stop()
         await endpoints.pictures.close()
         if corpora is not None:
@@ -133,6 +135,14 @@ def create_app(
     if settings.metrics.port is None:
         add_metrics_route(app, app.state.metrics_page)
     return app
+
+
+async def prepare(prompts: PromptEncoder, on_failure: Callable[[str], None]) -> None:
+    """Prepares to encode prompts while the worker reads weights."""
+    try:
+        await prompts.prepare()
+    except ModelError as error:
+        on_failure(str(error))
 
 
 def new_fastapi(bodies: BodyPool, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:

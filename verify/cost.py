@@ -212,4 +212,5 @@ def parse(text: str, most: int = MAX_NODES) -> CostCurve:
         raise ValueError("row_seconds and stream_seconds must be numbers of at least 0")
     if seconds.shape != (len(contexts), len(nodes)) or not np.all((seconds > 0) & np.isfinite(seconds)):
         raise ValueError("seconds must be positive numbers by contexts and nodes")
-    return CostCurve(nodes.tolist(), contexts.tolist(), seconds, *further.tolist(), experts=experts)
+    of_row, of_stream = further.tolist()
+    return CostCurve(nodes.tolist(), contexts.tolist(), seconds, of_row, of_stream, experts)

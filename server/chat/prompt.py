@@ -5,6 +5,7 @@ Promises that the text of a message, tool or template argument never becomes a s
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +21,11 @@ from outrider.server.chat.marks import Marks, count_marks
 from outrider.server.chat.plain_text import PlainText, encode
 from outrider.server.chat.template import TEMPLATE_ERRORS, ChatTemplate, ChatTemplates
 from outrider.server.chat.tools import FORMATS, ToolFormat
-from outrider.server.fair_threads import FairThreads
+from outrider.server.fair_threads import ANYONE, FairThreads
 from outrider.server.http.errors import APIError, ContextExceeded
+from outrider.server.imports import frozen
 from outrider.server.pictures.service import NO_PICTURES, RequestPictures
+from outrider.verify.errors import loading
 from outrider.verify.tokenizer import stop_ids
 
 if TYPE_CHECKING:
@@ -69,12 +72,25 @@ class PromptEncoder:
         self._pool = FairThreads[Load]([self._loaded, cache(load or partial(copy.deepcopy, tokenizer))], "outrider-tokenizer")
         added = (str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values())
         self._special = {*tokenizer.all_special_tokens, *added}
-        self._plain = PlainText(tokenizer)
-        self._marks = Marks(self._special, partial(self._plain.encode, tokenizer))
+        self._preparation: asyncio.Future[None] | None = None
         self.templates = ChatTemplates(tokenizer)
         vocabulary = tokenizer.get_vocab()
         self._longest_token = max((len(token) for token in vocabulary), default=1)
         self._fill_in_tokens = find_tokens(vocabulary)
+
+    async def prepare(self) -> None:
+        """Builds what encodes texts, in a thread, because a large vocabulary takes seconds; texts wait for it.
+
+        Raises ModelError.
+        """
+        if self._preparation is None:
+            self._preparation = asyncio.ensure_future(self._pool.run(ANYONE, lambda tokenizer: self._prepare(tokenizer())))
+        await asyncio.shield(self._preparation)
+
+    def _prepare(self, tokenizer: AnyTokenizer) -> None:
+        with frozen(), loading("The model's tokenizer"):
+            self._plain = PlainText(tokenizer)
+            self._marks = Marks(self._special, partial(self._plain.encode, tokenizer))
 
     def template(self, has_tools: bool) -> ChatTemplate:
         """The chat template of requests with tools, or without them. Raises APIError."""
@@ -119,6 +135,7 @@ class PromptEncoder:
         """The ids of a conversation, rendered by the chat template. `pictures` are those in it, in order. Raises APIError."""
         template = self.template(bool(options.tools))
         work = partial(self._chat, template, messages, options, context_tokens, pictures)
+        await self.prepare()
         return await self._pool.run(principal, lambda tokenizer: work(tokenizer()))  # a template is a program, and may loop
 
     async def text(self, principal: str, prompt: str | list[int], context_tokens: int) -> list[int]:
@@ -137,6 +154,7 @@ class PromptEncoder:
 
     async def documents(self, principal: str, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """The ids of each text without special tokens, uint32 [N]; its principal's prompts have their turns meanwhile."""
+        await self.prepare()
         found = []
         for batch in batches(texts, len, BATCH_CHARACTERS):
             found += await self._pool.run(principal, partial(self._encode_all, batch))
@@ -198,6 +216,7 @@ class PromptEncoder:
 
     async def _run(self, principal: str, size: int, work: Callable[[AnyTokenizer], T]) -> T:
         """Runs `work` in place if its input is short, else in a thread."""
+        await self.prepare()
         if size <= INLINE_CHARACTERS and self._pool.is_idle(self._loaded):
             return work(self._tokenizer)
         return await self._pool.run(principal, lambda tokenizer: work(tokenizer()))

@@ -182,10 +182,10 @@ async def load_model(entry: Entry, shared: Shared) -> LoadedModel:
     loaded = LoadedModel(app, engine, endpoints, metrics.registry, corpora)
     await engine.start(lambda _: None)  # `wait_started` raises what it would say
     try:
-        await engine.wait_started()
-    except BaseException:
+        await asyncio.gather(endpoints.prompts.prepare(), engine.wait_started())
+    except BaseException as error:
         await asyncio.shield(loaded.stop())
-        raise
+        raise (WorkerLost(str(error)) if isinstance(error, ModelError) else error) from None
     return loaded
 
 

@@ -5,6 +5,7 @@ Each mutant is loaded by what the front end and the worker load with, in a proce
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -42,7 +43,7 @@ def load(path: str) -> str:
     try:
         with loading(f"The model at {path!r}"):
             tokenizer = load_tokenizer(path)
-            PromptEncoder(tokenizer)
+            asyncio.run(PromptEncoder(tokenizer).prepare())
             Vocabulary(tokenizer)
             runner = backend.load(LoadOptions(path, device="cpu", backend="auto" if path.endswith(".gguf") else "torch"))
             backend.start(runner, path, min(64, runner.model_tokens), tokenizer=tokenizer)

@@ -89,6 +89,7 @@ def test_text_longer_than_any_context_could_hold_is_refused_unread(method: str) 
     tokenizer: Any = Counting(AutoTokenizer.from_pretrained(models.TARGET))
     tokenizer._tokenizer.add_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"], special_tokens=True)
     prompts, text = PromptEncoder(tokenizer), "x" * 420_000
+    asyncio.run(prompts.prepare())
     tokenizer.encoded = 0
     arguments: dict[str, tuple[Any, ...]] = {
         "chat": ([{"role": "user", "content": text}], TemplateOptions()),
@@ -105,6 +106,7 @@ def test_text_longer_than_any_context_could_hold_is_refused_unread(method: str) 
 def test_a_bomb_of_special_tokens_is_refused_unread_and_their_ids_are_encoded_once() -> None:
     tokenizer: Any = Counting(AutoTokenizer.from_pretrained(models.TARGET))
     prompts = PromptEncoder(tokenizer)
+    asyncio.run(prompts.prepare())
     tokenizer.calls = 0
     bomb = [{"role": "user", "content": str(tokenizer.eos_token) * 60_000}]
     with pytest.raises(APIError, match=r"resulted in \d{5} tokens"):
