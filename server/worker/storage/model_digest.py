@@ -7,9 +7,8 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
-from huggingface_hub import try_to_load_from_cache
-
 from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF, locate
+from outrider.verify.hub import here
 from outrider.verify.model.runner import ModelRunner
 
 # The version of the files' layout is part of the digest that names their folder, so files of another version are never read.
@@ -22,7 +21,7 @@ def model_digest(path: str, runner: ModelRunner, revision: str = DEFAULT_REVISIO
     folder = Path(location.source)
     if not folder.is_dir():  # a hub id; the cache has a folder per commit
         known = location.gguf or "config.json"
-        folder = Path(try_to_load_from_cache(location.source, known, revision=revision) or path).parent
+        folder = (here(location.source, known, revision) or Path(path)).parent
     weights = sorted(file for file in folder.glob("*") if file.suffix in (".safetensors", GGUF))
     files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weights]
     shape = runner.cache_shape
