@@ -69,18 +69,19 @@ def verify_quality(
     model: Annotated[str | None, typer.Option(help="Local folder, Hugging Face id or GGUF file.")] = None,
     window: Annotated[int, typer.Option(help="Number of tokens that are read together.", min=2)] = 512,
     tokens: Annotated[int, typer.Option(help="Number of the text's tokens that are read.", min=2)] = 8192,
+    url: Annotated[list[str] | None, typer.Option(help="A server of the same model, such as http://127.0.0.1:8080.")] = None,
     out: Out = None,
 ) -> None:
-    """Compare a quantised model with the unquantised one, on a text.
+    """Compare a model as it is served with the same weights in float32, on a text; and servers with it, by --url.
 
-    --model.quantize int8, int4 or fp8 chooses the format. Settings also work as flags.
+    --model.quantize int8, int4 or fp8 chooses another format. Settings also work as flags.
     """
     from bench.quality import run
     from outrider.server.settings import load_settings, parse_flags
 
     with errors_as_sentences():
         settings = load_settings(config, parse_flags(context.args) | ({"model.path": model} if model else {}))
-        run(settings, text, window, tokens, out)
+        run(settings, text, window, tokens, out, url or ())
 
 
 @app.command("decode", context_settings=EXTRA_FLAGS)

@@ -1,13 +1,13 @@
-"""`outrider verify-quality`: what quantisation costs, on a text, against the same model with its full weights and cache.
+"""`outrider verify-quality`: what quantisation and rounding cost, on a text, against the same weights in float32.
 
-Nats per token, and how often the most probable token is the same. Rows are computed as steps compute them, so the figures are
-those of the answers.
+Nats per token, how often the most probable token is the same, and the error of the likeliest log-probabilities, also of servers
+by URL. Rows are computed as steps compute them, so the figures are those of the answers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rich.progress import track
 
 from bench import report
 from bench.plan import BenchError
+from bench.quality_of_servers import Place, measure
 from outrider.drafters.interface import MAX_NODES
 from outrider.server.settings import Settings
 from outrider.server.worker.runtime import default_threads, load_target
@@ -27,6 +28,10 @@ from outrider.verify.tokenizer import load_tokenizer
 
 # The rows of a step.
 ROWS = MAX_NODES + 1
+# The log-probabilities that are compared at each place.
+LIKELIEST = 10
+# Servers are asked after this many parts of each window.
+PARTS = 4
 
 
 @dataclass(frozen=True)
@@ -35,25 +40,41 @@ class Scores:
 
     nats: torch.Tensor  # float64 [T], of each token after the first of its window
     choices: torch.Tensor  # int64 [T], the most probable tokens
+    likeliest: torch.Tensor  # int64 [T, LIKELIEST], those of the reference
+    logs: torch.Tensor  # float64 [T, LIKELIEST], their log-probabilities
     weights_mb: float
     weight_bits: float
     row_bytes: int  # of a position's keys and values
 
 
-def run(settings: Settings, text: Path, window: int, tokens: int, out: Path | None) -> dict[str, Any]:
+def run(settings: Settings, text: Path, window: int, tokens: int, out: Path | None, urls: Sequence[str] = ()) -> dict[str, Any]:
     """Compares, prints, and saves the figures if `out` is given. Raises BenchError and ModelError."""
     model = settings.model
-    if model.quantize == "none" and model.kv_dtype == "auto":
-        raise BenchError("Set --model.quantize or --model.kv_dtype, to compare the model with its full weights and cache.")
     windows = read_windows(text, settings, window, tokens)
-    full = settings.model_copy(update={"model": model.model_copy(update={"quantize": "none", "kv_dtype": "auto"})})
-    reference, quantized = (scores(settings, windows) for settings in (full, settings))
+    full = model.model_copy(update={"quantize": "none", "kv_dtype": "auto", "dtype": "float32"})
+    reference = scores(settings.model_copy(update={"model": full}), windows)
     names = {"model": model.served_name, "quantize": model.quantize, "kv_dtype": model.kv_dtype, "text": text.name}
-    figures = compare(reference, quantized) | names
+    figures = compare(reference, scores(settings, windows, reference.likeliest)) | names
+    known = list(places(windows, reference, settings)) if urls else []
+    figures["servers"] = [measure(url, known) for url in urls]
     show(figures)
     if out:
         report.save(out, figures)
     return figures
+
+
+def places(windows: Sequence[Sequence[int]], reference: Scores, settings: Settings) -> Iterator[Place]:
+    """Where servers are asked for log-probabilities: after parts of each window."""
+    model, before = settings.model, 0
+    tokenizer = load_tokenizer(model.path, model.trust_remote_code, model.revision)
+    for window in windows:
+        for part in range(1, PARTS + 1):
+            length = part * (len(window) - 1) // PARTS
+            if length:
+                row = before + length - 1
+                texts = [str(tokenizer.decode([token])) for token in reference.likeliest[row].tolist()]
+                yield Place(list(window[:length]), dict(zip(texts, reference.logs[row].tolist(), strict=False)))
+        before += len(window) - 1
 
 
 def read_windows(text: Path, settings: Settings, window: int, tokens: int) -> list[list[int]]:
@@ -72,31 +93,35 @@ def read_windows(text: Path, settings: Settings, window: int, tokens: int) -> li
     return windows
 
 
-def scores(settings: Settings, windows: Sequence[Sequence[int]]) -> Scores:
-    """Loads the model of these settings and reads the windows."""
+def scores(settings: Settings, windows: Sequence[Sequence[int]], likeliest: torch.Tensor | None = None) -> Scores:
+    """Loads the model of these settings and reads the windows. `likeliest`: of the reference; None = this is it."""
     runner = load_target(settings)
     torch.set_num_threads(settings.model.threads or default_threads(runner))
     longest = max(map(len, windows))
     if longest > runner.model_tokens:
         raise BenchError(f"The model supports {runner.model_tokens} tokens; set --window to at most as many.")
     backend.start(runner, settings.model.path, longest)
-    bits = runner.weight_bits
-    parts = [window_scores(runner, window) for window in track(windows, f"reading with {bits:g} bits per weight")]
-    nats, choices = (torch.cat(values) for values in zip(*parts, strict=True))
-    return Scores(nats, choices, round(runner.weight_bytes / 1e6, 1), bits, runner.cache_shape.bytes_for(1))
+    bits, parts, before = runner.weight_bits, [], 0
+    for window in track(windows, f"reading with {bits:g} bits per weight"):
+        rows = len(window) - 1
+        parts.append(window_scores(runner, window, None if likeliest is None else likeliest[before : before + rows]))
+        before += rows
+    found = (torch.cat(values) for values in zip(*parts, strict=True))
+    return Scores(*found, round(runner.weight_bytes / 1e6, 1), bits, runner.cache_shape.bytes_for(1))
 
 
-def window_scores(runner: ModelRunner, window: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Nats of each token after the first, and the most probable tokens in their places."""
-    cache, ids, nats, choices = runner.new_cache(), torch.tensor(window), [], []
+def window_scores(runner: ModelRunner, window: Sequence[int], likeliest: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """Of each place but the last: the next token's nats, the most probable token, the likeliest ones, their logarithms."""
+    cache, ids, parts = runner.new_cache(), torch.tensor(window), []
     for start in range(0, len(ids) - 1, ROWS):
-        rows = ids[start : min(start + ROWS, len(ids) - 1)]
-        logits = torch.as_tensor(runner.forward(cache, ForwardBatch.chain(rows))).cpu().double()
-        cache.length += len(rows)
-        following = ids[start + 1 : start + 1 + len(rows)]
-        nats.append(torch.nn.functional.cross_entropy(logits, following, reduction="none"))
-        choices.append(logits.argmax(-1))
-    return torch.cat(nats), torch.cat(choices)
+        end = min(start + ROWS, len(ids) - 1)
+        logits = torch.as_tensor(runner.forward(cache, ForwardBatch.chain(ids[start:end]))).cpu().double()
+        cache.length += end - start
+        logs = logits.log_softmax(-1)
+        places = logs.topk(min(LIKELIEST, logs.shape[-1])).indices if likeliest is None else likeliest[start:end]
+        nats = -logs.gather(-1, ids[start + 1 : end + 1, None])[:, 0]
+        parts.append((nats, logits.argmax(-1), places, logs.gather(-1, places)))
+    return tuple(torch.cat(values) for values in zip(*parts, strict=True))
 
 
 def compare(reference: Scores, quantized: Scores) -> dict[str, Any]:
@@ -111,6 +136,7 @@ def compare(reference: Scores, quantized: Scores) -> dict[str, Any]:
         "perplexity": [round(math.exp(min(value, 700.0)), 3) for value in (expected, given)],
         "more_nats": round(given / expected - 1, 5),
         "same_greedy_tokens": round((reference.choices == quantized.choices).double().mean().item(), 5),
+        "error_of_logarithms": round((reference.logs - quantized.logs).abs().mean().item(), 5),
     }
 
 
@@ -121,8 +147,15 @@ def show(figures: dict[str, Any]) -> None:
     setting = f"quantize {figures['quantize']}, kv_dtype {figures['kv_dtype']}"
     report.print_table(
         f"{figures['model']}, {setting}, on {figures['tokens']} tokens",
-        ("figure", "full", "quantised"),
+        ("figure", "float32", "served"),
         [(label, *figures[name]) for name, label in zip(rows, labels, strict=True)],
         f"nats per token: {figures['more_nats']:+.2%}; "
-        f"most probable token the same: {figures['same_greedy_tokens']:.2%} of the places.",
+        f"most probable token the same: {figures['same_greedy_tokens']:.2%} of the places; "
+        f"error of the {LIKELIEST} likeliest log-probabilities: {figures['error_of_logarithms']:.4f}.",
     )
+    if figures["servers"]:
+        report.print_table(
+            f"Error of the {LIKELIEST} likeliest log-probabilities",
+            ("server", "model", "places", "compared", "error", "largest"),
+            [tuple(server.values()) for server in figures["servers"]],
+        )
