@@ -106,8 +106,9 @@ def scores(settings: Settings, windows: Sequence[Sequence[int]], likeliest: torc
         rows = len(window) - 1
         parts.append(window_scores(runner, window, None if likeliest is None else likeliest[before : before + rows]))
         before += rows
-    found = (torch.cat(values) for values in zip(*parts, strict=True))
-    return Scores(*found, round(runner.weight_bytes / 1e6, 1), bits, runner.cache_shape.bytes_for(1))
+    nats, choices, places, logs = (torch.cat(values) for values in zip(*parts, strict=True))
+    megabytes = round(runner.weight_bytes / 1e6, 1)
+    return Scores(nats, choices, places, logs, megabytes, bits, runner.cache_shape.bytes_for(1))
 
 
 def window_scores(runner: ModelRunner, window: Sequence[int], likeliest: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
