@@ -353,4 +353,6 @@ def add_status_routes(app: FastAPI, engine: EngineLike) -> None:
             versions["memory"] = msgspec.to_builtins(info.memory)
             if info.kernels:
                 versions["kernels"] = info.kernels
+            if info.alone:
+                versions["rows_in_one_thread"] = info.alone
         return versions

@@ -14,6 +14,8 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from outrider.server.engine.fair_queue import Queue, QueueFull
 from outrider.server.engine.messages import (
     Accepted,
@@ -278,6 +280,7 @@ class Engine:
                 log.info("ready after %.1f s: %s; %s; invariant rows: %s", message.seconds, where, message.memory, rows)
             case Status():
                 self._metrics.record_status(message)
+                self.info = self.info and msgspec.structs.replace(self.info, alone=message.alone)
                 if message.max_active is not None and self._limits.max_active is None:
                     self._queue.allow(message.max_active)
             case Failed():

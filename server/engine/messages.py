@@ -133,6 +133,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     memory: Memory
     kernels: str = ""  # those that were chosen for this CPU; empty on a GPU
     reads_pictures: bool = False  # whether prompts may have pictures
+    alone: str = ""  # as of the latest `Status`
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -210,6 +211,7 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     sessions: int
     kv_cache_usage_ratio: float
     max_active: int | None = None  # requests served concurrently from now on; None = as before
+    alone: str = ""  # rows of the steps that one thread computes, because more have not gained
 
 
 ToWorker = Start | Request | Cancel | Pause | Resume | Forget | Shutdown

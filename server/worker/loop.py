@@ -266,7 +266,8 @@ class Worker:
             self._end(entry)
 
     def _report(self) -> None:
-        self._send(Status(len(self.sessions), self.sessions.usage_ratio, self.scheduler.max_active))
+        alone = self._runtime.runner.alone
+        self._send(Status(len(self.sessions), self.sessions.usage_ratio, self.scheduler.max_active, alone))
 
     def _send(self, message: FromWorker) -> None:
         self._last_sent_at = time.monotonic()

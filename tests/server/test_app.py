@@ -49,10 +49,10 @@ def test_status_routes() -> None:
 @pytest.mark.parametrize("kernels", ["", "linear layers: oneDNN; attention: PyTorch"])
 def test_the_version_names_the_chosen_kernels(kernels: str) -> None:
     engine = FakeEngine()
-    engine.info = msgspec.structs.replace(asyncio.run(engine.wait_started()), kernels=kernels)
+    engine.info = msgspec.structs.replace(asyncio.run(engine.wait_started()), kernels=kernels, alone=kernels and "1-1, 4-7")
     found = fetch(app_with(engine), "GET", "/version").json()
     assert found["invariant_rows"] == "off"
-    assert found.get("kernels", "") == kernels
+    assert found.get("kernels", "") == kernels and ("rows_in_one_thread" in found) == bool(kernels)
     assert found["memory"] == {"file": None, "weights": 1, "caches": 1, "rest": None}
 
 

@@ -91,6 +91,11 @@ class ModelRunner(ABC):
         """The kernels that compute the model, for people."""
 
     @property
+    def alone(self) -> str:
+        """The rows of steps that one thread computes, because more have not gained, for people."""
+        return ""
+
+    @property
     def dtypes(self) -> tuple[str, str]:
         """The data types of activations, and of keys and values, for people."""
         shape = self.cache_shape

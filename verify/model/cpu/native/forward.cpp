@@ -27,6 +27,13 @@ int32_t outrider_sizes(int64_t* sizes, int32_t most) {
   return count;
 }
 
+// Which steps the caller's thread computes alone: bit i is of 2^(i-1) to 2^i - 1 rows.
+int32_t outrider_alone(Engine* engine) {
+  int32_t found = 0;
+  for (size_t i = 0; i < std::size(engine->habits); i++) found |= engine->habits[i].usual() << i;
+  return found;
+}
+
 int64_t outrider_matrix_bytes(const Matrix* matrix) { return matrix->bytes(); }
 
 // Packs rows of float32 weights, [count, inputs], as the outputs from `first` on.

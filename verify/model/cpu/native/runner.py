@@ -120,6 +120,12 @@ class NativeRunner(ModelRunner):
         return f"compiled library for {variant()}"
 
     @property
+    def alone(self) -> str:
+        """As in `ModelRunner`."""
+        bits = self._engine.call("outrider_alone") if self._engine.threads > 1 else 0
+        return ", ".join(f"{1 << i >> 1}-{(1 << i) - 1}" for i in range(1, bits.bit_length()) if bits >> i & 1)
+
+    @property
     def max_rows(self) -> int:
         """As in `ModelRunner`."""
         return NativeForward.max_rows

@@ -29,6 +29,7 @@ class Habit {
   explicit Habit(bool is_alone = false) : is_alone_(is_alone) {}
 
   bool is_alone() const { return is_alone_ != is_trial(); }
+  bool usual() const { return is_alone_; }
 
   void record(double seconds) {
     if (turns_ == 0) {
