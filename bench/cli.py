@@ -209,6 +209,29 @@ def bench_serve(
             load.run(server.url, requests, rates, clients, out)
 
 
+@app.command("pair")
+def bench_pair(
+    urls: Annotated[list[str], typer.Argument(help="Servers that speak OpenAI's API; the others are compared with the first.")],
+    task: Annotated[str, typer.Option(help="Tasks, separated by commas.")] = "chat,code,edit,rag,agent",
+    context: Annotated[str, typer.Option(help="Tokens of files before a question, separated by commas.")] = "0",
+    temperature: Temperatures = "0,0.8",
+    questions: Annotated[int, typer.Option(help="Questions of each task.", min=1, max=4)] = 4,
+    max_tokens: MaxTokens = 128,
+    key: Annotated[str | None, typer.Option(help="The servers' API key.", envvar="OPENAI_API_KEY")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Compare models with different names, too.")] = False,
+    out: Out = None,
+    chart: Annotated[Path | None, typer.Option(help="Save a chart as SVG.")] = None,
+) -> None:
+    """Compare running servers on the same prompts, in turns: Outrider, llama-server, vLLM, SGLang, LM Studio, Ollama's /v1."""
+    from bench.pair.run import Choice, run
+    from bench.plan import parse_numbers
+
+    with errors_as_sentences():
+        contexts = [int(each) for each in parse_numbers("--context", context)]
+        choice = Choice(task.split(","), contexts, parse_numbers("--temperature", temperature), questions, max_tokens)
+        run(urls, choice, key, force, out, chart)
+
+
 @app.command("gpu")
 def bench_gpu(
     out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = Path("outrider-gpu.json"),

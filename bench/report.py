@@ -9,11 +9,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -70,9 +69,16 @@ def provenance() -> dict[str, Any]:
         "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        **{name: found for name in ("torch", "transformers") if (found := installed_version(name))},
     }
+
+
+def installed_version(package: str) -> str | None:
+    """A package's version; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def command(words: Sequence[str]) -> str:
@@ -90,7 +96,8 @@ def without_folder(argument: str) -> str:
 
 def machine() -> str:
     """Name of the GPU or the processor, and the number of CPU cores."""
-    if torch.cuda.is_available():
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
         return f"{torch.cuda.get_device_name()} ({os.cpu_count()} CPU cores)"
     return f"{processor_name()}, {os.cpu_count()} cores"
 

@@ -24,7 +24,7 @@ from bench.live.llama_python import LlamaPython
 from bench.live.outrider import OutriderChat
 from bench.live.questions import Renderer, parse_tasks, read_tasks
 from bench.live.setup import Choice, LivePeer, Question, Setup
-from bench.live.turns import contenders, install_command, installed_version, take_turns
+from bench.live.turns import contenders, install_command, take_turns
 from bench.live.vllm import VllmChat
 from bench.plan import BenchError
 from outrider.server.settings import Settings, load_settings, parse_flags
@@ -126,7 +126,7 @@ def describe(setup: Setup, skipped: Mapping[str, str], parts: list[dict[str, Any
         "gguf": setup.choice.gguf.name if setup.choice.gguf else None,
         "threads": setup.threads,
         "max_tokens": setup.choice.max_tokens,
-        "versions": {name: installed_version(name) for name in VERSIONS},
+        "versions": {name: report.installed_version(name) for name in VERSIONS},
         "skipped": dict(skipped),
         "summary": [],
         "parts": parts,

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -91,11 +90,3 @@ def install_command(packages: Mapping[str, str]) -> str | None:
     """The command that installs what is missing of `packages`, or None."""
     missing = dict.fromkeys(requirement for module, requirement in packages.items() if find_spec(module) is None)
     return f"pip install {' '.join(missing)}" if missing else None
-
-
-def installed_version(package: str) -> str | None:
-    """The version of a package, or None."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

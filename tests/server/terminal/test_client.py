@@ -3,51 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
 
 import pytest
 
 from outrider.server.terminal.client import ChatError, Client
+from tests.stand_in import answering
 
 MODELS = (200, json.dumps({"data": [{"id": "tiny"}]}))
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Answers by path."""
-
-    answers: ClassVar[dict[str, tuple[int, str]]]
-    keys: ClassVar[list[str | None]]
-
-    def do_GET(self) -> None:
-        self.keys.append(self.headers["Authorization"])
-        status, body = self.answers.get(self.path, (404, "no such page"))
-        self.rfile.read(int(self.headers["Content-Length"] or 0))
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    do_POST = do_GET
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-
-@contextmanager
-def answering(answers: dict[str, tuple[int, str]], keys: list[str | None] | None = None) -> Iterator[str]:
-    """A server with these answers."""
-    handler = type("Answering", (Handler,), {"answers": answers, "keys": [] if keys is None else keys})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def events(*chunks: object) -> str:

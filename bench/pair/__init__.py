@@ -1,0 +1,1 @@
+"""`outrider bench pair`: servers that speak OpenAI's API, on the same prompts in turns."""

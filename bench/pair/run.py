@@ -1,0 +1,176 @@
+"""Measures servers question by question in turns, because the machine's speed changes over time, and shows what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import fmean, geometric_mean, median, quantiles
+from typing import Any
+
+from rich.progress import Progress
+
+from bench import report
+from bench.pair.chart import draw
+from bench.pair.prompts import TASKS, Question, after
+from bench.pair.server import Answer, Server
+from bench.plan import BenchError
+
+SEED = 1
+ALL = "all"
+COLUMNS = {
+    "task": "task",
+    "after": "after",
+    "t": "temperature:g",
+    "server": "server",
+    "first\ntoken s": "first_seconds:.2f",
+    "tokens/s": "rate:.1f",
+    "middle half": "spread",
+    "per step": "per_step:.2f",
+    "ratio": "ratio:.2f",
+    "equal": "equal",
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is asked."""
+
+    tasks: Sequence[str]
+    contexts: Sequence[int]  # tokens of files before a question
+    temperatures: Sequence[float]
+    questions: int  # per task
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """The answers of all servers to the questions of one task, after so many tokens, at one temperature."""
+
+    task: str
+    context: int
+    temperature: float
+    answers: Sequence[Sequence[Answer]]  # by question, then by server
+
+
+def run(
+    urls: Sequence[str], choice: Choice, key: str | None, force: bool, out: Path | None, chart: Path | None
+) -> dict[str, Any]:
+    """Measures, prints, and saves the figures and the chart where asked. Raises BenchError."""
+    if unknown := [task for task in choice.tasks if task not in TASKS]:
+        raise BenchError(f"There is no task {', '.join(unknown)}; choose from {', '.join(TASKS)}.")
+    if len(urls) < 2:
+        raise BenchError("Give two URLs or more, of servers that are to be compared.")
+    with ExitStack() as stack:
+        servers = [stack.enter_context(closing(Server(url, key))) for url in urls]
+        if len({server.family for server in servers}) > 1 and not force:
+            names = ", ".join(server.model for server in servers)
+            raise BenchError(f"The servers have different models ({names}); compare them with --force if that is meant.")
+        parts = list(measure(servers, choice))
+    rows = [row for part in parts for row in part_rows(part)]
+    rows += [{"task": ALL, "server": name(number), "ratio": ratio(parts, number)} for number in range(len(servers))]
+    figures = {
+        "servers": [
+            {"name": name(i), "url": each.url, "model": each.model, "program": each.program} for i, each in enumerate(servers)
+        ],
+        "rows": rows,
+    }
+    show(figures)
+    if out:
+        report.save(out, figures)
+    if chart:
+        chart.write_text(draw(figures))
+    return figures
+
+
+def measure(servers: Sequence[Server], choice: Choice) -> Iterator[Part]:
+    """Each question is asked of all servers, and each server is the first one as often as the others."""
+    cases = list(product(choice.tasks, choice.contexts, choice.temperatures))
+    with Progress() as progress:
+        steps = progress.add_task("answering", total=len(cases) * choice.questions * len(servers))
+        for server in servers:  # the first answer of a process is slower
+            server.answer(Question([{"role": "user", "content": "Hello"}]), 0.0, 8, SEED)
+        for task, context, temperature in cases:
+            found = []
+            for number in range(choice.questions):
+                question = after(context, TASKS[task](number))
+                answers: dict[int, Answer] = {}
+                for turn in range(len(servers)):
+                    place = (turn + number) % len(servers)
+                    answers[place] = servers[place].answer(question, temperature, choice.max_tokens, SEED)
+                    progress.advance(steps)
+                found.append([answers[place] for place in range(len(servers))])
+            yield Part(task, context, temperature, found)
+
+
+def part_rows(part: Part) -> Iterator[dict[str, Any]]:
+    """A row of figures for each server."""
+    for number, answers in enumerate(zip(*part.answers, strict=True)):
+        rates = [answer.rate for answer in answers]
+        middle = quantiles(rates, n=4, method="inclusive") if len(rates) > 1 else rates
+        steps = [answer.tokens / answer.steps for answer in answers if answer.steps]
+        row: dict[str, Any] = {
+            "task": part.task,
+            "after": part.context,
+            "temperature": part.temperature,
+            "server": name(number),
+            "first_seconds": round(median(answer.first_seconds for answer in answers), 3),
+            "rate": round(median(rates), 2),
+            "spread": f"{middle[0]:.1f}-{middle[-1]:.1f}",
+            "ratio": round(ratio([part], number), 3),
+        }
+        if steps:
+            row["per_step"] = round(fmean(steps), 2)
+        if number:
+            row["equal"] = equality([(question[0].text, question[number].text) for question in part.answers])
+        yield row
+
+
+def ratio(parts: Sequence[Part], number: int) -> float:
+    """How many times as fast the first server is as this one: the mean over questions of the ratios of tokens per second."""
+    pairs = [(question[0].rate, question[number].rate) for part in parts for question in part.answers]
+    return geometric_mean([first / other for first, other in pairs if first and other] or [1.0])
+
+
+def equality(texts: Sequence[tuple[str, str]]) -> str:
+    """How many texts are equal, and after how many characters the others part at the earliest."""
+    parted = [common(one, other) for one, other in texts if one != other]
+    count = f"{len(texts) - len(parted)}/{len(texts)}"
+    return f"{count}, {min(parted)}" if parted else count
+
+
+def common(one: str, other: str) -> int:
+    """The number of characters that two texts begin with in common."""
+    return next(
+        (i for i, (left, right) in enumerate(zip(one, other, strict=False)) if left != right), min(len(one), len(other))
+    )
+
+
+def name(number: int) -> str:
+    """A, B, C..."""
+    return chr(ord("A") + number)
+
+
+def show(figures: Mapping[str, Any]) -> None:
+    """Prints a table, the same in Markdown, and a line to paste."""
+    legend = [
+        f"{each['name']}: {each['program'] or 'a server'} at {each['url']}, {each['model']}" for each in figures["servers"]
+    ]
+    explained = "ratio: tokens/s of A over this server's. equal: texts like A's; the others part after so many characters."
+    report.print_figures("Servers in turns", COLUMNS, figures["rows"], "\n".join([*legend, explained]))
+    print(f"\n{markdown(figures['rows'])}\n")
+    total = ", ".join(
+        f"{row['ratio']:.2f} x {row['server']}" for row in figures["rows"] if row["task"] == ALL and row["server"] != "A"
+    )
+    print(f"{legend[0]}: {total}; {'; '.join(legend[1:])}; {report.machine()}")
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a table in Markdown."""
+    heads = [head.replace("\n", " ") for head in COLUMNS]
+    figures = [column.partition(":")[::2] for column in COLUMNS.values()]
+    lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
+    lines += [" | ".join(format(row[key], spec) if key in row else "" for key, spec in figures) for row in rows]
+    return "\n".join(f"| {line} |" for line in lines)

@@ -1,0 +1,63 @@
+"""Servers are compared on the same prompts, in turns; what cannot be compared is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from bench.pair.prompts import TASKS, after
+from bench.pair.run import Choice, equality, run
+from bench.pair.server import steps_of, text_of
+from bench.plan import BenchError
+from tests.servers import Served
+from tests.stand_in import answering
+
+CHOICE = Choice(["chat", "code"], [0], [0.0], questions=2, max_tokens=24)
+
+
+def test_servers_are_compared_question_by_question(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, chart = tmp_path / "figures.json", tmp_path / "chart.svg"
+    figures = run([served.url, f"{served.url}/v1"], CHOICE, None, force=False, out=out, chart=chart)
+    rows = figures["rows"]
+    assert [(row["task"], row["server"]) for row in rows] == [(task, name) for task in ("chat", "code", "all") for name in "AB"]
+    assert rows[1]["equal"] == rows[3]["equal"] == "2/2" and rows[0]["per_step"] >= 1 and rows[0]["rate"] > 0
+    assert rows[4]["ratio"] == 1.0
+    assert json.loads(out.read_text())["rows"] == rows
+    assert len(ElementTree.fromstring(chart.read_text()).findall(".//{*}rect")) == 4 + 2
+    lines = capsys.readouterr().out.splitlines()
+    table = lines[lines.index("Servers in turns") :][:12]
+    assert max(len(line.rstrip()) for line in table) <= 80 and lines[-1].startswith(f"A: Outrider 0.1.0 at {served.url}")
+
+
+def test_what_cannot_be_compared_is_refused(served: Served) -> None:
+    with answering({"/v1/models": (200, '{"data": [{"id": "another"}]}')}) as other:
+        with pytest.raises(BenchError, match=r"different models .*, another"):
+            run([served.url, other], CHOICE, None, force=False, out=None, chart=None)
+        with pytest.raises(BenchError, match="answered with 404"):
+            run([served.url, other], CHOICE, None, force=True, out=None, chart=None)
+        with pytest.raises(BenchError, match="two URLs or more"):
+            run([other], CHOICE, None, force=False, out=None, chart=None)
+    with pytest.raises(BenchError, match="does not answer as a server"):
+        run([served.url, other], CHOICE, None, force=False, out=None, chart=None)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_question_is_a_conversation_and_follows_as_many_tokens_as_asked(task: str) -> None:
+    for number in range(4):
+        question = TASKS[task](number)
+        longer = after(1000, question)
+        assert longer.messages[-1] == question.messages[-1] and longer.fields == question.fields
+        assert 4000 < len(json.dumps(longer.messages)) - len(json.dumps(question.messages)) < 4600
+
+
+def test_answers_of_all_servers_are_read() -> None:
+    call = {"index": 0, "function": {"name": "read", "arguments": "{"}}
+    assert text_of({"choices": [{"delta": {"tool_calls": [call]}}]}) == "read{"
+    assert text_of({"choices": [{"delta": {"reasoning_content": "a", "content": None}}]}) == "a"
+    assert text_of({"choices": []}) is None
+    assert steps_of({"timings": {"draft_n": 9, "draft_n_accepted": 6}}, 10) == 4
+    assert steps_of({}, 10) is None
+    assert equality([("abc", "abd"), ("a", "a"), ("xy", "x")]) == "1/3, 1"
