@@ -73,7 +73,7 @@ class Server:
         body = {"model": self.model, "messages": question.messages, "temperature": temperature, "max_tokens": max_tokens}
         body |= {"seed": seed, "stream": True, "stream_options": {"include_usage": True}, **question.fields}
         if self.is_outrider:
-            body["speculation"] = {}
+            body["speculation"] = {"report": True}
         started, times, parts = time.perf_counter(), list[float](), list[str]()
         told: dict[str, Any] = {}
         try:
