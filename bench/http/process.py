@@ -1,10 +1,8 @@
-"""Server processes: starts one on a free port, stops it while it waits, finds its worker, reads its log and memory."""
+"""Server processes: starts one on a free port, finds its worker, reads its log and memory."""
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -22,8 +20,6 @@ from bench.plan import BenchError
 START_SECONDS = 300
 STOP_SECONDS = 60
 TIMEOUT_SECONDS = 600
-# A connection that is kept open would end when its server runs again, at the moment that the next request is sent.
-UNKEPT = httpx.Limits(max_keepalive_connections=0)
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,7 @@ class ServerProcess:
     name: str  # of its module
     url: str
     client: httpx.Client
-    process: subprocess.Popen[bytes]  # the leader of the group that all of its processes are in
+    process: subprocess.Popen[bytes]
     log_file: Path
     started: float  # time.perf_counter()
 
@@ -41,23 +37,6 @@ class ServerProcess:
     def log(self) -> list[str]:
         """The lines that it has written."""
         return self.log_file.read_text(errors="replace").splitlines()
-
-    @contextmanager
-    def running(self) -> Iterator[httpx.Client]:
-        """The client of a paused server, which runs in this block.
-
-        A server that waits for its turn may poll: six idle llama-servers would take a core from the program whose turn it is.
-        """
-        self.signal(signal.SIGCONT)
-        try:
-            yield self.client
-        finally:
-            self.signal(signal.SIGSTOP)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to all of the server's processes, if they have not ended."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, number)
 
     def seconds_until(self, path: str, pause: float = 0.1) -> float:
         """Polls a path until its status is 200; returns the seconds from the start.
@@ -74,34 +53,28 @@ class ServerProcess:
 
 
 @contextmanager
-def start(
-    arguments: Sequence[str], ready: str = "", paused: bool = False, python: str = sys.executable, **environment: str
-) -> Iterator[ServerProcess]:
+def start(arguments: Sequence[str], ready: str = "") -> Iterator[ServerProcess]:
     """Runs `python -m ARGUMENTS --port PORT`, waits until the path `ready` answers, and ends it at last. Raises BenchError."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with (
         tempfile.NamedTemporaryFile(suffix=".log") as log,
-        httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS, limits=UNKEPT) as client,
+        httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS) as client,
     ):
         started = time.perf_counter()
         # In a session of its own, Ctrl-C reaches this process only, which then ends the server.
         process = subprocess.Popen(
-            [python, "-m", *arguments, "--port", str(port)],
+            [sys.executable, "-m", *arguments, "--port", str(port)],
             stdout=log,
             stderr=log,
-            env=os.environ | environment,
             start_new_session=True,
         )
         server = ServerProcess(arguments[0], url, client, process, Path(log.name), started)
         try:
             if ready:
                 server.seconds_until(ready)
-            if paused:
-                server.signal(signal.SIGSTOP)
             yield server
         finally:
-            server.signal(signal.SIGCONT)
             process.terminate()
             try:
                 process.wait(STOP_SECONDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -18,14 +17,11 @@ def bench_live(
     drafter: Drafters = "none,fusion",
     temperature: Temperatures = "0,0.8",
     max_tokens: MaxTokens = 128,
-    peers: Annotated[
-        str, typer.Option(help="Other programs, separated by commas; empty for none.")
-    ] = "transformers,llama.cpp,vllm",
+    peers: Annotated[str, typer.Option(help="Other programs, separated by commas; empty for none.")] = "transformers",
     only: Annotated[str, typer.Option(help="Tasks, separated by commas; default: all. --out keeps the others.")] = "",
     gguf: Annotated[
         Path | None, typer.Option(help="llama.cpp's file; default: the model's own, or one converted from it.")
     ] = None,
-    vllm: Annotated[str, typer.Option(help="Python of an environment that has vLLM.")] = sys.executable,
     config: Config = None,
     out: Out = None,
 ) -> None:
@@ -39,5 +35,5 @@ def bench_live(
         from bench.live.turns import parse_peers
 
         chosen = parse_peers(peers, list(PEERS))
-        choice = Choice(prompts, questions, drafters, temperatures, max_tokens, chosen, only, gguf, vllm)
+        choice = Choice(prompts, questions, drafters, temperatures, max_tokens, chosen, only, gguf)
         run(config, context.args, choice, out)

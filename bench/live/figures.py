@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.live.turns import Answer, Contender
+from bench.http.chat import Answer
+from bench.live.turns import Contender
 
 Row = dict[str, Any]
 OUTRIDER = "outrider"

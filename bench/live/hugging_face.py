@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils.logging import set_verbosity_error
 
+from bench.http.chat import Answer
 from bench.live.setup import LivePeer, Question, Setup
-from bench.live.turns import Answer
 from outrider.engines.transformers import generate
 from outrider.verify.model.sizes import end_tokens
 from outrider.verify.tokenizer import load_tokenizer, stop_ids

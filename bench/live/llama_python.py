@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 
+from bench.http.chat import Answer
 from bench.live.setup import LivePeer, Question, Setup
-from bench.live.turns import Answer
 
 PLAIN, LOOKUP, OUTRIDER = "plain", "lookup", "outrider"
 PACKAGES = {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}

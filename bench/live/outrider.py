@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
+from bench.http.chat import Answer, ask
 from bench.http.process import start_server
-from bench.live.chat import ask, fields_of
 from bench.live.figures import OUTRIDER
 from bench.live.setup import LivePeer, Question, Setup
-from bench.live.turns import Answer
 
 # No request learns from an earlier one, and there are no defaults that the others do not know.
 SERVER_FLAGS = ("--model.generation_config", "none", "--sessions.automatic", "off")
@@ -27,4 +27,6 @@ class OutriderChat(LivePeer):
 
     def answer(self, method: str, item: Question) -> Answer:
         report = {"drafter": method, "report": True}
-        return ask(self._client, fields_of(item) | {"model": self._model, "return_token_ids": True, "speculation": report})
+        fields: dict[str, Any] = {"messages": [{"role": "user", "content": item.prompt}], "max_tokens": item.max_tokens}
+        fields |= {"temperature": item.temperature, "seed": item.seed}
+        return ask(self._client, fields | {"model": self._model, "return_token_ids": True, "speculation": report})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,13 +18,11 @@ from bench import report
 from bench.live import tables
 from bench.live.figures import figures, pool, record
 from bench.live.hugging_face import TransformersChat
-from bench.live.llama import LlamaChat
 from bench.live.llama_python import LlamaPython
 from bench.live.outrider import OutriderChat
 from bench.live.questions import Renderer, parse_tasks, read_tasks
 from bench.live.setup import Choice, LivePeer, Question, Setup
 from bench.live.turns import contenders, install_command, take_turns
-from bench.live.vllm import VllmChat
 from bench.plan import BenchError
 from outrider.server.settings import Settings, load_settings, parse_flags
 from outrider.verify.gguf.metadata import read_metadata
@@ -33,10 +30,8 @@ from outrider.verify.gguf.metadata import read_metadata
 PEERS: Mapping[str, type[LivePeer]] = {
     "transformers": TransformersChat,
     "llama-cpp-python": LlamaPython,
-    "llama.cpp": LlamaChat,
-    "vllm": VllmChat,
 }
-VERSIONS = ("xllamacpp", "llama_cpp_python", "gguf")
+VERSIONS = ("llama_cpp_python", "gguf")
 ALL = "all"  # the summary of every task
 
 
@@ -47,7 +42,7 @@ def run(config: Path | None, flags: Sequence[str], choice: Choice, out: Path | N
     """
     tasks = read_tasks(choice.prompts)
     chosen = parse_tasks(choice.only, list(tasks))
-    skipped = {name: sentence for name in choice.peers if (sentence := why_skipped(name, choice.vllm))}
+    skipped = {name: sentence for name in choice.peers if (sentence := why_skipped(name))}
     with tempfile.TemporaryDirectory(prefix="outrider-live-") as folder, ExitStack() as stack, Progress() as progress:
         setup = make_setup(config, flags, choice, Path(folder))
         renderer = Renderer(setup.settings.model.path, setup.context_tokens, choice.max_tokens)
@@ -66,18 +61,10 @@ def run(config: Path | None, flags: Sequence[str], choice: Choice, out: Path | N
     return found
 
 
-def why_skipped(name: str, vllm: str) -> str | None:
+def why_skipped(name: str) -> str | None:
     """The sentence that says what a peer misses, or None."""
-    if name != "vllm":
-        command = install_command(PEERS[name].packages)
-        return f"{name} is skipped because it is not installed; {command} installs it." if command else None
-    asked = [vllm, "-c", "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"]
-    try:
-        missing = subprocess.run(asked, capture_output=True, check=False).returncode != 0
-    except OSError:
-        missing = True
-    sentence = f"vllm is skipped because {vllm} cannot import it; give the Python of an environment that has vLLM with --vllm."
-    return sentence if missing else None
+    command = install_command(PEERS[name].packages)
+    return f"{name} is skipped because it is not installed; {command} installs it." if command else None
 
 
 def make_setup(config: Path | None, flags: Sequence[str], choice: Choice, folder: Path) -> Setup:

@@ -41,7 +41,6 @@ class Choice:
     peers: Sequence[str]  # names in `bench.live.run.PEERS`
     only: str  # names of tasks; empty measures all
     gguf: Path | None = None  # llama.cpp's file; None is the model's own, or one that is converted
-    vllm: str = ""  # the Python of an environment that has vLLM
 
 
 @dataclass(frozen=True)

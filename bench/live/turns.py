@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import ClassVar, Generic, Literal, NamedTuple, TypeVar
 
+from bench.http.chat import Answer
 from bench.plan import BenchError
 
 Item = TypeVar("Item")
 Transport = Literal["in process", "HTTP"]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a peer answered."""
-
-    tokens: int
-    seconds: float  # prompt included
-    ids: list[int] | None = None  # None over HTTP, except Outrider's
-    steps: int | None = None  # forwards that emitted tokens, if the peer counts them
-    first_token_seconds: float | None = None  # from the start; None without streaming
-    prompt_tokens: int | None = None  # None if the peer was given token ids
-    text: str | None = None  # None in process
 
 
 class Contender(NamedTuple):

@@ -13,9 +13,10 @@ from typing import Any
 from rich.progress import Progress
 
 from bench import report
+from bench.http.chat import Answer
 from bench.pair.chart import draw
 from bench.pair.prompts import TASKS, Question, after
-from bench.pair.server import Answer, Server
+from bench.pair.server import Server
 from bench.plan import BenchError
 
 SEED = 1
@@ -116,7 +117,7 @@ def part_rows(part: Part) -> Iterator[dict[str, Any]]:
             "after": part.context,
             "temperature": part.temperature,
             "server": name(number),
-            "first_seconds": round(median(answer.first_seconds for answer in answers), 3),
+            "first_seconds": round(median(answer.first_token_seconds or 0.0 for answer in answers), 3),
             "rate": round(median(rates), 2),
             "spread": f"{middle[0]:.1f}-{middle[-1]:.1f}",
             "ratio": round(ratio([part], number), 3),
@@ -124,7 +125,7 @@ def part_rows(part: Part) -> Iterator[dict[str, Any]]:
         if steps:
             row["per_step"] = round(fmean(steps), 2)
         if number:
-            row["equal"] = equality([(question[0].text, question[number].text) for question in part.answers])
+            row["equal"] = equality([(question[0].text or "", question[number].text or "") for question in part.answers])
         yield row
 
 
@@ -155,9 +156,7 @@ def name(number: int) -> str:
 
 def show(figures: Mapping[str, Any]) -> None:
     """Prints a table, the same in Markdown, and a line to paste."""
-    legend = [
-        f"{each['name']}: {each['program'] or 'a server'} at {each['url']}, {each['model']}" for each in figures["servers"]
-    ]
+    legend = [f"{each['name']}: {each['program']} at {each['url']}, {each['model']}" for each in figures["servers"]]
     explained = "ratio: tokens/s of A over this server's. equal: texts like A's; the others part after so many characters."
     report.print_figures("Servers in turns", COLUMNS, figures["rows"], "\n".join([*legend, explained]))
     print(f"\n{markdown(figures['rows'])}\n")

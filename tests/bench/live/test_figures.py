@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bench.http.chat import Answer
 from bench.live.figures import figures, pool, record
-from bench.live.turns import Answer, Contender
+from bench.live.turns import Contender
 
 PROMPTS = [4, 4, 4]
 NONE, FUSION = Contender("outrider", "none", "HTTP"), Contender("outrider", "fusion", "HTTP")

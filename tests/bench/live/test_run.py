@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +25,7 @@ def test_tasks_are_measured_and_appended(tmp_path: Path, capsys: pytest.CaptureF
     except FileNotFoundError as error:
         pytest.skip(str(error))
     prompts = write(tmp_path / "q.jsonl", *["writing"] * 3, *["qa"] * 3)
-    choice = Choice(prompts, 2, ["none", "trigram"], [0.0, 0.8], 16, [], "chat", vllm=sys.executable)
+    choice = Choice(prompts, 2, ["none", "trigram"], [0.0, 0.8], 16, [], "chat")
     out = tmp_path / "live.json"
     flags = ["--model.threads", "1", "--speculation.max_nodes", "12"]  # no costs are measured
     run(CONFIG, flags, choice, out)

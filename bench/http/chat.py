@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import msgspec
 
-from bench.live.setup import Question
-from bench.live.turns import Answer
 from bench.plan import BenchError
 
 
-def fields_of(question: Question) -> dict[str, Any]:
-    """The request fields that all servers understand."""
-    return {
-        "messages": [{"role": "user", "content": question.prompt}],
-        "max_tokens": question.max_tokens,
-        "temperature": question.temperature,
-        "seed": question.seed,
-    }
+@dataclass(frozen=True)
+class Answer:
+    """What a server, or another program, answered."""
+
+    tokens: int
+    seconds: float  # prompt included
+    ids: list[int] | None = None  # None over HTTP, except Outrider's
+    steps: int | None = None  # forwards that emitted tokens, if the peer counts them
+    first_token_seconds: float | None = None  # from the start; None without streaming
+    prompt_tokens: int | None = None  # None if the peer was given token ids
+    text: str | None = None  # None in process
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second after the first one, of a stream."""
+        rest = self.seconds - (self.first_token_seconds or 0.0)
+        return (self.tokens - 1) / rest if self.tokens > 1 and rest > 0 else 0.0
 
 
 def ask(client: httpx.Client, fields: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
@@ -51,8 +59,8 @@ def read(arrived: list[tuple[float, bytes]]) -> Answer:
             chunk = msgspec.json.decode(line[6:])
             if "error" in chunk:
                 raise BenchError(f"A server ended an answer with an error: {chunk['error']['message']}")
-            for choice in chunk["choices"]:
-                content, tokens = choice["delta"].get("content") or "", choice.get("token_ids") or []
+            for choice in chunk.get("choices", ()):
+                content, tokens = text_of(choice.get("delta") or {}), choice.get("token_ids") or []
                 text, ids = text + content, ids + tokens
                 first = seconds if first is None and (content or tokens) else first
             usage = chunk.get("usage") or usage
@@ -63,10 +71,17 @@ def read(arrived: list[tuple[float, bytes]]) -> Answer:
     return Answer(usage["completion_tokens"], total, ids or None, steps, first or total, usage["prompt_tokens"], text)
 
 
+def text_of(delta: Mapping[str, Any]) -> str:
+    """What a chunk adds to an answer, reasoning and calls of tools included."""
+    calls = [call.get("function") or {} for call in delta.get("tool_calls") or ()]
+    called = "".join(f"{call.get('name') or ''}{call.get('arguments') or ''}" for call in calls)
+    return f"{delta.get('reasoning_content') or ''}{delta.get('content') or ''}{called}"
+
+
 def count_steps(chunk: Mapping[str, Any], usage: Mapping[str, Any]) -> int | None:
     """Forwards that emitted tokens: Outrider reports them; of llama-server's tokens, those that were not drafted."""
     if "speculation" in chunk:
         return int(chunk["speculation"]["steps"])
-    if "timings" in chunk and usage:
+    if "timings" in chunk and usage:  # without drafts, each token is a step
         return int(usage["completion_tokens"]) - int(chunk["timings"].get("draft_n_accepted", 0))
     return None

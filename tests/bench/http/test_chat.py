@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.live.chat import ask, read
+from bench.http.chat import ask, read
 from bench.plan import BenchError
 
 
@@ -40,6 +40,14 @@ def test_llama_servers_steps_are_the_tokens_that_were_not_drafted() -> None:
     arrived = [(0.1, piece(choices=[delta("a")])), (0.2, piece(usage=USAGE, timings={"draft_n": 8, "draft_n_accepted": 2}))]
     answer = read(arrived)
     assert (answer.tokens, answer.ids, answer.steps) == (5, None, 3)
+
+
+def test_reasoning_and_calls_of_tools_are_text() -> None:
+    call = {"index": 0, "function": {"name": "read", "arguments": "{}"}}
+    deltas = [{"reasoning_content": "Hm.", "content": None}, {"tool_calls": [call]}]
+    arrived = [(0.1, b"".join(piece(choices=[{"delta": each}]) for each in deltas)), (0.2, piece(usage=USAGE))]
+    answer = read(arrived)
+    assert (answer.text, answer.steps) == ("Hm.read{}", None)
 
 
 def test_an_answer_of_the_end_token_alone_has_its_first_token_at_the_end() -> None:
