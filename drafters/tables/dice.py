@@ -88,8 +88,3 @@ def weigh_tree(dice: Dice, nodes: Nodes, size: int, scratch: NDArray[np.float64]
 
     `scratch` is float64 [3, P], P >= size.
     """
-
-
-@native
-def lucky_row(dice: Dice, depth: int) -> int:
-    """The row of `dice.lucky` for the tokens after a node at `depth`, which is filled once per position."""

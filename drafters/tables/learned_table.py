@@ -46,11 +46,6 @@ def new_rows(capacity: int, successors: int) -> LearnedRows:
 
 
 @native
-def raise_weight(base: BaseArrays, rows: LearnedRows, key: np.uint64, token: int, increment: float, maximum: float) -> None:
-    """Raises one successor's weight by `increment`, up to `maximum`; adds the successor if it is new (Algorithm 2)."""
-
-
-@native
 def learn(
     base: BaseArrays,
     rows: LearnedRows,

@@ -85,16 +85,6 @@ def new_scratch(vocabulary: int, corpora: int, row: int) -> Scratch:
 
 
 @native
-def node_source(source: int) -> int:
-    """The `Source` of nodes from a level's source."""
-
-
-@native
-def bucket(source: int, length: int, total: float, distinct: int) -> int:
-    """The trust table's entry for a context that occurred `total` times with `distinct` successors."""
-
-
-@native
 def levels(sources: Sources, contexts: Contexts, row: int, scratch: Scratch, min_mass: float) -> int:
     """Lists the levels of a context, longest first, until less than `min_mass` mass remains; returns their number.
 

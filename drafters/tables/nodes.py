@@ -45,11 +45,6 @@ def reset(nodes: Nodes, last: int) -> None:
 
 
 @native
-def likeliest_unchosen(nodes: Nodes, size: int) -> int:
-    """The likeliest of the first `size` nodes that is not chosen, or -1; on ties the first, so a parent precedes its child."""
-
-
-@native
 def choose_likeliest(nodes: Nodes, size: int, budget: int) -> None:
     """Marks the `budget` likeliest paths among the first `size` nodes and clears all other marks."""
 

@@ -88,11 +88,6 @@ class Queue:
         return len(self._in_state("waiting"))
 
     @property
-    def waiting_tokens(self) -> int:
-        """The number of prompt tokens of the waiting requests."""
-        return sum(place.tokens for place in self._in_state("waiting"))
-
-    @property
     def active(self) -> int:
         """The number of running requests."""
         return len(self._in_state("running"))
