@@ -33,12 +33,13 @@ void outrider_matrix_pack(Engine* engine, const Matrix* matrix, int32_t first, i
   });
 }
 
-// The same for rows of blocks of a GGUF file, whose type the matrix has.
-void outrider_matrix_pack_stored(Engine* engine, const Matrix* matrix, int32_t first, int32_t count, const uint8_t* blocks) {
+// The same for rows of blocks of a GGUF file, whose type the matrix has. `grid` as in grids.h; null = none.
+void outrider_matrix_pack_stored(Engine* engine, const Matrix* matrix, int32_t first, int32_t count, const uint8_t* blocks,
+                                 const uint8_t* grid) {
   const Format& format = format_of(matrix->kind);
   const size_t bytes = (size_t)format.stored * (matrix->inputs / format.inputs());
   engine->team.run(false, [&](int) {
-    engine->team.share(count, [&](int i) { put_stored(*matrix, first + i, blocks + i * bytes); });
+    engine->team.share(count, [&](int i) { put_stored(*matrix, first + i, blocks + i * bytes, grid); });
   });
 }
 
