@@ -122,11 +122,12 @@ class Weights:
         found = cls(engine, kind, outputs, inputs, file)
         if file is not None and file.is_filled:
             return found
+        read = tensor.take(slice(None))  # once, if its rows are computed
         if KINDS.get(tensor.type) == kind:
-            found.pack_blocks(tensor.rows)
+            found.pack_blocks(read.rows)
         else:
             for first in range(0, outputs, CHUNK):
-                found.pack(first, np.ascontiguousarray(tensor.floats(first, first + CHUNK)))
+                found.pack(first, np.ascontiguousarray(read.floats(first, first + CHUNK)))
         tensor.release()
         return found
 
