@@ -37,7 +37,7 @@ class Computed(Stored):
             object.__setattr__(self, name, value)
 
     @property
-    def rows(self) -> NDArray[np.uint8]:  # type: ignore[override]
+    def rows(self) -> NDArray[np.uint8]:
         """Uint8 [rows, bytes]."""
         compute: Callable[[], NDArray[np.uint8]] = self.compute  # type: ignore[attr-defined]
         return compute()
@@ -76,9 +76,9 @@ class Integers:
     def _blocks(self, halves: NDArray[np.float16], kind: StoredType) -> NDArray[np.uint8]:
         outputs, groups = halves.shape
         blocks = self.inputs // groups // BLOCK
-        values = self.values().reshape(outputs, -1, BLOCK)
+        values: NDArray[np.uint8] = self.values().reshape(outputs, -1, BLOCK)
         least = 128 if self.bits == 8 else 0  # of what a block has as 0
-        values = values ^ np.uint8(least) if least else values[..., :16] | values[..., 16:] << 4
+        values = values ^ np.uint8(128) if least else values[..., :16] | values[..., 16:] << 4
         parts = [halves.repeat(blocks, 1)[..., None].view(np.uint8)]
         if isinstance(kind, Zeroed):
             parts.append((least - self.zeros).astype(np.int8).repeat(blocks, 1)[..., None].view(np.uint8))
@@ -87,7 +87,13 @@ class Integers:
     def _floats(self) -> NDArray[np.uint8]:
         groups = np.arange(self.inputs) * self.scales.shape[1] // self.inputs if self.order is None else self.order
         steps = self.values().astype(np.float32) - self.zeros[:, groups]
-        return quants.quantize(steps * self.scales[:, groups], GGMLQuantizationType.BF16).view(np.uint8)
+        return rounded(steps * self.scales[:, groups])
+
+
+def rounded(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Rows of bfloat16."""
+    found: NDArray[np.uint8] = quants.quantize(values, GGMLQuantizationType.BF16).view(np.uint8)
+    return found
 
 
 def unpacked(words: Stored, bits: int) -> NDArray[np.uint8]:
@@ -165,16 +171,15 @@ def of_compressed(known: Mapping[str, Stored], settings: Mapping[str, Any], bits
     """Words hold inputs, and those of zeros hold outputs."""
     words, scales = known[".weight_packed"], floats(known[".weight_scale"])
     outputs, inputs = map(int, known[".weight_shape"].rows.reshape(-1).view(np.int64))
-    zeros = np.full(scales.shape, 1 << (bits - 1), np.int16)
+    zeros: NDArray[np.int16] = np.full(scales.shape, 1 << (bits - 1), np.int16)
     if ".weight_zero_point" in known:
         packed, groups = known[".weight_zero_point"], scales.shape[1]
-        zeros = unpacked(packed, bits).reshape(len(packed.rows), groups, -1).swapaxes(1, 2).reshape(-1, groups)[:outputs]
+        found = unpacked(packed, bits).reshape(len(packed.rows), groups, -1).swapaxes(1, 2)
+        zeros = found.reshape(-1, groups)[:outputs].astype(np.int16)
     order = None
     if ".weight_g_idx" in known:
         order = known[".weight_g_idx"].rows.view(np.int32).reshape(-1).astype(np.int64)
-    return Integers(
-        words, lambda: unpacked(words, bits)[:, :inputs], zeros.astype(np.int16), scales, bits, inputs, order
-    ).stored()
+    return Integers(words, lambda: unpacked(words, bits)[:, :inputs], zeros, scales, bits, inputs, order).stored()
 
 
 def of_float8(known: Mapping[str, Stored], settings: Mapping[str, Any], bits: int) -> Stored:
@@ -186,7 +191,7 @@ def of_float8(known: Mapping[str, Stored], settings: Mapping[str, Any], bits: in
     def rows() -> NDArray[np.uint8]:
         found = FLOAT8_VALUES[values.rows]
         found *= scales.repeat(height, 0)[: shape[0]].repeat(width, 1)[:, : shape[1]]
-        return quants.quantize(found, GGMLQuantizationType.BF16).view(np.uint8)
+        return rounded(found)
 
     return Computed(rows, GGMLQuantizationType.BF16, shape, values.mapping)
 
@@ -197,7 +202,8 @@ def float8_values() -> NDArray[np.float32]:
     exponents, mantissas = bytes_ >> 3 & 15, bytes_ & 7
     values = np.where(exponents > 0, np.ldexp(8 + mantissas, exponents - 10), np.ldexp(mantissas, -9)).astype(np.float32)
     values[bytes_ & 127 == 127] = np.nan
-    return np.where(bytes_ < 128, values, -values)
+    found: NDArray[np.float32] = np.where(bytes_ < 128, values, -values)
+    return found
 
 
 FLOAT8_VALUES = float8_values()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import TypeAlias
 
 import numpy as np
 from gguf import GGMLQuantizationType, quants
@@ -21,7 +22,7 @@ class Zeroed(IntEnum):
     ZERO8 = 1008
 
 
-StoredType = GGMLQuantizationType | Zeroed
+StoredType: TypeAlias = GGMLQuantizationType | Zeroed
 
 
 @dataclass(frozen=True, eq=False)

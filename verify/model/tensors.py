@@ -53,6 +53,8 @@ def read_gguf(path: Path, metadata: Metadata) -> Tensors:
         try:
             kind = GGMLQuantizationType(tensor.kind)
             block, size = quants.GGML_QUANT_SIZES[kind]
+            if block > 1 and not hasattr(quants, kind.name):  # in no file that llama.cpp writes for others
+                raise ValueError
         except (ValueError, KeyError):
             raise ModelError(
                 f"The tensor {name} of {str(path)!r} has a type of ggml that is not known ({tensor.kind}); serve another file."
