@@ -78,7 +78,7 @@ class Integers:
         blocks = self.inputs // groups // BLOCK
         values: NDArray[np.uint8] = self.values().reshape(outputs, -1, BLOCK)
         least = 128 if self.bits == 8 else 0  # of what a block has as 0
-        values = values ^ np.uint8(128) if least else values[..., :16] | values[..., 16:] << 4
+        values = np.asarray(values ^ 128 if least else values[..., :16] | values[..., 16:] << 4, np.uint8)
         parts = [halves.repeat(blocks, 1)[..., None].view(np.uint8)]
         if isinstance(kind, Zeroed):
             parts.append((least - self.zeros).astype(np.int8).repeat(blocks, 1)[..., None].view(np.uint8))

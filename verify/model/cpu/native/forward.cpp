@@ -13,12 +13,14 @@ extern "C" {
 Engine* outrider_engine_new(int32_t threads) { return new Engine(threads); }
 void outrider_engine_delete(Engine* engine) { delete engine; }
 
-// The sizes of the structures that callers describe: a caller whose sizes differ was written for another version.
+// The sizes of the structures that callers describe, and the number of quantised kinds: a caller for whom they differ was written for
+// another version.
 int32_t outrider_sizes(int64_t* sizes, int32_t most) {
   const int64_t found[] = {
       sizeof(Matrix),     sizeof(Norm),   sizeof(Linear), sizeof(Table), sizeof(LayerEmbeddings), sizeof(Rotary),       sizeof(Mixture),
       sizeof(Recurrence), sizeof(Latent), sizeof(Updates), sizeof(Layer), sizeof(Model),          sizeof(LowRank),      sizeof(AdapterLayer),
-      sizeof(Adapter),    sizeof(Tap),    sizeof(CachedPart), sizeof(Slot), sizeof(Stream)};
+      sizeof(Adapter),    sizeof(Tap),    sizeof(CachedPart), sizeof(Slot), sizeof(Stream),
+      std::size(FORMATS)};
   const int32_t count = (int32_t)std::size(found);
   std::copy_n(found, std::min(count, most), sizes);
   return count;

@@ -216,7 +216,12 @@ ALL: tuple[type[Structure], ...] = (
 )
 
 
+# The number of quantised kinds of weights (format.h).
+FORMATS = 24
+
+
 def fit(library: ctypes.CDLL) -> bool:
-    """Whether a library was compiled with structures of these sizes."""
-    found = (c_int64 * len(ALL))()
-    return library.outrider_sizes(found, len(ALL)) == len(ALL) and list(found) == [ctypes.sizeof(each) for each in ALL]
+    """Whether a library was compiled with structures of these sizes, and for these kinds of weights."""
+    expected = [*map(ctypes.sizeof, ALL), FORMATS]
+    found = (c_int64 * len(expected))()
+    return library.outrider_sizes(found, len(expected)) == len(expected) and list(found) == expected

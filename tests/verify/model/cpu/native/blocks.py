@@ -15,7 +15,7 @@ SIZES: dict[StoredType, tuple[int, int]] = {**GGML_QUANT_SIZES, Zeroed.ZERO4: (3
 
 STORED: dict[Kind, StoredType] = {kind: type for type, kind in KINDS.items()}
 # Where blocks have float16: of scales, and of minimums. Elsewhere, they begin with one.
-FACTORS = {kind: (0, 2) for kind in (Kind.INT4, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K)}
+FACTORS: dict[Kind, tuple[int, ...]] = {kind: (0, 2) for kind in (Kind.INT4, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K)}
 FACTORS |= {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q6_K: (208,), Kind.TQ1_0: (52,), Kind.TQ2_0: (64,)}
 DEVIATION = 0.05  # of the weights
 
@@ -36,7 +36,7 @@ def random_blocks(kind: Kind, outputs: int, inputs: int, seed: int = 0) -> NDArr
             halves = (values * factor).astype(np.float16)
             if kind == Kind.IQ1_M:  # four bits of it are above the scales in each of the last four integers
                 scales = blocks[..., 48:].view(np.uint16)
-                scales[...] = (scales & 0xFFF) | (halves.view(np.uint16) >> np.arange(0, 16, 4, np.uint16)) << 12
+                scales[...] = (scales & 0xFFF) | (halves.view(np.uint16) >> np.array([0, 4, 8, 12], np.uint16)) << 12
             else:
                 blocks[..., place : place + 2] = halves.view(np.uint8)
         return blocks.reshape(outputs, -1)

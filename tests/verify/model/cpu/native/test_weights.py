@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.verify.model.cpu.native import structures
 from outrider.verify.model.cpu.native import weights as packed
 from outrider.verify.model.cpu.native.library import Engine, compiled_library, load
 from outrider.verify.model.cpu.native.variants import runnable
@@ -112,6 +113,13 @@ def test_nan_in_a_row_stays_in_that_row(engine: Engine, kind: Kind) -> None:
     found = multiply(weights_of(engine, kind, 40, 256), rows)
     assert found[1].isnan().all()
     assert not found[[0, 2]].isnan().any()
+
+
+def test_a_library_of_other_kinds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = compiled_library()
+    assert library is not None and sum(kind.is_quantized for kind in Kind) == structures.FORMATS
+    monkeypatch.setattr(structures, "FORMATS", structures.FORMATS + 1)
+    assert not structures.fit(library)
 
 
 @pytest.mark.parametrize("kind", STORED)
