@@ -37,6 +37,7 @@ REQUIRED: dict[str, dict[str, str]] = {
     "gptq": {"optimum": "optimum", "gptqmodel": "gptqmodel"},
     "torchao": {"torchao": "torchao"},
 }
+QUANTIZATION = "quantization_config"
 # Types of models whose answers about pictures were compared with transformers' own.
 READERS = frozenset(
     {
@@ -93,8 +94,7 @@ def locate(path: str, revision: str = DEFAULT_REVISION) -> Location:
 
 def quantization_method(config: Any) -> str | None:
     """How a checkpoint's weights are quantised, by its configuration as a file or transformers has it; None if they are not."""
-    name = "quantization_config"
-    quantization = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+    quantization = config.get(QUANTIZATION) if isinstance(config, Mapping) else getattr(config, QUANTIZATION, None)
     method = quantization.get("quant_method") if isinstance(quantization, dict) else getattr(quantization, "quant_method", None)
     return None if method is None else str(getattr(method, "value", method))
 

@@ -23,7 +23,7 @@ from outrider.verify.model.stored import Stored
 
 # ggml's types by the names of safetensors.
 TYPES = {"F32": GGMLQuantizationType.F32, "F16": GGMLQuantizationType.F16, "BF16": GGMLQuantizationType.BF16}
-BYTES = {"U8": GGMLQuantizationType.I8}  # blocks of MXFP4
+INTEGERS = {"U8": "I8", "F8_E4M3": "I8", "I32": "I32", "I64": "I64"}  # parts of quantised weights
 HEADER = struct.Struct("<Q")
 LAYER = re.compile(r"(?:\.layers|^blk)\.(\d+)\.")
 ROUTER_SCALES = re.compile(r"\.layers\.(\d+)\.router\.(scale|per_expert_scale)$")
@@ -53,6 +53,8 @@ def read_gguf(path: Path, metadata: Metadata) -> Tensors:
         try:
             kind = GGMLQuantizationType(tensor.kind)
             block, size = quants.GGML_QUANT_SIZES[kind]
+            if block > 1 and not hasattr(quants, kind.name):  # in no file that llama.cpp writes for others
+                raise ValueError
         except (ValueError, KeyError):
             raise ModelError(
                 f"The tensor {name} of {str(path)!r} has a type of ggml that is not known ({tensor.kind}); serve another file."
@@ -73,9 +75,9 @@ def mapped(path: Path) -> tuple[mmap.mmap, NDArray[np.uint8]]:
 
 
 def read_safetensors(path: str, files: Iterable[Path]) -> dict[str, Stored] | None:
-    """The tensors of a checkpoint by their own names; None if one has a type that is not one of TYPES. Raises ModelError."""
+    """The tensors of a checkpoint by their own names; None if one has another type. Raises ModelError."""
     found: dict[str, Stored] = {}
-    known = TYPES | BYTES
+    known = TYPES | {name: GGMLQuantizationType[kind] for name, kind in INTEGERS.items()}
     for file in files:
         mapping, content = mapped(file)
         try:

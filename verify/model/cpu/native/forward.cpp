@@ -15,13 +15,15 @@ extern "C" {
 Engine* outrider_engine_new(int32_t threads) { return new Engine(threads); }
 void outrider_engine_delete(Engine* engine) { delete engine; }
 
-// The version of these functions, and the sizes of the structures that callers describe: others were written for other sources.
+// The version of these functions, the sizes of the structures that callers describe, and the number of quantised kinds: others were
+// written for other sources.
 int32_t outrider_sizes(int64_t* sizes, int32_t most) {
   const int64_t found[] = {
       VERSION,
       sizeof(Matrix),     sizeof(Norm),   sizeof(Linear), sizeof(Table), sizeof(LayerEmbeddings), sizeof(Rotary),       sizeof(Mixture),
       sizeof(Recurrence), sizeof(Latent), sizeof(Updates), sizeof(Layer), sizeof(Model),          sizeof(LowRank),      sizeof(AdapterLayer),
-      sizeof(Adapter),    sizeof(Tap),    sizeof(CachedPart), sizeof(Slot), sizeof(Stream)};
+      sizeof(Adapter),    sizeof(Tap),    sizeof(CachedPart), sizeof(Slot), sizeof(Stream),
+      std::size(FORMATS)};
   const int32_t count = (int32_t)std::size(found);
   std::copy_n(found, std::min(count, most), sizes);
   return count;
@@ -43,12 +45,13 @@ void outrider_matrix_pack(Engine* engine, const Matrix* matrix, int32_t first, i
   });
 }
 
-// The same for rows of blocks of a GGUF file, whose type the matrix has.
-void outrider_matrix_pack_stored(Engine* engine, const Matrix* matrix, int32_t first, int32_t count, const uint8_t* blocks) {
+// The same for rows of blocks of a GGUF file, whose type the matrix has. `grid` as in grids.h; null = none.
+void outrider_matrix_pack_stored(Engine* engine, const Matrix* matrix, int32_t first, int32_t count, const uint8_t* blocks,
+                                 const uint8_t* grid) {
   const Format& format = format_of(matrix->kind);
   const size_t bytes = (size_t)format.stored * (matrix->inputs / format.inputs());
   engine->team.run(false, [&](int) {
-    engine->team.share(count, [&](int i) { put_stored(*matrix, first + i, blocks + i * bytes); });
+    engine->team.share(count, [&](int i) { put_stored(*matrix, first + i, blocks + i * bytes, grid); });
   });
 }
 

@@ -7,71 +7,9 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "vector.h"
+#include "format.h"
 
 namespace outrider {
-
-constexpr int BLOCK = 32;        // inputs of a quantised block
-constexpr int SUPERBLOCK = 256;  // inputs that share the factor of their scales, in some kinds
-constexpr int LARGEST = 127;
-
-// Quantised kinds are those of GGUF files; INT8 and INT4 are also those that other weights are rounded to.
-enum Kind : int32_t {
-  FLOAT32,
-  BFLOAT16,  // pairs of inputs: an output's 32 bits hold the even input in the lower half
-  INT8,      // Q8_0
-  INT4,      // Q4_1
-  Q4_0,
-  Q5_0,
-  Q5_1,
-  Q4_K,
-  Q5_K,
-  Q6_K,
-  IQ4_NL,
-  IQ4_XS,
-  MXFP4,
-};
-
-// A quantised kind. A weight is (value - offset) * scale + minimum.
-struct Format {
-  int bits;            // of a value: 8 (signed), or 4 to 6
-  int offset;
-  int group;           // inputs that share a scale: BLOCK, or half of it
-  bool has_minimums;   // float16 like the scales, one per block
-  bool has_factors;    // scales and minimums are 8-bit integers; a superblock has float16 factors of both
-  int table;           // of TABLES, of which values are indices; 0 = none
-  int stored;          // bytes of a block, or of a superblock if it has factors, of one output in a file
-
-  constexpr int high() const { return bits == 8 ? 0 : bits - 4; }
-  constexpr int parts() const { return has_minimums ? 2 : 1; }
-  constexpr int groups() const { return BLOCK / group; }
-  constexpr int scale_bytes() const { return (has_factors ? 1 : 2) * groups() * PANEL; }  // as many for minimums
-  constexpr int block_bytes() const { return scale_bytes() * parts() + bits * BLOCK / 8 * PANEL; }
-  constexpr int factor_bytes() const { return has_factors ? 2 * parts() * PANEL : 0; }
-  constexpr int blocks() const { return has_factors ? SUPERBLOCK / BLOCK : 1; }  // that lie together, after their factors
-  constexpr int inputs() const { return blocks() * BLOCK; }
-  constexpr int bytes() const { return factor_bytes() + blocks() * block_bytes(); }
-};
-
-constexpr Format FORMATS[] = {
-    {8, 0, 32, false, false, 0, 34},   // INT8
-    {4, 0, 32, true, false, 0, 20},    // INT4
-    {4, 8, 32, false, false, 0, 18},   // Q4_0
-    {5, 16, 32, false, false, 0, 22},  // Q5_0
-    {5, 0, 32, true, false, 0, 24},    // Q5_1
-    {4, 0, 32, true, true, 0, 144},    // Q4_K
-    {5, 0, 32, true, true, 0, 176},    // Q5_K
-    {6, 32, 16, false, true, 0, 210},  // Q6_K
-    {4, 0, 32, false, false, 1, 18},    // IQ4_NL
-    {4, 0, 32, false, true, 1, 136},    // IQ4_XS
-    {4, 0, 32, false, false, 2, 17},    // MXFP4
-};
-constexpr const Format& format_of(int kind) { return FORMATS[kind - INT8]; }
-
-// Of IQ4, and the values of MXFP4, doubled.
-constexpr int8_t TABLES[3][16] = {{},
-                                  {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
-                                  {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}};
 
 struct Matrix {
   int32_t kind, outputs, inputs;  // inputs are even, and multiples of the format's if quantised
@@ -90,8 +28,8 @@ struct Matrix {
 // The parts of a block.
 //
 // As many inputs are multiplied at once as the instructions allow: four, whose weights are bytes when they are multiplied, or a pair
-// of 16-bit integers. With 8 bits, their bytes lie together. Otherwise, the lower 4 bits of eight inputs lie in 32 bits, and further
-// bits in 32 bits per group, so that a shift and a mask give the values of some inputs in their places.
+// of 16-bit integers. With 8 bits, their bytes lie together. Otherwise, the lower bits of as many inputs lie in 32 bits as fit there,
+// and so do further bits, so that a shift and a mask give the values of some inputs in their places.
 #if defined(__AMX_INT8__) || EMULATED_TILES
 #define TILES 1
 #else
@@ -103,79 +41,85 @@ struct Matrix {
 #define QUADS 0
 #endif
 constexpr int TOGETHER = QUADS ? 4 : 2;
-constexpr int NIBBLES = 8;  // in 32 bits
+constexpr int in_word(int bits) { return 32 / bits; }  // inputs whose `bits` are in 32 bits
 
 struct PackedBlock {
   uint16_t *factors, *minimum_factors;  // float16 [PANEL]
-  char *scales, *minimums;              // [groups, PANEL]: float16, or int8 with factors
+  char *scales, *minimums;              // [groups, PANEL]: float16, or int8; [PANEL] with nibbles, of both groups
   int8_t* bytes;                        // [BLOCK / TOGETHER, PANEL, TOGETHER]
-  uint32_t* nibbles;                    // [BLOCK / NIBBLES, PANEL]
-  uint32_t* high;                       // [groups, PANEL]
+  uint32_t *low, *high;                 // [BLOCK / in_word(bits), PANEL]
 };
 
 ALWAYS_INLINE PackedBlock block_of(const Format& format, char* panel, int index) {
   char* factors = panel + index / format.blocks() * format.bytes();
   char* scales = factors + format.factor_bytes() + index % format.blocks() * format.block_bytes();
-  char* values = scales + format.scale_bytes() * format.parts();
-  return {(uint16_t*)factors, (uint16_t*)factors + PANEL, scales, scales + format.scale_bytes(),
-          (int8_t*)values,    (uint32_t*)values,          (uint32_t*)values + BLOCK / NIBBLES * PANEL};
+  char *minimums = scales + format.scale_bytes(), *values = minimums + format.minimum_bytes();
+  uint32_t* low = (uint32_t*)values;
+  return {(uint16_t*)factors, (uint16_t*)factors + PANEL, scales, minimums, (int8_t*)values, low, low + format.low() * PANEL};
 }
 
 inline int byte_place(int input, int lane) { return (input / TOGETHER * PANEL + lane) * TOGETHER + input % TOGETHER; }
 inline int bit_shift(int input, int bits) { return input / TOGETHER * bits + input % TOGETHER * (32 / TOGETHER); }
-inline int nibble_shift(int input) { return bit_shift(input % NIBBLES, 4); }
-inline int high_shift(const Format& format, int input) { return bit_shift(input % format.group, format.high()); }
+// Where `bits` of an input are: of [words, PANEL], and their shift.
+inline int word_of(int input, int bits, int lane) { return input / in_word(bits) * PANEL + lane; }
+inline int shift_of(int input, int bits) { return bit_shift(input % in_word(bits), bits); }
 
 // One output's part of a block, as files have it.
 struct Values {
-  uint16_t factor, minimum_factor;  // float16
-  uint16_t scales[2], minimum;      // float16, or integers with factors
+  uint16_t factor, minimum_factor;    // float16
+  uint16_t scales[2], minimums[2];    // of groups: float16, or integers
   uint8_t values[BLOCK];
 };
 
-inline void put_scale(const Format& format, char* scales, int place, uint16_t scale) {
-  if (format.has_factors)
-    scales[place] = (char)scale;
-  else
-    ((uint16_t*)scales)[place] = scale;
+inline void put_scales(const Format& format, Scales kind, char* to, int lane, const uint16_t* scales) {
+  if (kind == NIBBLES) to[lane] = (char)(scales[0] | scales[1] << 4);
+  for (int group = 0; kind != NIBBLES && group < format.groups(); group++)
+    if (kind == BYTES)
+      to[group * PANEL + lane] = (char)scales[group];
+    else
+      ((uint16_t*)to)[group * PANEL + lane] = scales[group];
 }
 
 // The format is known when this is compiled: its divisions would take most of the time.
 template <const Format& FORMAT>
 inline void put_block(const PackedBlock& block, int lane, const Values& from) {
   constexpr Format format = FORMAT;
-  if (format.has_factors) block.factors[lane] = from.factor;
-  if (format.has_factors && format.has_minimums) block.minimum_factors[lane] = from.minimum_factor;
-  for (int group = 0; group < format.groups(); group++)
-    put_scale(format, block.scales, group * PANEL + lane, from.scales[group]);
-  if (format.has_minimums) put_scale(format, block.minimums, lane, from.minimum);
-  uint32_t nibbles[BLOCK / NIBBLES] = {}, high[2] = {};
+  constexpr int LOW = format.low(), HIGH = format.high();
+  if (format.factors()) block.factors[lane] = from.factor;
+  if (format.factors() == 2) block.minimum_factors[lane] = from.minimum_factor;
+  put_scales(format, format.scales, block.scales, lane, from.scales);
+  if (format.minimums) put_scales(format, format.minimum_scales(), block.minimums, lane, from.minimums);
+  uint32_t low[LOW] = {}, high[HIGH + 1] = {};
   for (int i = 0; i < BLOCK; i++) {
     if (format.bits == 8) block.bytes[byte_place(i, lane)] = (int8_t)from.values[i];
-    nibbles[i / NIBBLES] |= (from.values[i] & 15u) << nibble_shift(i);
-    high[i / format.group] |= (uint32_t)(from.values[i] >> 4) << high_shift(format, i);
+    low[i / in_word(LOW)] |= (from.values[i] & ((1u << LOW) - 1)) << shift_of(i, LOW);
+    if constexpr (HIGH > 0) high[i / in_word(HIGH)] |= (uint32_t)(from.values[i] >> LOW) << shift_of(i, HIGH);
   }
   if (format.bits == 8) return;
-  for (int eight = 0; eight < BLOCK / NIBBLES; eight++) block.nibbles[eight * PANEL + lane] = nibbles[eight];
-  for (int group = 0; format.high() && group < format.groups(); group++) block.high[group * PANEL + lane] = high[group];
+  for (int word = 0; word < LOW; word++) block.low[word * PANEL + lane] = low[word];
+  for (int word = 0; word < HIGH; word++) block.high[word * PANEL + lane] = high[word];
 }
 
-inline uint16_t get_scale(const Format& format, const char* scales, int place) {
-  return format.has_factors ? (uint8_t)scales[place] : ((const uint16_t*)scales)[place];
+inline void get_scales(const Format& format, Scales kind, const char* from, int lane, uint16_t* scales) {
+  for (int group = 0; group < format.groups(); group++) {
+    if (kind == NIBBLES) scales[group] = (uint8_t)from[lane] >> 4 * group & 15;
+    if (kind == BYTES) scales[group] = (uint8_t)from[group * PANEL + lane];
+    if (kind == HALVES) scales[group] = ((const uint16_t*)from)[group * PANEL + lane];
+  }
 }
 
 // One output's part of a block.
 inline Values get_block(const Format& format, const PackedBlock& block, int lane) {
+  const int low = format.low(), high = format.high();
   Values found{};
-  if (format.has_factors) found.factor = block.factors[lane];
-  if (format.has_factors && format.has_minimums) found.minimum_factor = block.minimum_factors[lane];
-  for (int group = 0; group < format.groups(); group++) found.scales[group] = get_scale(format, block.scales, group * PANEL + lane);
-  if (format.has_minimums) found.minimum = get_scale(format, block.minimums, lane);
+  if (format.factors()) found.factor = block.factors[lane];
+  if (format.factors() == 2) found.minimum_factor = block.minimum_factors[lane];
+  get_scales(format, format.scales, block.scales, lane, found.scales);
+  if (format.minimums) get_scales(format, format.minimum_scales(), block.minimums, lane, found.minimums);
   for (int i = 0; i < BLOCK; i++) {
-    int value = block.nibbles[i / NIBBLES * PANEL + lane] >> nibble_shift(i) & 15;
+    int value = block.low[word_of(i, low, lane)] >> shift_of(i, low) & ((1 << low) - 1);
     if (format.bits == 8) value = block.bytes[byte_place(i, lane)];
-    if (format.high())
-      value |= (block.high[i / format.group * PANEL + lane] >> high_shift(format, i) & ((1 << format.high()) - 1)) << 4;
+    if (high) value |= (block.high[word_of(i, high, lane)] >> shift_of(i, high) & ((1 << high) - 1)) << low;
     found.values[i] = (uint8_t)value;
   }
   return found;
@@ -184,11 +128,13 @@ inline Values get_block(const Format& format, const PackedBlock& block, int lane
 // The weights of a block, float32 [BLOCK].
 inline void to_floats(const Format& format, const Values& from, float* weights) {
   const auto scale_of = [&](uint16_t scale, uint16_t factor) {
-    return format.has_factors ? from_half(factor) * (int8_t)scale : from_half(scale);
+    return format.has_factors() ? from_half(factor) * format.unit * (int8_t)scale : from_half(scale);
   };
-  const float minimum = format.has_minimums ? scale_of(from.minimum, from.minimum_factor) : 0;
   for (int group = 0; group < format.groups(); group++) {
     const float scale = scale_of(from.scales[group], from.factor);
+    float minimum = 0;
+    if (format.minimums == ALIKE) minimum = scale_of(from.minimums[group], from.minimum_factor);
+    if (format.minimums == ZEROS) minimum = (int8_t)from.minimums[group] * scale;
     for (int i = group * format.group; i < (group + 1) * format.group; i++) {
       int value = format.bits == 8 ? (int8_t)from.values[i] : from.values[i];
       if (format.table) value = TABLES[format.table][value];
@@ -220,8 +166,8 @@ inline Values to_int4(const float* weights) {
     Values tried{};
     tried.scales[0] = to_half((high - low) * share / 15);
     const float scale = from_half(tried.scales[0]);
-    tried.minimum = to_half((high + low) / 2 - 7.5f * scale);
-    const float minimum = from_half(tried.minimum);
+    tried.minimums[0] = to_half((high + low) / 2 - 7.5f * scale);
+    const float minimum = from_half(tried.minimums[0]);
     float error = 0;
     for (int i = 0; i < BLOCK; i++) {
       const float value = scale > 0 ? std::clamp(std::nearbyint((weights[i] - minimum) / scale), 0.0f, 15.0f) : 0;

@@ -85,11 +85,12 @@ inline Ints load_bytes(const void* from) {
 #endif
 }
 
-// LANES scales or minimums.
+// LANES scales of a group, or minimums, from `lane` on.
 template <const Format& FORMAT>
-inline Floats load_scales(const char* scales, const uint16_t* factors, int place) {
-  if constexpr (FORMAT.has_factors) return to_floats(load_bytes(scales + place)) * load_half(factors + place % PANEL);
-  return load_half((const uint16_t*)scales + place);
+ALWAYS_INLINE Floats load_scales(const char* scales, const uint16_t* factors, int group, int lane) {
+  if constexpr (FORMAT.scales == HALVES) return load_half((const uint16_t*)scales + group * PANEL + lane);
+  if constexpr (FORMAT.scales == NIBBLES) return to_floats(load_bytes(scales + lane) >> 4 * group & 15) * load_half(factors + lane);
+  return to_floats(load_bytes(scales + group * PANEL + lane)) * load_half(factors + lane);
 }
 
 template <const Format& FORMAT, int R>
@@ -98,6 +99,8 @@ void multiply_blocks(const Matrix& matrix, const char* panel, const Rows& rows, 
 #if TILES
   if constexpr (R >= TILED_ROWS) begin_products<FORMAT, R>();
 #endif
+  const Format& format = format_of(matrix.kind);  // like FORMAT, but for its table and unit
+  const int8_t(&table)[16] = TABLES[format.table];
   const int blocks = matrix.inputs / BLOCK;
   const RowBlock* x = rows.blocks + (size_t)first * blocks;
   for (int b = 0; b < blocks; b++, x += R) {
@@ -108,21 +111,22 @@ void multiply_blocks(const Matrix& matrix, const char* panel, const Rows& rows, 
       Ints sums[R][2];
 #if TILES
       if constexpr (R >= TILED_ROWS)
-        sum_tiles<FORMAT, R>(block, group, x, sums);
+        sum_tiles<FORMAT, R>(block, group, table, x, sums);
       else
 #endif
-        sum_group<FORMAT, R>(block, group, x, sums);
+        sum_group<FORMAT, R>(block, group, table, x, sums);
 #pragma GCC unroll 2
       for (int part = 0; part < 2; part++) {
-        const Floats scales = load_scales<FORMAT>(block.scales, block.factors, group * PANEL + part * LANES);
-        Floats minimums{};
-        if constexpr (FORMAT.has_minimums)
-          minimums = load_scales<FORMAT>(block.minimums, block.minimum_factors, part * LANES);
+        const int lane = part * LANES;
+        Floats scales = load_scales<FORMAT>(block.scales, block.factors, group, lane), minimums{};
+        if constexpr (FORMAT.table != VALUES && FORMAT.has_factors()) scales *= all(format.unit);
+        if constexpr (FORMAT.minimums == ALIKE) minimums = load_scales<FORMAT>(block.minimums, block.minimum_factors, group, lane);
+        if constexpr (FORMAT.minimums == ZEROS) minimums = to_floats(load_bytes(block.minimums + group * PANEL + lane)) * scales;
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-          float* total = out + r * PANEL + part * LANES;
+          float* total = out + r * PANEL + lane;
           Floats sum = fma(to_floats(sums[r][part]), scales * all(x[r].scale), load(total));
-          if constexpr (FORMAT.has_minimums) sum = fma(minimums, all(x[r].sum), sum);
+          if constexpr (FORMAT.minimums != NONE) sum = fma(minimums, all(x[r].sums[FORMAT.groups() == 2 ? group : 2]), sum);
           store(total, sum);
         }
       }
@@ -135,7 +139,7 @@ void multiply_blocks(const Matrix& matrix, const char* panel, const Rows& rows, 
 
 template <int R, size_t... FORMAT>
 constexpr auto kernels_of(std::index_sequence<FORMAT...>) {
-  return std::array{multiply_float32<R>, multiply_bfloat16<R>, multiply_blocks<FORMATS[FORMAT], R>...};
+  return std::array{multiply_float32<R>, multiply_bfloat16<R>, multiply_blocks<FORMATS[first_like(FORMAT)], R>...};
 }
 template <size_t... ROWS>
 constexpr auto kernels_for(std::index_sequence<ROWS...>) {

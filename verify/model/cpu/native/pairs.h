@@ -64,7 +64,7 @@ inline void add_pair(Ints w0, Ints w1, const RowBlock* x, int input, Ints (&sums
 
 // Sums of products of a group's weights with R rows.
 template <const Format& FORMAT, int R>
-inline void sum_group(const PackedBlock& block, int group, const RowBlock* x, Ints (&sums)[R][2]) {
+inline void sum_group(const PackedBlock& block, int group, const int8_t (&table)[16], const RowBlock* x, Ints (&sums)[R][2]) {
   for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = Ints{};
   if constexpr (FORMAT.bits == 8) {
     const int8_t* weights = block.bytes;
@@ -72,18 +72,7 @@ inline void sum_group(const PackedBlock& block, int group, const RowBlock* x, In
     for (int pair = 0; pair < BLOCK / 2; pair++, weights += 2 * PANEL)
       add_pair<R>(load_pairs(weights), load_pairs(weights + 2 * LANES), x, 2 * pair, sums);
   } else {
-    const uint32_t* weights = block.nibbles + group * FORMAT.group / NIBBLES * PANEL;
-    Ints high[2] = {};
-    if constexpr (FORMAT.high() > 0)
-      for (int part = 0; part < 2; part++) high[part] = load_ints(block.high + group * PANEL + part * LANES);
-    const int first = group * FORMAT.group;
-    for (int input = first; input < first + FORMAT.group; input += NIBBLES, weights += PANEL) {
-      const Ints low[2] = {load_ints(weights), load_ints(weights + LANES)};
-#pragma GCC unroll 4
-      for (int pair = 0; pair < NIBBLES / 2; pair++)
-        add_pair<R>(values_of<FORMAT>(low[0], high[0], pair), values_of<FORMAT>(low[1], high[1], pair), x, input + 2 * pair, sums);
-      for (int part = 0; part < 2; part++) high[part] >>= NIBBLES / 2 * FORMAT.high();
-    }
+    each_value<FORMAT>(block, group, table, [&](int input, Ints w0, Ints w1) ALWAYS_INLINED { add_pair<R>(w0, w1, x, input, sums); });
   }
 }
 

@@ -50,7 +50,7 @@ inline void add_quad(Ints w0, Ints w1, const RowBlock* x, int input, Ints (&sums
 
 // Sums of products of a group's weights with R rows.
 template <const Format& FORMAT, int R>
-inline void sum_group(const PackedBlock& block, int group, const RowBlock* x, Ints (&sums)[R][2]) {
+inline void sum_group(const PackedBlock& block, int group, const int8_t (&table)[16], const RowBlock* x, Ints (&sums)[R][2]) {
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) {
     const int32_t negatives = FORMAT.groups() == 2 ? x[r].negatives[group] : x[r].negatives[0] + x[r].negatives[1];
@@ -62,18 +62,7 @@ inline void sum_group(const PackedBlock& block, int group, const RowBlock* x, In
     for (int input = 0; input < BLOCK; input += 4, weights += 4 * PANEL)
       add_quad<R>(load_ints(weights), load_ints(weights + 4 * LANES), x, input, sums);
   } else {
-    const uint32_t* weights = block.nibbles + group * FORMAT.group / NIBBLES * PANEL;
-    Ints high[2] = {};
-    if constexpr (FORMAT.high() > 0)
-      for (int part = 0; part < 2; part++) high[part] = load_ints(block.high + group * PANEL + part * LANES);
-    const int first = group * FORMAT.group;
-    for (int input = first; input < first + FORMAT.group; input += NIBBLES, weights += PANEL) {
-      const Ints low[2] = {load_ints(weights), load_ints(weights + LANES)};
-#pragma GCC unroll 2
-      for (int quad = 0; quad < 2; quad++)
-        add_quad<R>(values_of<FORMAT>(low[0], high[0], quad), values_of<FORMAT>(low[1], high[1], quad), x, input + 4 * quad, sums);
-      for (int part = 0; part < 2; part++) high[part] >>= 2 * FORMAT.high();
-    }
+    each_value<FORMAT>(block, group, table, [&](int input, Ints w0, Ints w1) ALWAYS_INLINED { add_quad<R>(w0, w1, x, input, sums); });
   }
 }
 

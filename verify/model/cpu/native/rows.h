@@ -13,7 +13,7 @@ struct RowBlock {
 #else
   int16_t integers[BLOCK];
 #endif
-  float scale, sum;      // sum: of the values, as they were rounded
+  float scale, sums[3];  // sums: of the values, as they were rounded, of each half and of both
   int32_t negatives[2];  // sums of the magnitudes of negative values, of each half
 };
 
@@ -70,11 +70,11 @@ inline void quantize(const float* from, RowBlock& to, [[maybe_unused]] bool is_t
   const float largest = from_bits(outrider::largest(most));
   // NaN where a value is NaN or infinite, which no integer can say.
   const float scale = largest / LARGEST_INPUT + largest * 0, inverse = scale > 0 ? 1 / scale : 0;
-  Ints totals{}, negatives[2] = {};
+  Ints totals[2] = {}, negatives[2] = {};
   for (int i = 0; i < BLOCK; i += LANES) {
     // Adding 1.5 * 2^23 rounds to the nearest integer, which is then in the lower bits.
     const Ints rounded = (Ints)fma(load(from + i), all(inverse), all(12582912.0f)) - all_ints(0x4b400000);
-    totals += rounded;
+    totals[i / (BLOCK / 2)] += rounded;
 #if QUADS
     if (is_tiled) {
       const Ints lower = rounded >> 1;
@@ -91,8 +91,12 @@ inline void quantize(const float* from, RowBlock& to, [[maybe_unused]] bool is_t
 #endif
   }
   to.scale = scale;
-  to.sum = scale * (float)total(totals);
-  for (int half = 0; half < 2; half++) to.negatives[half] = total(negatives[half]);
+  const int32_t sums[2] = {total(totals[0]), total(totals[1])};
+  for (int half = 0; half < 2; half++) {
+    to.sums[half] = scale * (float)sums[half];
+    to.negatives[half] = total(negatives[half]);
+  }
+  to.sums[2] = scale * (float)(sums[0] + sums[1]);
 }
 
 inline void quantize(const Rows& rows, int row) {

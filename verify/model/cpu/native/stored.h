@@ -6,16 +6,11 @@
 #include <utility>
 
 #include "description.h"
+#include "grids.h"
 
 namespace outrider {
 
-inline uint16_t half_at(const uint8_t* from) {
-  uint16_t half;
-  std::memcpy(&half, from, 2);
-  return half;
-}
-
-// Where a value of the block with this index in its superblock lies: the byte of its lower 4 bits, and their shift.
+// Where a value of the block with this index in its superblock lies: the byte of its lower bits, and their shift.
 struct Place {
   int byte, shift;
 };
@@ -26,11 +21,14 @@ constexpr Place place_of(int block, int i) {
     case Q4_K:
     case Q5_K: return {block / 2 * 32 + i, block % 2 * 4};
     case Q6_K: return {block / 4 * 64 + block % 2 * 32 + i, block % 4 / 2 * 4};
+    case Q2_K:
+    case Q3_K:
+    case TQ2_0: return {block / 4 * 32 + i, block % 4 * 2};
     default: return {block * 16 + i % 16, i / 16 * 4};
   }
 }
 
-// Reads lower 4 bits, and higher ones, of a block.
+// Reads lower bits, and higher ones, of a block.
 template <int KIND>
 inline void read_values(int block, const uint8_t* low, const uint8_t* high, Values& to) {
   for (int i = 0; i < BLOCK; i++) {
@@ -39,7 +37,9 @@ inline void read_values(int block, const uint8_t* low, const uint8_t* high, Valu
     if (KIND == Q5_0 || KIND == Q5_1) more = high[i / 8] >> i % 8 & 1;
     if (KIND == Q5_K) more = high[i] >> block & 1;
     if (KIND == Q6_K) more = high[block / 4 * 32 + i] >> block % 4 * 2 & 3;
-    to.values[i] = (uint8_t)((low[place.byte] >> place.shift & 15) | more << 4);
+    if (KIND == Q3_K) more = high[i] >> block & 1;
+    constexpr int bits = FORMATS[KIND - INT8].low();
+    to.values[i] = (uint8_t)((low[place.byte] >> place.shift & ((1 << bits) - 1)) | more << bits);
   }
 }
 
@@ -49,12 +49,21 @@ inline void read_scales(const uint8_t* from, int block, Values& to) {
   to.minimum_factor = half_at(from + 2) ^ 0x8000;  // minimums are subtracted there
   const uint8_t* bits = from + 4;
   to.scales[0] = block < 4 ? bits[block] & 63 : (bits[block + 4] & 15) | bits[block - 4] >> 6 << 4;
-  to.minimum = block < 4 ? bits[block + 4] & 63 : bits[block + 4] >> 4 | bits[block] >> 6 << 4;
+  to.minimums[0] = block < 4 ? bits[block + 4] & 63 : bits[block + 4] >> 4 | bits[block] >> 6 << 4;
+}
+
+// A value of TQ1_0, one of five digits of base 3 in a byte, as a fraction of 256.
+inline uint8_t digit_of(const uint8_t* from, int input) {
+  constexpr uint8_t POWERS[] = {1, 3, 9, 27, 81};
+  const int start = input < 160 ? 0 : input < 240 ? 160 : 240, width = input < 160 ? 32 : input < 240 ? 16 : 4;
+  const uint8_t* bytes = from + (input < 160 ? 0 : input < 240 ? 32 : 48);
+  const uint8_t fraction = (uint8_t)(bytes[(input - start) % width] * POWERS[(input - start) / width]);
+  return (uint8_t)(fraction * 3 >> 8);
 }
 
 // A block of 32 inputs in a stored block, which has several if the kind has factors.
 template <int KIND>
-inline Values read_block(const uint8_t* from, int block) {
+inline Values read_block(const uint8_t* from, int block, const uint8_t* grid = nullptr) {
   Values found{};
   switch (KIND) {
     case INT8:
@@ -70,7 +79,7 @@ inline Values read_block(const uint8_t* from, int block) {
     case INT4:
     case Q5_1:
       found.scales[0] = half_at(from);
-      found.minimum = half_at(from + 2);
+      found.minimums[0] = half_at(from + 2);
       read_values<KIND>(0, from + (KIND == Q5_1 ? 8 : 4), from + 4, found);
       break;
     case Q4_K:
@@ -92,15 +101,53 @@ inline Values read_block(const uint8_t* from, int block) {
       found.scales[0] = to_half(std::ldexp(1.0f, from[0] - 128));
       read_values<KIND>(0, from + 1, nullptr, found);
       break;
+    case Q2_K:
+      found.factor = half_at(from + 80);
+      found.minimum_factor = half_at(from + 82) ^ 0x8000;  // minimums are subtracted there
+      for (int group = 0; group < 2; group++) {
+        found.scales[group] = from[2 * block + group] & 15;
+        found.minimums[group] = from[2 * block + group] >> 4;
+      }
+      read_values<KIND>(block, from + 16, nullptr, found);
+      break;
+    case Q3_K:
+      found.factor = half_at(from + 108);
+      for (int group = 0; group < 2; group++) {
+        const int number = 2 * block + group, low = from[96 + number % 8] >> number / 8 * 4 & 15;
+        found.scales[group] = (uint16_t)((low | (from[104 + number % 4] >> number / 4 * 2 & 3) << 4) - 32);
+      }
+      read_values<KIND>(block, from + 32, from, found);
+      break;
+    case TQ1_0:
+      found.factor = half_at(from + 52);
+      found.scales[0] = 1;
+      for (int i = 0; i < BLOCK; i++) found.values[i] = digit_of(from, block * BLOCK + i);
+      break;
+    case TQ2_0:
+      found.factor = half_at(from + 64);
+      found.scales[0] = 1;
+      read_values<KIND>(block, from, nullptr, found);
+      break;
+    case ZERO4:
+      found.scales[0] = half_at(from);
+      found.minimums[0] = from[2];
+      read_values<KIND>(0, from + 3, nullptr, found);
+      break;
+    case ZERO8:
+      found.scales[0] = half_at(from);
+      found.minimums[0] = from[2];
+      std::memcpy(found.values, from + 3, BLOCK);
+      break;
+    default: read_grid<KIND>(from, block, grid, found);
   }
   return found;
 }
 
 template <int KIND>
-void put_stored_of(const Matrix& matrix, int output, const uint8_t* from) {
+void put_stored_of(const Matrix& matrix, int output, const uint8_t* from, const uint8_t* grid) {
   constexpr Format format = FORMATS[KIND - INT8];
   for (int b = 0; b < matrix.inputs / BLOCK; b++) {
-    const Values values = read_block<KIND>(from + b / format.blocks() * format.stored, b % format.blocks());
+    const Values values = read_block<KIND>(from + b / format.blocks() * format.stored, b % format.blocks(), grid);
     put_block<FORMATS[KIND - INT8]>(block_of(format, matrix.panel(output / PANEL), b), output % PANEL, values);
   }
 }
@@ -124,10 +171,12 @@ using Kinds = std::make_integer_sequence<int, std::size(FORMATS)>;
 constexpr auto PUTS = puts_of(Kinds());
 constexpr auto TAKES = takes_of(Kinds());
 
-// Packs the blocks of one output, of the file's type that the matrix has.
-inline void put_stored(const Matrix& matrix, int output, const uint8_t* from) { PUTS[matrix.kind - INT8](matrix, output, from); }
+// Packs the blocks of one output, of the file's type that the matrix has. `grid` as in grids.h.
+inline void put_stored(const Matrix& matrix, int output, const uint8_t* from, const uint8_t* grid) {
+  PUTS[matrix.kind - INT8](matrix, output, from, grid);
+}
 
-// A row of a table, float32 [width].
+// A row of a table, float32 [width]. Not of types with a grid.
 inline void take(const Table& table, int64_t row, float* to) {
   if (table.kind >= INT8) {
     const Format& format = format_of(table.kind);

@@ -218,8 +218,12 @@ ALL: tuple[type[Structure], ...] = (
 )
 
 
+# The number of quantised kinds of weights (format.h).
+FORMATS = 24
+
+
 def fit(library: ctypes.CDLL) -> bool:
-    """Whether a library was compiled with these functions, and structures of these sizes."""
-    expected = [VERSION, *map(ctypes.sizeof, ALL)]
+    """Whether a library was compiled with these functions, structures of these sizes, and these kinds of weights."""
+    expected = [VERSION, *map(ctypes.sizeof, ALL), FORMATS]
     found = (c_int64 * len(expected))()
     return library.outrider_sizes(found, len(expected)) == len(expected) and list(found) == expected

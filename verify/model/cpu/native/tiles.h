@@ -77,7 +77,7 @@ inline void begin_products() {
 
 // Sums of products of a group's weights with R rows.
 template <const Format& FORMAT, int R>
-inline void sum_tiles(const PackedBlock& block, int group, const RowBlock* x, Ints (&sums)[R][2]) {
+inline void sum_tiles(const PackedBlock& block, int group, const int8_t (&table)[16], const RowBlock* x, Ints (&sums)[R][2]) {
   load_tile<LOWER>(x->first + group * FORMAT.group, sizeof(RowBlock));
   load_tile<UPPER>(x->second + group * FORMAT.group, sizeof(RowBlock));
   clear_tile<SUMS0>();
@@ -87,17 +87,11 @@ inline void sum_tiles(const PackedBlock& block, int group, const RowBlock* x, In
     load_tile<WEIGHTS1>(block.bytes + 4 * LANES, 4 * PANEL);
   } else {
     Ints values[2][FORMAT.group / 4];
-    for (int part = 0; part < 2; part++) {
-      const uint32_t* weights = block.nibbles + group * FORMAT.group / NIBBLES * PANEL + part * LANES;
-      Ints high{};
-      if constexpr (FORMAT.high() > 0) high = load_ints(block.high + group * PANEL + part * LANES);
-#pragma GCC unroll 4
-      for (int eight = 0; eight < FORMAT.group / NIBBLES; eight++, weights += PANEL) {
-        const Ints low = load_ints(weights);
-        for (int quad = 0; quad < 2; quad++) values[part][2 * eight + quad] = values_of<FORMAT>(low, high, quad);
-        high >>= 2 * FORMAT.high();
-      }
-    }
+    each_value<FORMAT>(block, group, table, [&](int input, Ints w0, Ints w1) ALWAYS_INLINED {
+      const int quad = input % FORMAT.group / 4;
+      values[0][quad] = w0;
+      values[1][quad] = w1;
+    });
     load_tile<WEIGHTS0>(values[0], sizeof(Ints));
     load_tile<WEIGHTS1>(values[1], sizeof(Ints));
   }

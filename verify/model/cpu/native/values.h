@@ -47,17 +47,36 @@ constexpr int32_t LOWEST = 0x00010001;
 
 #endif
 
-// The values of TOGETHER inputs, of number `part`. `low` has the lower bits of NIBBLES inputs, and `high` begins with the others.
+// The values of TOGETHER inputs, of number `part`. `low` has the lower bits of some inputs, and `high` begins with the others.
 template <const Format& FORMAT>
-inline Ints values_of(Ints low, Ints high, int part) {
-  Ints values = low >> 4 * part & 15 * LOWEST;
-  if constexpr (FORMAT.high() > 0) {
-    const int shift = part * FORMAT.high() - 4;
-    values |= (shift < 0 ? high << -shift : high >> shift) & ((1 << FORMAT.high()) - 1) * 16 * LOWEST;
+ALWAYS_INLINE Ints values_of(Ints low, Ints high, int part, const int8_t (&table)[16]) {
+  constexpr int LOW = FORMAT.low(), HIGH = FORMAT.high();
+  Ints values = low >> LOW * part & ((1 << LOW) - 1) * LOWEST;
+  if constexpr (HIGH > 0) {
+    const int shift = part * HIGH - LOW;
+    values |= (shift < 0 ? high << -shift : high >> shift) & (((1 << HIGH) - 1) << LOW) * LOWEST;
   }
-  if constexpr (FORMAT.table > 0) values = look_up(values, TABLES[FORMAT.table]);
+  if constexpr (FORMAT.table != VALUES) values = look_up(values, table);
   if constexpr (FORMAT.offset > 0) values = (Ints)((ValueLanes)values - (ValueLanes{} + (Value)FORMAT.offset));
   return values;
+}
+
+// Calls `use(input, w0, w1)` with the values of TOGETHER inputs of a group, of both halves of a panel. Not for 8 bits.
+template <const Format& FORMAT, class Use>
+ALWAYS_INLINE void each_value(const PackedBlock& block, int group, const int8_t (&table)[16], const Use& use) {
+  constexpr int LOW = FORMAT.low(), HIGH = FORMAT.high(), WORD = in_word(LOW), PARTS = WORD / TOGETHER;
+  const int first = group * FORMAT.group;
+  Ints high[2] = {};
+  if constexpr (HIGH > 0)
+    for (int half = 0; half < 2; half++)
+      high[half] = load_ints(block.high + word_of(first, HIGH, half * LANES)) >> shift_of(first, HIGH);
+  for (int input = first; input < first + FORMAT.group; input += WORD) {
+    const Ints low[2] = {load_ints(block.low + word_of(input, LOW, 0)), load_ints(block.low + word_of(input, LOW, LANES))};
+#pragma GCC unroll 8
+    for (int part = 0; part < PARTS; part++)
+      use(input + part * TOGETHER, values_of<FORMAT>(low[0], high[0], part, table), values_of<FORMAT>(low[1], high[1], part, table));
+    for (int half = 0; half < 2; half++) high[half] >>= PARTS * HIGH;
+  }
 }
 
 }  // namespace outrider

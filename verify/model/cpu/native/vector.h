@@ -13,7 +13,8 @@
 #endif
 
 // For the parts of inner loops: the compiler's own choice depends on all else in the file.
-#define ALWAYS_INLINE inline __attribute__((always_inline))
+#define ALWAYS_INLINED __attribute__((always_inline))
+#define ALWAYS_INLINE inline ALWAYS_INLINED
 
 namespace outrider {
 

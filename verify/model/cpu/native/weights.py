@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from enum import IntEnum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.packed_file import PackedFile
 from outrider.verify.model.cpu.native.structures import Linear, Matrix, Table
-from outrider.verify.model.stored import Stored
+from outrider.verify.model.stored import Stored, StoredType, Zeroed
 
 # The inputs of a quantised block.
 BLOCK = 32
@@ -39,6 +40,19 @@ class Kind(IntEnum):
     IQ4_NL = 10
     IQ4_XS = 11
     MXFP4 = 12
+    Q2_K = 13
+    Q3_K = 14
+    IQ1_S = 15
+    IQ1_M = 16
+    IQ2_XXS = 17
+    IQ2_XS = 18
+    IQ2_S = 19
+    IQ3_XXS = 20
+    IQ3_S = 21
+    TQ1_0 = 22
+    TQ2_0 = 23
+    ZERO4 = 24  # of GPTQ and AWQ: a float16 scale and an integer zero per block
+    ZERO8 = 25
 
     @property
     def is_quantized(self) -> bool:
@@ -50,21 +64,24 @@ class Kind(IntEnum):
         """The number that a layer's inputs must be a multiple of."""
         if not self.is_quantized:
             return 2
-        return SUPERBLOCK if self in (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_XS) else BLOCK
+        of_superblocks = self in (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_XS) or Kind.Q2_K <= self <= Kind.TQ2_0
+        return SUPERBLOCK if of_superblocks else BLOCK
 
     def fits(self, inputs: int) -> bool:
         """Whether a layer with this many inputs can be packed."""
         return inputs % self.inputs == 0
 
 
-# Types that are packed as they are. Others are unpacked, and rounded to bfloat16.
-KINDS = {GGMLQuantizationType.Q8_0: Kind.INT8, GGMLQuantizationType.Q4_1: Kind.INT4} | {
-    GGMLQuantizationType[kind.name]: kind for kind in Kind if kind > Kind.INT4
-}
+# Quantised types, which are packed as they are.
+KINDS: dict[StoredType, Kind] = {GGMLQuantizationType.Q8_0: Kind.INT8, GGMLQuantizationType.Q4_1: Kind.INT4}
+KINDS |= {GGMLQuantizationType[kind.name]: kind for kind in Kind if Kind.INT4 < kind < Kind.ZERO4}
+KINDS |= {Zeroed.ZERO4: Kind.ZERO4, Zeroed.ZERO8: Kind.ZERO8}
+# Kinds whose values are rows of a grid.
+GRIDS = range(Kind.IQ1_S, Kind.TQ1_0)
 FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16)
 # Types of tables that stay as they are, by the library's numbers (description.h).
-TABLES: dict[GGMLQuantizationType, int] = {
-    **KINDS,
+TABLES: dict[StoredType, int] = {
+    **{type: kind for type, kind in KINDS.items() if kind not in GRIDS},
     GGMLQuantizationType.F32: Kind.FLOAT32,
     GGMLQuantizationType.BF16: Kind.BFLOAT16,
     GGMLQuantizationType.F16: -1,
@@ -105,11 +122,12 @@ class Weights:
         found = cls(engine, kind, outputs, inputs, file)
         if file is not None and file.is_filled:
             return found
+        read = tensor.take(slice(None))  # once, if its rows are computed
         if KINDS.get(tensor.type) == kind:
-            found.pack_blocks(tensor.rows)
+            found.pack_blocks(read.rows)
         else:
             for first in range(0, outputs, CHUNK):
-                found.pack(first, np.ascontiguousarray(tensor.floats(first, first + CHUNK)))
+                found.pack(first, np.ascontiguousarray(read.floats(first, first + CHUNK)))
         tensor.release()
         return found
 
@@ -120,8 +138,9 @@ class Weights:
 
     def pack_blocks(self, blocks: NDArray[np.uint8]) -> None:
         """Writes all outputs from blocks of a GGUF file, [outputs, bytes], of the type that the kind names."""
-        blocks = np.ascontiguousarray(blocks)
-        arguments = (ctypes.byref(self.matrix), 0, len(blocks), ctypes.c_void_p(blocks.ctypes.data))
+        blocks, grid = np.ascontiguousarray(blocks), grid_of(self.kind)
+        places = (ctypes.c_void_p(blocks.ctypes.data), None if grid is None else ctypes.c_void_p(grid.ctypes.data))
+        arguments = (ctypes.byref(self.matrix), 0, len(blocks), *places)
         self.engine.call("outrider_matrix_pack_stored", *arguments)
 
     def unpack(self, outputs: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -131,6 +150,17 @@ class Weights:
         places = (ctypes.c_void_p(wanted.ctypes.data), wanted.size, ctypes.c_void_p(found.ctypes.data))
         self.engine.library.outrider_matrix_unpack(ctypes.byref(self.matrix), *places)
         return found
+
+
+@cache
+def grid_of(kind: Kind) -> NDArray[np.uint8] | None:
+    """The grid of a kind as numbers of values, counted from the lowest one, [rows, 8 or 4]; None if it has none."""
+    if kind not in GRIDS:
+        return None
+    known: Any = getattr(quants, kind.name)
+    known.init_grid()
+    found: NDArray[np.uint8] = np.searchsorted(np.array(known.grid_map), known.grid[0, 0]).astype(np.uint8)
+    return found
 
 
 def table_of(stored: Stored, width: int) -> tuple[Table, Stored]:

@@ -34,6 +34,19 @@ struct Random {
   float value() { return (float)((int64_t)(next() >> 40) - (1 << 23)) / (1 << 23); }
 };
 
+// The place of the first float16 in blocks.
+int first_half(int kind) {
+  switch (kind) {
+    case Q6_K: return 208;
+    case Q2_K: return 80;
+    case Q3_K: return 108;
+    case TQ1_0: return 52;
+    case TQ2_0: return 64;
+    case IQ1_M: return 54;  // its upper 4 bits
+    default: return 0;
+  }
+}
+
 // Random blocks of a kind of files. Exponents of float16 lie in the middle of their range.
 std::vector<uint8_t> random_blocks(int kind, size_t count, Random& random) {
   const Format& format = format_of(kind);
@@ -45,8 +58,8 @@ std::vector<uint8_t> random_blocks(int kind, size_t count, Random& random) {
       block[0] = (uint8_t)(118 + block[0] % 6);
       continue;
     }
-    const int first = kind == Q6_K ? 208 : 0;
-    for (int place = first; place < first + 2 * format.parts(); place += 2) block[place + 1] = (block[place + 1] & 0x87) | 0x20;
+    const int first = first_half(kind), last = first + (format.minimums == ALIKE ? 2 : 0);
+    for (int place = first; place <= last; place += 2) block[place + 1] = (block[place + 1] & 0x87) | 0x20;
   }
   return blocks;
 }
@@ -65,9 +78,11 @@ uint64_t digest_of(int kind, Shape shape, Random& random) {
   matrix.data = std::aligned_alloc(64, (matrix.bytes() + 63) / 64 * 64);
   std::memset(matrix.data, 0, matrix.bytes());
   std::vector<float> weights(shape.inputs);
+  std::vector<uint8_t> grid(2048 * 8);
+  for (uint8_t& value : grid) value = (uint8_t)(random.next() % 3);
   for (int output = 0; output < shape.outputs; output++) {
     if (kind > INT4) {
-      put_stored(matrix, output, random_blocks(kind, shape.inputs / format_of(kind).inputs(), random).data());
+      put_stored(matrix, output, random_blocks(kind, shape.inputs / format_of(kind).inputs(), random).data(), grid.data());
       continue;
     }
     for (float& weight : weights) weight = random.value();

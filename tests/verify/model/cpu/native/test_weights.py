@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gguf import quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.verify.model.cpu.native import structures
 from outrider.verify.model.cpu.native import weights as packed
 from outrider.verify.model.cpu.native.library import Engine, compiled_library, load
 from outrider.verify.model.cpu.native.variants import runnable
 from outrider.verify.model.cpu.native.weights import Kind, Weights
-from tests.verify.model.cpu.native.blocks import STORED, random_blocks
+from tests.verify.model.cpu.native.blocks import STORED, dequantized, random_blocks
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 ROUNDED = [kind for kind in Kind if kind <= Kind.INT4]  # to which any weights are rounded
@@ -115,10 +115,16 @@ def test_nan_in_a_row_stays_in_that_row(engine: Engine, kind: Kind) -> None:
     assert not found[[0, 2]].isnan().any()
 
 
+def test_a_library_of_other_kinds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = compiled_library()
+    assert library is not None and sum(kind.is_quantized for kind in Kind) == structures.FORMATS
+    monkeypatch.setattr(structures, "FORMATS", structures.FORMATS + 1)
+    assert not structures.fit(library)
+
+
 @pytest.mark.parametrize("kind", STORED)
 def test_blocks_of_a_file_keep_their_values(engine: Engine, kind: Kind) -> None:
     blocks = random_blocks(kind, 50, 768)
     weights = Weights(engine, kind, 50, 768)
     weights.pack_blocks(blocks)
-    expected = torch.from_numpy(quants.dequantize(blocks, STORED[kind]).astype(np.float32))
-    assert torch.equal(unpacked(weights), expected)
+    assert torch.equal(unpacked(weights), torch.from_numpy(dequantized(kind, blocks)))
