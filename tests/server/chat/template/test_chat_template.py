@@ -76,6 +76,20 @@ def test_types_that_a_template_writes_without_end_are_replaced(field: dict[str, 
     assert template.write([USER], [{"type": "function", "function": function}]).startswith(f"look f{written}<user>Hi")
 
 
+FIELDS: list[Any] = [True, None, "string", [], {"type": {}}, {"type": [["string"]]}, {"enum": None}]
+ODD: list[Any] = [{}, {"properties": []}, {"properties": None}, {"required": None}, {"type": None}]
+ODD += [{"properties": {"f": field}} for field in FIELDS]
+
+
+@pytest.mark.parametrize("template", [LETTERS + FULL.removeprefix(TOOLS), FULL])
+@pytest.mark.parametrize("parameters", ODD, ids=str)
+def test_odd_parameters_reach_the_model_in_some_form(template: str, parameters: dict[str, Any]) -> None:
+    text = ChatTemplate(TOKENIZER, template).write(
+        [USER], [{"type": "function", "function": {"name": "see", "parameters": parameters}}]
+    )
+    assert "see" in text and "<user>" in text
+
+
 @pytest.mark.parametrize("name", RESTRICTED)
 def test_restrictions_are_found(name: str) -> None:
     template, lacks = RESTRICTED[name]
