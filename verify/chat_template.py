@@ -19,7 +19,7 @@ Message = Mapping[str, Any]
 # The names of templates in a tokenizer that has several.
 DEFAULT, TOOL_USE = "default", "tool_use"
 # What rendering raises: expressions of a template, too.
-ERRORS = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+ERRORS = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
 # Names of an answer's reasoning; templates read the first one, gpt-oss's the second.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 # Stands for the end of a message that is left open.

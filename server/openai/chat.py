@@ -235,7 +235,8 @@ class ChatEndpoint:
                 "'continue_final_message' requires that the last message is the assistant's, and no 'add_generation_prompt'."
             )
             raise APIError(400, message, "continue_final_message", "invalid_value")
-        tools = [tool.model_dump(exclude_none=True) for tool in body.enabled_tools]
+        # Models are not trained to read `strict`, which is for the server.
+        tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in body.enabled_tools]
         return TemplateOptions(arguments, adds_prompt, continues, tools, self._tool_format or FORMATS["hermes"])
 
 

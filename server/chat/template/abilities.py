@@ -20,6 +20,7 @@ class TemplateAbilities:
     parts_only: bool = False  # content is left out unless it is a list of parts
     argument_texts: bool = False  # calls are left out unless their arguments are JSON texts
     system: bool = True  # a system message at the beginning
+    system_alone: bool = True  # without any other message
     system_anywhere: bool = True  # several of them, also later, each in its place
     tools: bool = True  # the descriptions of tools
     calls: bool = True  # a call with its result
@@ -140,10 +141,12 @@ def probe(render: Render) -> TemplateAbilities:
     pair = [result(1), result(2), answer(1)]
     beside = render([user(1), calls(1, content="qtext1"), result(1)], given)
     reasoned = render([user(1), calls(1, content="qtext1", reasoning_content="qwhy1"), result(1)], given)
+    has_system = shows(render([system(1), user(1)]), "qsystem1 quser1")
     return TemplateAbilities(
         parts_only=parts_only,
         argument_texts=argument_texts,
-        system=shows(render([system(1), user(1)]), "qsystem1 quser1"),
+        system=has_system,
+        system_alone=not has_system or takes_system_alone(render, given),
         system_anywhere=takes_system_anywhere(render),
         tools=tools,
         calls=has_calls,
@@ -187,6 +190,12 @@ def takes_system_anywhere(render: Render) -> bool:
     """Whether system messages are rendered where they stand."""
     turns = [system(1), system(2), user(1), answer(1), system(3), user(2), system(4)]
     return shows(render(turns), "qsystem1 qsystem2 quser1 qanswer1 qsystem3 quser2 qsystem4")
+
+
+def takes_system_alone(render: Render, tools: Sequence[dict[str, Any]]) -> bool:
+    """Whether a system message and the tools are rendered without a user's message."""
+    text = render([system(1)], tools)
+    return all(word in text for word in ("qsystem1", *(each["function"]["name"] for each in tools)))
 
 
 def takes_repeats(render: Render) -> bool:

@@ -67,10 +67,13 @@ class ChatTemplate:
 
         Raises TEMPLATE_ERRORS.
         """
-        plain = replace(PLAIN, parts_only=self.abilities.parts_only)
+        able = self.abilities
+        plain = replace(PLAIN, parts_only=able.parts_only)
         first: Exception | None = None
-        for abilities, described in ((self.abilities, tools), (self.abilities, list(map(complete, tools))), (plain, tools)):
+        ways = (able, False), (able, True), (replace(able, tools=False), False), (plain, False)
+        for abilities, completes in ways:
             try:
+                described = list(map(complete, tools)) if completes else tools
                 fitted = fit(messages, described, abilities, format)
                 return self.render(fitted, described if abilities.tools else (), arguments, **options)
             except TEMPLATE_ERRORS as error:

@@ -32,6 +32,8 @@ def fit(
         form.joins_system = True
     for message in in_order(messages):
         form.add(message)
+    if not abilities.system_alone and all(message["role"] == "system" for message in form.messages):
+        form.messages.append({"role": "user", "content": FILLER})
     fitted = map(with_argument_texts, form.messages) if abilities.argument_texts else form.messages
     return list(map(in_parts, fitted) if abilities.parts_only else fitted)
 

@@ -16,6 +16,7 @@ from outrider.server.chat.tools.gemma import QUOTE
 Message = dict[str, Any]
 Call = tuple[str, Mapping[str, Any]]  # the function's name, and the arguments
 RESULT = ("<tool_response>\n", "\n</tool_response>")
+TYPES = ("string", "number", "integer", "boolean", "array", "object")
 EXAMPLE: Call = ("function_name", {"argument_name": "value"})
 
 
@@ -43,14 +44,28 @@ def with_structures(messages: list[Message], structures: Iterable[str]) -> list[
 
 
 def complete(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool with the fields that it leaves out and some chat templates read."""
-    function = {"description": "", "parameters": {}, **tool["function"]}
+    """The tool with the fields that it leaves out and some chat templates read, and one type where it has several."""
+    function = {"description": "", "parameters": {}, **with_one_type(tool["function"])}
     parameters = {"type": "object", "properties": {}, "required": [], **function["parameters"]}
     properties = {
         name: {"type": "string", "description": "", **schema} if isinstance(schema, Mapping) else schema
         for name, schema in parameters["properties"].items()
     }
     return {**tool, "function": {**function, "parameters": {**parameters, "properties": properties}}}
+
+
+def with_one_type(schema: Any) -> Any:
+    """A schema whose types are the first that templates know: they write others letter by letter, without end."""
+    if isinstance(schema, list):
+        return list(map(with_one_type, schema))
+    if not isinstance(schema, Mapping):
+        return schema
+    inner = {key: with_one_type(value) for key, value in schema.items()}
+    given = inner.get("type")
+    if isinstance(given, str | list):
+        types = [given] if isinstance(given, str) else given
+        inner["type"] = next((each for each in types if each in TYPES), "string")
+    return inner
 
 
 def result_text(content: Any) -> Any:

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from outrider import models
+from outrider.server.http.errors import APIError
+from outrider.server.openai.models import ModelNames
+from outrider.server.settings import Model
 from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, fetch
 
 APP = app_with(FakeEngine())
@@ -50,6 +53,23 @@ def test_the_text_of_llama_servers_clients_has_no_special_tokens_unless_they_ask
 def test_tokenize_needs_one_text(body: dict[str, Any]) -> None:
     response = fetch(APP, "POST", "/tokenize", body)
     assert response.status_code == 400 and "one of 'prompt', 'messages' and 'content'" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("model", "known", "unknown"),
+    [
+        (Model(path="models/a.Q4_K_M.gguf"), ["a.Q4_K_M", "a.Q4_K_M.gguf"], "b.gguf"),
+        (Model(path="models/a.gguf", name="b"), ["b"], "a.gguf"),
+        (Model(path="owner/a"), ["a"], "a.gguf"),
+    ],
+)
+def test_the_name_of_a_gguf_file_has_no_ending_but_requests_may_use_it(model: Model, known: list[str], unknown: str) -> None:
+    names = ModelNames(model)
+    assert names.listed == known[:1]
+    for name in known:
+        names.check(name)
+    with pytest.raises(APIError):
+        names.check(unknown)
 
 
 def test_aliases_are_accepted_and_echoed() -> None:

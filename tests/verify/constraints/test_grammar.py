@@ -6,19 +6,20 @@ import json
 import math
 from dataclasses import replace
 from random import Random
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from transformers import AutoTokenizer
 
 from outrider import models
 from outrider.drafters.interface import EMPTY, DraftTree, Source, chain
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import Resources, make
-from outrider.verify.constraints.grammar import MAX_CACHED_GRAMMARS, GrammarCompiler, GrammarError, MatcherError
+from outrider.verify.constraints.grammar import MAX_CACHED_GRAMMARS, Grammar, GrammarCompiler, GrammarError, MatcherError
 from outrider.verify.decode import decode
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.load_options import LoadOptions
@@ -28,6 +29,7 @@ from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
 from tests.trees import trees
 
+BYTES = LLTokenizer("byte")
 TOKENIZER = AutoTokenizer.from_pretrained(models.TARGET)
 STOP = int(TOKENIZER.eos_token_id)
 SIZE = len(TOKENIZER)
@@ -79,6 +81,35 @@ def test_a_grammar_that_exceeds_the_limits_is_the_clients_error() -> None:
     grammar = COMPILER.compile(LLMatcher.grammar_from_json_schema(json.dumps(multiples)))
     with pytest.raises(GrammarError, match="too expensive"):
         grammar.visit(EMPTY, 8)
+
+
+class Copies:
+    """In the place of a matcher before the first token: its copies, some of which have failed."""
+
+    def __init__(self, *fails: bool) -> None:
+        self._fails = iter(fails)
+
+    def deep_copy(self) -> LLMatcher:
+        matcher = LLMatcher(BYTES, LETTERS, log_level=0)
+        if next(self._fails):
+            matcher.consume_token(ord("z"))
+            assert matcher.is_error()
+        return matcher
+
+
+def test_a_matcher_that_fails_is_replaced_once() -> None:
+    def grammar(*fails: bool) -> Grammar:
+        return Grammar(cast(LLMatcher, Copies(*fails)), BYTES.vocab_size, [])
+
+    def allowed(grammar: Grammar) -> set[str]:
+        return {chr(byte) for byte in np.flatnonzero(grammar.visit(EMPTY, 0)[1][0])} & set("abcdefgz")
+
+    assert allowed(grammar(True, False)) == set("abcdef")
+    began = grammar(True, False)
+    began.commit(np.array([ord(letter) for letter in "abcdef"], np.int32))
+    assert allowed(began) == set()
+    with pytest.raises(MatcherError):
+        allowed(grammar(True, True))
 
 
 JSON = LLMatcher.grammar_from_json_schema({"type": "object"}, overrides={"whitespace_flexible": False})

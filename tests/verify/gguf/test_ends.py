@@ -14,16 +14,23 @@ CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_e
 LLAMA = (
     "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>{% endfor %}"
 )
+LLAMA4 = "{% for m in messages %}<|header_start|>{{ m.role }}<|header_end|>\n\n{{ m.content }}<|eot|>{% endfor %}"
 PHI = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
 GEMMA = "{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n{% endfor %}"
+GEMMA4 = "{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content }}<turn|>\n{% endfor %}"
 GLM = "[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
 MINIMAX = "{% for m in messages %}]~b]{{ m.role }}\n{{ m.content }}[e~[\n{% endfor %}"
+COMMAND = "{% for m in messages %}<|START_OF_TURN_TOKEN|><|{{ m.role }}|>{{ m.content }}<|END_OF_TURN_TOKEN|>{% endfor %}"
+EXAONE = "{% for m in messages %}[|{{ m.role }}|]{{ m.content }}[|endofturn|]\n{% endfor %}"
+KIMI = "{% for m in messages %}<|im_{{ m.role }}|>{{ m.role }}<|im_middle|>{{ m.content }}<|im_end|>{% endfor %}"
 NEMOTRON = (
     "{% for m in messages %}<SPECIAL_11>{{ m.role }}\n{{ m.content }}\n<SPECIAL_12>\n"
     "{% if m.tool_calls %}<SPECIAL_11>{{ m.role }}\n{{ m.tool_calls }}<SPECIAL_12>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<SPECIAL_11>assistant\n<think>\n{% endif %}"
 )
 GROK = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|separator|>\n\n{% endfor %}"
+SEED = "{% for m in messages %}<seed:bos>{{ m.role }}\n{{ m.content }}<seed:eos>{% endfor %}"
+LING = "{% for m in messages %}<role>{{ m.role }}</role>{{ m.content }}<|role_end|>{% endfor %}"
 MISTRAL = (
     "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% else %} {{ m.content }}</s>{% endif %}"
     "{% endfor %}"
@@ -32,6 +39,7 @@ DEEPSEEK = (
     "{% for m in messages %}<｜{{ m.role }}｜>{{ m.content }}"  # noqa: RUF001
     "{% if m.role != 'user' %}<｜end▁of▁sentence｜>{% endif %}{% endfor %}"  # noqa: RUF001
 )
+APERTUS = "{% for m in messages %}<|{{ m.role }}_start|>{{ m.content }}<|{{ m.role }}_end|>{% endfor %}"
 HARMONY = (
     "{% for m in messages %}"
     "{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
@@ -52,17 +60,30 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
+    "Qwen 2.5": Family("<|im_end|>", "<|im_end|> <|endoftext|>", CHATML, "<|im_start|> <|fim_pad|>"),
     "Qwen's base": Family("<|endoftext|>", "<|im_end|> <|endoftext|>", CHATML, "<|im_start|>"),
     "Llama 3": Family(
         "<|eot_id|>", "<|end_of_text|> <|eom_id|> <|eot_id|>", LLAMA, "<|start_header_id|> <|end_header_id|> <|python_tag|>"
     ),
+    "Llama 4": Family("<|eot|>", "<|end_of_text|> <|eom|> <|eot|>", LLAMA4, "<|header_start|> <|header_end|>"),
     "Phi 3": Family("<|endoftext|>", "<|endoftext|> <|assistant|> <|end|>", PHI, "<|user|> <|system|>"),
+    "Phi 4": Family("<|im_end|>", "<|endoftext|> <|im_end|>", CHATML, "<|im_start|> <|im_sep|>"),
+    "Gemma 3": Family("<eos>", "<eos> <end_of_turn>", GEMMA, "<bos> <start_of_turn>"),
+    "Gemma 4": Family("<eos>", "<eos> <turn|> <|tool_response>", GEMMA4, "<bos> <|turn> <tool_response|>"),
     "GLM 4": Family("<|endoftext|>", "<|endoftext|> <|user|> <|observation|>", GLM, "[gMASK] <sop> <|assistant|> <|system|>"),
     "MiniMax M2": Family("<|endoftext|>", "<|endoftext|> [e~[", MINIMAX, "]~b]"),
+    "Command R": Family("<EOS_TOKEN>", "<EOS_TOKEN> <|END_OF_TURN_TOKEN|>", COMMAND, "<|START_OF_TURN_TOKEN|>"),
+    "EXAONE": Family("<|endoftext|>", "<|endoftext|> [|endofturn|]", EXAONE, "[|user|] [|assistant|]"),
+    "Kimi K2": Family("[EOS]", "[EOS] <|im_end|>", KIMI, "<|im_user|> <|im_assistant|> <|im_middle|>"),
     "Nemotron Nano 2": Family("</s>", "</s> <SPECIAL_12>", NEMOTRON, "<SPECIAL_11> <think>"),
     "Grok 2": Family("<|eos|>", "<|eos|> <|separator|>", GROK),
+    "Seed-OSS": Family("<seed:eos>", "<seed:eos>", SEED, "<seed:bos>"),
+    "Ling": Family("<|endoftext|>", "<|endoftext|> <|role_end|>", LING, "<role> </role>"),
     "Mistral": Family("</s>", "</s>", MISTRAL, "<s> [INST] [/INST]"),
     "DeepSeek": Family("<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>", DEEPSEEK, "<｜user｜> <｜assistant｜>"),  # noqa: RUF001
+    "Apertus": Family("</s>", "</s> <|assistant_end|>", APERTUS, "<|user_start|> <|user_end|> <|assistant_start|>"),
+    "InternLM 2": Family("</s>", "</s> <|im_end|>", CHATML, "<|im_start|>"),
+    "SmolVLM": Family("<|im_end|>", "<|im_end|> <end_of_utterance>", CHATML, "<|im_start|>"),
     "gpt-oss": Family(
         "<|return|>", "<|return|> <|endoftext|> <|call|>", HARMONY, "<|end|> <|start|> <|channel|> <|message|> <|assistant|>"
     ),

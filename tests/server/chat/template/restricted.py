@@ -39,6 +39,7 @@ RESTRICTED: dict[str, tuple[str, set[str]]] = {
         + END,
         {"system_anywhere"},
     ),
+    "system beside a user": ("{% if 'user' in messages | map(attribute='role') %}" + FULL + "{% endif %}", {"system_alone"}),
     "no tools": (FULL.replace(TOOLS, ""), {"tools"}),
     "tools raise": (TOOLS.replace("tool | tojson", "tool.missing.more") + FULL, {"tools"}),
     "no calls": (FULL.replace(CALLS, ""), {"calls", "several_calls", "text_with_calls", "reasoning_with_text"}),

@@ -49,6 +49,47 @@ def test_fields_of_tools_that_a_template_reads_are_filled_in() -> None:
     assert template.abilities.tools and template.write([USER], [TOOL]).startswith("look<user>Hi")
 
 
+LETTERS = (
+    "{% macro kind(it) %}{% if it.type in ('string', 'array') %}{{ it.type }}{% elif it.type == 'object' %}"
+    "{{ kind(it.additionalProperties or {'type': 'string'}) }}{% else %}{% for each in it.type %}{{ kind({'type': each}) }}"
+    "{% endfor %}{% endif %}{% endmacro %}{% for tool in tools or [] %}{{ tool.function.name }}"
+    "{% for name, field in (tool.function.parameters.properties or {}) | items %} {{ name ~ kind(field) }}{% endfor %}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("field", "written"),
+    [
+        ({"type": ["string", "null"]}, "string"),
+        ({"type": ["null", "array"]}, "array"),
+        ({"type": "null"}, "string"),
+        ({"type": "file"}, "string"),
+        ({"type": []}, ""),
+        ({"type": "object", "additionalProperties": {"type": ["null", "array"]}}, "array"),
+    ],
+)
+def test_types_that_a_template_writes_without_end_are_replaced(field: dict[str, Any], written: str) -> None:
+    template = ChatTemplate(TOKENIZER, LETTERS + FULL.removeprefix(TOOLS))
+    function = {"name": "look", "parameters": {"type": "object", "properties": {"f": field}}}
+    assert template.abilities.tools
+    assert template.write([USER], [{"type": "function", "function": function}]).startswith(f"look f{written}<user>Hi")
+
+
+FIELDS: list[Any] = [True, None, "string", [], {"type": {}}, {"type": [["string"]]}, {"enum": None}]
+ODD: list[Any] = [{}, {"properties": []}, {"properties": None}, {"required": None}, {"type": None}]
+ODD += [{"properties": {"f": field}} for field in FIELDS]
+
+
+@pytest.mark.parametrize("template", [LETTERS + FULL.removeprefix(TOOLS), FULL])
+@pytest.mark.parametrize("parameters", ODD, ids=str)
+def test_odd_parameters_reach_the_model_in_some_form(template: str, parameters: dict[str, Any]) -> None:
+    text = ChatTemplate(TOKENIZER, template).write(
+        [USER], [{"type": "function", "function": {"name": "see", "parameters": parameters}}]
+    )
+    assert "see" in text and "<user>" in text
+
+
 @pytest.mark.parametrize("name", RESTRICTED)
 def test_restrictions_are_found(name: str) -> None:
     template, lacks = RESTRICTED[name]

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from outrider.server.chat.tools import FORMATS
-from tests.server.chat.tools.samples import Call
+from outrider.server.chat.tools import FORMATS, tool_parser
+from outrider.server.chat.tools.parts import Part, merge_parts
+from tests.server.chat.tools.samples import FUNCTIONS, Call
 from tests.server.chat.tools.test_parser import content_and_calls, each_format, parse
 
 OSLO = '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}'
@@ -70,3 +71,28 @@ def test_any_other_object_is_content(format: str, text: str) -> None:
         return  # the format itself has calls without markers
     parts = parse(format, list(in_format(format, text)))
     assert content_and_calls(parts) == (text, [])
+
+
+@each_format
+@pytest.mark.parametrize(
+    ("held", "freed"),
+    [
+        ('{"', "answer"),
+        ('{"na', 'm": 1'),
+        ('{"name": "', "other"),
+        ('{"name": "get_weather", "', "id"),
+        ("```py\n", "x"),
+        ("`", "x"),
+    ],
+)
+def test_text_is_held_back_only_while_it_can_be_a_call(format: str, held: str, freed: str) -> None:
+    if FORMATS[format].bare or format == "harmony":
+        return
+    parser = tool_parser(format, FUNCTIONS)
+    assert parser.feed(held) == []
+    assert merge_parts(parser.feed(freed)) == [Part("content", held + freed)]
+
+
+def test_without_tools_an_object_is_content() -> None:
+    parser = tool_parser("hermes", {})
+    assert merge_parts([*parser.feed(OSLO), *parser.finish()]) == [Part("content", OSLO)]

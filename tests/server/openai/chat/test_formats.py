@@ -99,6 +99,15 @@ def test_tools_that_are_described_never_become_special_tokens() -> None:
     assert TOKENIZER.eos_token_id not in engine.requests[0].prompt and prompt_of(engine).count(evil) == 6
 
 
+@pytest.mark.parametrize("template", [WITHOUT_TOOLS, "{% for tool in tools %}{{ tool }}{% endfor %}{{ messages[0].content }}"])
+def test_models_do_not_read_whether_a_tool_is_strict(template: str) -> None:
+    engine = FakeEngine("a")
+    for fields in ({}, {"strict": False}, {"strict": True}, {"strict": None}):
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, **fields}}
+        assert answered(engine, template, tools=[tool]).status_code == 200
+    assert "strict" not in prompt_of(engine) and len({tuple(request.prompt) for request in engine.requests}) == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "shown"),
     [
