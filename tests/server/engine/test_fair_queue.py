@@ -85,7 +85,7 @@ def test_the_queue_is_fair_between_principals() -> None:
 @pytest.mark.parametrize("kept", [1, 2, 10])
 def test_whoever_comes_back_after_each_answer_gets_no_more_turns_than_those_that_wait(max_active: int, kept: int) -> None:
     """Alice has `kept` requests at a time, and sends the next one when one has ended; the others always have some waiting."""
-    rig = Rig(max_active)
+    rig = Rig(max_active, max_waiting=1000)
     for principal in "bcde":
         rig.enter(f"{principal}{number}" for number in range(100))
     rig.enter(f"a{number}" for number in range(kept))
