@@ -19,7 +19,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.config import Config
@@ -184,7 +184,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.parser.get_http_version() == "1.0":
             end_with_connection(self.cycle)
         self._part = "body"
-        self.cycle.scope["closed_status"] = partial(self._closed_status, self.cycle)
+        cast(dict[str, Any], self.cycle.scope)["closed_status"] = partial(self._closed_status, self.cycle)
         self._cycles.append(self.cycle)
         self._shared.mark_busy(self)
         self._reading.stop()
