@@ -35,7 +35,7 @@ KEYS = [f"key-of-client-number-{number:02d}" for number in range(20)]
 PROGRAM = re.compile(rb"outrider\.server\.(worker|\w+\.\w*(?:indexer|encod|process|prepar|validator)\w*|encoders|pictures)")
 SAMPLE_SECONDS, SETTLED_SECONDS = 5.0, 10.0
 # After a kill and after a stop, until the next one: a stopped helper is noticed after half a minute.
-FAULT_SECONDS = {signal.SIGKILL: 12.0, signal.SIGSTOP: 45.0}
+FAULT_SECONDS = {signal.SIGKILL: 8.0, signal.SIGSTOP: 40.0}
 LEAVES_SECONDS = 0.4
 MAX_SHARE, MAX_GROWTH, MAX_HEALTH_MS = 0.2, 1.1, 500.0
 
@@ -156,15 +156,17 @@ class Load:
                 found = PROGRAM.search(Path(f"/proc/{child}/cmdline").read_bytes())
             except OSError:
                 continue
-            yield found[1].decode() if found else "other", child
+            if found:  # otherwise it is about to start
+                yield found[1].decode(), child
 
     def sample(self) -> None:
         """Notes the memory of all processes."""
         used: Counter[str] = Counter()
         ids = {}
         for name, process in self.processes():
-            used[name] += int(resident_mb(process))
-            ids[name] = process
+            if mb := resident_mb(process):
+                used[name] += int(mb)
+                ids[name] = process
         for name, mb in used.items():
             self.record.memory[name].append(Sample(time.perf_counter() - self._started, ids[name], mb))
 
@@ -222,8 +224,8 @@ def figures_of(record: Record) -> dict[str, Any]:
     }
 
 
-async def measured(server: ServerProcess, minutes: float, faults: bool) -> dict[str, Any]:
-    """The run."""
+async def measured(server: ServerProcess, minutes: float, faults: bool, out: Path) -> dict[str, Any]:
+    """The run. Saves what it has found before the faults."""
     load = Load(server)
     await load.learn()
     with probing(server.url) as health:
@@ -235,11 +237,14 @@ async def measured(server: ServerProcess, minutes: float, faults: bool) -> dict[
     await asyncio.sleep(SETTLED_SECONDS)
     load.sample()
     figures["memory_mb_after"] = {name: samples[-1].mb for name, samples in load.record.memory.items()}
+    report.save(out, figures)
     if faults:
         load.record = Record()
         with probing(server.url) as health:
             made = await load.run(0, faults=True)
-        figures["faults"] = {"each": made, **figures_of(load.record), "health_ms": report.quantiles(health["seconds"])}
+        found = figures_of(load.record)
+        del found["memory_mb"]  # of processes that have just started
+        figures["faults"] = {"each": made, **found, "health_ms": report.quantiles(health["seconds"])}
     load.record = Record()
     await load.learn()  # all helpers are back
     await load.close()
@@ -276,7 +281,7 @@ def main(
         config = Path(folder) / "load.yaml"
         config.write_text(yaml.safe_dump(settings))
         with start_server(["--config", str(config)]) as server:
-            figures = asyncio.run(measured(server, minutes, faults))
+            figures = asyncio.run(measured(server, minutes, faults, out))
             figures["log"] = [line for line in server.log if "Traceback" in line or "WARNING" in line.upper()][-20:]
     figures = {"minutes": minutes, "keys": len(KEYS), "clients": len(KEYS) * len(ROLES), **figures}
     figures["missed"] = missed = failed_criteria(figures)
