@@ -4,8 +4,8 @@
 # TORCH is the Dockerfile's argument, none if it is left out. torch always comes from the index that this machine is configured for.
 # The image for GPUs is also started without one, and has to refuse in one sentence.
 #
-# buildah builds the unchanged Dockerfile in chroot isolation. The base image is not pulled; debootstrap makes a substitute under
-# the same name: Debian bookworm with Debian's Python of the same minor version. The script then runs the image's entry point as its
+# buildah builds the Dockerfile in chroot isolation. The base image is not pulled; debootstrap makes a substitute under the same
+# tag, without its digest: Debian bookworm with Debian's Python of the same minor version. The script then runs the image's entry point as its
 # user and as process 1, in the image's root file system and environment, streams an answer from it, and ends it with SIGTERM.
 #
 # The script needs root, and installs missing tools. Packages come from the sources that this machine is configured for: debootstrap
@@ -91,7 +91,8 @@ for path in paths:
 build() {
     local began volumes; began=$(now)
     mapfile -t volumes < <(pip_volumes)
-    logged images build --format docker --pull-never --build-arg "TORCH=$torch" --build-arg TORCH_INDEX= "${volumes[@]}" \
+    sed 's/@sha256:[0-9a-f]*//' "$repository/Dockerfile" >"$folder/Dockerfile"
+    logged images build --file "$folder/Dockerfile" --format docker --pull-never --build-arg "TORCH=$torch" --build-arg TORCH_INDEX= "${volumes[@]}" \
         --tag outrider "$repository"
     say "image: built in $(since "$began")"
 }
@@ -199,7 +200,7 @@ try_image() {
 mkdir -p "$folder"
 : >"$log"
 install_tools
-base=$(sed -n 's/^FROM \([^ ]*:[^ ]*\) .*/\1/p' "$repository/Dockerfile" | head -n 1)
+base=$(sed -n 's/^FROM \([^ ]*:[^ @]*\)@.*/\1/p' "$repository/Dockerfile" | head -n 1)
 say "commit $(git -C "$repository" rev-parse --short HEAD 2>/dev/null || echo unknown), $(buildah --version | cut -d' ' -f1-3), $(nproc) cores"
 make_base "$base"
 build

@@ -34,7 +34,7 @@ from outrider.server.http import errors
 from outrider.server.http.auth import Authenticator
 from outrider.server.http.exposition import MetricsPage, add_metrics_route
 from outrider.server.http.json_route import BodyPool, JSONRoute
-from outrider.server.http.middleware import BodyLimit, CountRequests, HeadRequests, LogRequests, ResponseHeaders
+from outrider.server.http.middleware import BodyLimit, ClosedRequests, CountRequests, HeadRequests, LogRequests, ResponseHeaders
 from outrider.server.http.origins import OriginGuard
 from outrider.server.http.quotas import HoldQuota, QuotaKeeper, Quotas
 from outrider.server.http.sse import cancel_on_disconnect
@@ -250,6 +250,7 @@ def add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, quotas: Q
     if settings.server.cors_origins:
         origins = list(settings.server.cors_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(ClosedRequests)
     app.add_middleware(CountRequests, metrics=metrics)
     app.add_middleware(LogRequests, settings=settings.logging)
     tracing.install(app, settings.tracing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -72,7 +73,7 @@ def open_regular(path: str, flags: int) -> int:
     found = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0), 0o600)
     if not stat.S_ISREG(os.fstat(found).st_mode):
         os.close(found)
-        raise OSError(f"{path} is not a regular file")
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
     return found
 
 

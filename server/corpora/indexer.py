@@ -7,6 +7,7 @@ for requests that have just chosen it.
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from outrider.server.corpora.messages import (
     read_file,
 )
 from outrider.server.engine.helper import answer_all
+from outrider.server.reasons import reason
 
 # Requests run first.
 NICENESS = 5
@@ -49,7 +51,7 @@ def answer(change: Change) -> Outcome:
     try:
         return apply(change)
     except (ArrayFileError, OSError, MemoryError) as error:
-        return Outcome(error=f"{type(error).__name__}: {error}")
+        return Outcome(error=f"{type(error).__name__}: {reason(error, *block_paths(change.folder), change.folder)}")
 
 
 def apply(change: Change) -> Outcome:
@@ -58,7 +60,7 @@ def apply(change: Change) -> Outcome:
     for each in (folder.parent, folder):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_private(folder.parent):
-        raise PermissionError(f"{folder.parent} is not this user's own")
+        raise PermissionError(errno.EACCES, "its folder is not this user's own")
     before = read_listing(folder)
     old = before.documents if before else []
     gone = {*change.removed, *(document.path for document in change.added)}
@@ -67,7 +69,7 @@ def apply(change: Change) -> Outcome:
     tokens, order = arrays(folder / before.block, change.fingerprint) if before else (np.empty(0, np.uint32),) * 2
     text = np.concatenate([np.empty(0, np.uint32), *added])
     tokens, order = splice(tokens, order, kept, text, change.separator)
-    block = folder / f"{1 + max((int(path.stem) for path in folder.glob('*' + SUFFIX)), default=0):06d}{SUFFIX}"
+    block = folder / f"{1 + max((int(path.stem) for path in block_paths(folder)), default=0):06d}{SUFFIX}"
     datastore.save_block(block, tokens, change.separator, change.fingerprint, order)
     new = [Document(each.path, each.digest, len(ids)) for each, ids in zip(change.added, added, strict=True)]
     documents = [each for each in old if each.path not in gone] + new
@@ -77,10 +79,15 @@ def apply(change: Change) -> Outcome:
         return Outcome(size_bytes=size_bytes)
     listing = Listing(change.name, block.name, size_bytes, documents)
     write_listing(folder, listing)
-    for path in folder.glob("*" + SUFFIX):
+    for path in block_paths(folder):
         if path.name not in (block.name, before and before.block):
             path.unlink()
     return Outcome(listing, size_bytes)
+
+
+def block_paths(folder: Path | str) -> list[Path]:
+    """The files of a corpus's blocks."""
+    return list(Path(folder).glob("*" + SUFFIX))
 
 
 def with_separator(document: NewDocument, separator: int) -> NDArray[np.uint32]:

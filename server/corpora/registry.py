@@ -28,6 +28,7 @@ from outrider.server.corpora.messages import (
 from outrider.server.corpora.shelves import DEFAULT, FOLDER, Shelf, Shelves, Usage, short_digest
 from outrider.server.engine.helper import Helper, HelperEnded
 from outrider.server.http.errors import APIError
+from outrider.server.reasons import reason
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import Metrics
 
@@ -123,7 +124,7 @@ class Corpora(Shelves):
             except HelperEnded:
                 raise self._unavailable("the process that indexes has ended") from None
             except OSError as error:
-                raise self._unavailable(str(error)) from None
+                raise self._unavailable(reason(error)) from None
             if outcome.listing is not None:
                 shelf.corpora[name] = outcome.listing
                 self._record()
@@ -142,7 +143,7 @@ class Corpora(Shelves):
         try:
             await asyncio.to_thread(write_default, shelf.folder, default)
         except OSError as error:
-            raise self._unavailable(str(error)) from None
+            raise self._unavailable(reason(error)) from None
         shelf.default = default
 
     def _unavailable(self, reason: str) -> APIError:

@@ -77,7 +77,8 @@ class Queue:
         self._on_pause = on_pause
         self._clock = clock
         self._places: dict[str, Place] = {}  # in order of arrival
-        self._last_turn: dict[str, int] = {}  # number of the last turn of each principal with a request in the queue
+        # The number of each principal's last turn, also without a request in the queue: whoever comes back is no newcomer.
+        self._last_turn: dict[str, int] = {}
         self._turns = 0
         self._open = False
         self.seconds_per_request = 1.0  # seconds of a request in the worker (EMA)
@@ -134,8 +135,6 @@ class Queue:
             place.seconds += self._clock() - place.since
         if place.started:
             self.seconds_per_request = EMA_WEIGHT * self.seconds_per_request + (1 - EMA_WEIGHT) * place.seconds
-        if not any(other.principal == place.principal for other in self._places.values()):
-            self._last_turn.pop(place.principal, None)
         self._grant()
 
     def hold(self, id: str) -> None:

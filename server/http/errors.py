@@ -20,6 +20,8 @@ from outrider.server.engine.engine import EngineError, InvalidRequest, Overloade
 
 # Errors without an estimate suggest this delay.
 RETRY_AFTER_SECONDS = 1.0
+# This is nginx's status for a client that closes its connection before the answer begins. Only logs and metrics have it.
+CLIENT_CLOSED_REQUEST = 499
 # Both may quote a client's value of any length, so they are cut.
 MESSAGE_CHARACTERS, PARAM_CHARACTERS = 600, 120
 ERROR_TYPES = {
@@ -103,6 +105,13 @@ class APIError(HTTPException):
             return JSONResponse(self.body, self.status_code, headers)
         request_id = scope.get("state", {}).get("request_id")
         return JSONResponse(self.anthropic_body(request_id), self.anthropic_status, headers)
+
+
+class ClientLeft(APIError):
+    """The client has left before its request was complete, so the request is none."""
+
+    def __init__(self) -> None:
+        super().__init__(CLIENT_CLOSED_REQUEST, "The client has closed the connection.", code="client_closed_request")
 
 
 class ContextExceeded(APIError):

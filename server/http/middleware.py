@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.fair_threads import ANYONE
 from outrider.server.http.body_budget import SMALL_BYTES, BodyBudget
-from outrider.server.http.errors import ANTHROPIC_PATHS, APIError
+from outrider.server.http.errors import ANTHROPIC_PATHS, CLIENT_CLOSED_REQUEST, APIError, ClientLeft
 from outrider.server.settings import Logging
 from outrider.server.telemetry.metrics import Metrics
 
@@ -42,7 +42,7 @@ class Receiving:
         self.received_bytes = 0
 
     async def receive(self) -> Message:
-        """The next message. Raises APIError if it does not come in time."""
+        """The next message. Raises APIError if it does not come in time, or if the client leaves before the body's end."""
         if self._complete:  # the only message left is the disconnect
             return await self._receive()
         if self._size > SMALL_BYTES and not self._held_bytes:
@@ -52,6 +52,8 @@ class Receiving:
                 message = await self._receive()
         except TimeoutError:
             raise APIError(408, "The body did not arrive in time; send it faster.", code="body_too_slow") from None
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
         self.received_bytes += len(message.get("body", b""))
         self._complete = not message.get("more_body", False)
         return message
@@ -161,6 +163,35 @@ class ResponseHeaders:
         await self._app(scope, receive, send_with_headers)
 
 
+class ClosedRequests:
+    """Gives an answer that begins after its client has left the status 499, whatever it would have been.
+
+    The client cannot read it, so logs, metrics and traces count no error that nobody was told of. The connection says by
+    `scope["closed_status"]` that the client has left; without that, the end is known once the application has received it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        received: int | None = None
+
+        async def noting_receive() -> Message:
+            nonlocal received
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                received = CLIENT_CLOSED_REQUEST
+            return message
+
+        async def send_with_status(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                status = scope.get("closed_status", lambda: None)() or received or message["status"]
+                message = {**message, "status": status}
+            await send(message)
+
+        await self._app(scope, noting_receive, send_with_status)
+
+
 class CountRequests:
     """Counts responses by route and status."""
 
@@ -199,7 +230,7 @@ class LogRequests:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         started, body = time.monotonic(), bytearray()
-        status: dict[str, Any] = {"status": 499}  # no response: the client disconnected
+        status: dict[str, Any] = {"status": CLIENT_CLOSED_REQUEST}  # no response
 
         async def recording_receive() -> Message:
             message = await receive()

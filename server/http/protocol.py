@@ -17,15 +17,16 @@ import asyncio
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from outrider.server.http.errors import APIError
+from outrider.server.http.errors import CLIENT_CLOSED_REQUEST, APIError
 from outrider.server.settings import Server
 from outrider.server.telemetry.metrics import Metrics
 
@@ -183,9 +184,17 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.parser.get_http_version() == "1.0":
             end_with_connection(self.cycle)
         self._part = "body"
+        cast(dict[str, Any], self.cycle.scope)["closed_status"] = partial(self._closed_status, self.cycle)
         self._cycles.append(self.cycle)
         self._shared.mark_busy(self)
         self._reading.stop()
+
+    def _closed_status(self, cycle: RequestResponseCycle) -> int | None:
+        """The status of a request whose answer nobody reads any more: its own refusal's, or that its client has left."""
+        if not cycle.disconnected:
+            return None
+        is_refused = self._refusal is not None and self._part == "body" and cycle is self.cycle
+        return self._refusal.status_code if is_refused and self._refusal else CLIENT_CLOSED_REQUEST
 
     def _check_head(self) -> None:
         """Raises APIError."""

@@ -16,6 +16,8 @@ import msgspec
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
+from outrider.server.http.errors import CLIENT_CLOSED_REQUEST
+
 T = TypeVar("T")
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -24,8 +26,6 @@ PADDED_BYTES = 256
 COALESCED_PADDED_BYTES = 2048
 # For a client that does not read, at most this many events are buffered.
 MAX_PENDING_ITEMS = 64
-# This is nginx's status. The client cannot receive it, but logs and metrics record it.
-CLIENT_CLOSED_REQUEST = 499
 # The second header turns off buffering in nginx.
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 

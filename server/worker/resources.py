@@ -24,6 +24,7 @@ from outrider.drafters.tables import base_table, datastore
 from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.drafters.tables.base_table import BaseArrays
 from outrider.drafters.tables.suffix import Corpus, index
+from outrider.server.reasons import reason
 from outrider.server.settings import Settings
 
 log = logging.getLogger("outrider.worker")
@@ -135,12 +136,13 @@ class ChosenCorpus:
             self._block = self._none
 
     def _open(self, block: str) -> Corpus:
-        """The block of a file; an empty one if it cannot be used, for example because it was deleted meanwhile."""
+        """The block of a file; an empty one if it cannot be used, or if its corpus was changed twice or deleted meanwhile."""
         if block not in self._opened:
             try:
                 loaded = datastore.load_block(Path(block), self._tables.fingerprint, self._tables.vocabulary)
             except (ArrayFileError, OSError) as error:
-                log.warning("a corpus is not used: %s", error)
+                if Path(block).exists():
+                    log.warning("a corpus is not used: %s", reason(error, block))
                 return self._none
             self._opened[block] = loaded
         self._opened.move_to_end(block)

@@ -70,7 +70,7 @@ class Session:
         try:
             return load(name, resources, learned, self.text)
         except StateError as error:
-            log.warning("what %s has learned in %s is not used: %s", name, self.stored.path, error)
+            log.warning("what %s has learned in a saved session is not used: %s", name, error)
             return None
 
     def continues(self, prompt: Ints, shared: int) -> bool:

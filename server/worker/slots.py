@@ -79,7 +79,7 @@ class Slots:
             self._free.append(slot)
             if not isinstance(rows := source.rows, StoredRows):
                 raise
-            raise DamagedSession(rows.path, f"does not fit this model: {error}") from None
+            raise DamagedSession(rows.path, f"its rows do not fit this model: {error}") from None
 
     def swap_out(self) -> bool:
         """Frees the slot of the session that needs it least; returns False if there is none."""

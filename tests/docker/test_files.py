@@ -70,6 +70,17 @@ def test_everything_that_is_installed_has_hashes() -> None:
     assert names <= {name.partition("==")[0] for name, _, _ in lines}
 
 
+def test_images_of_others_have_digests() -> None:
+    """A tag can be given to another image; the digest stays that of one."""
+    bases = [line.split()[0] for line in instructions("FROM")]
+    stages = {line.split()[-1] for line in instructions("FROM") if " AS " in line}
+    images = {service["image"] for service in COMPOSE["services"].values()} - {"outrider"}
+    assert all(re.fullmatch(r"[a-z0-9./-]+:[^@:]+@sha256:[0-9a-f]{64}", name) for name in {*bases, *images} - stages)
+    updates = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text())["updates"]
+    ecosystems = {(update["package-ecosystem"], update["directory"]) for update in updates}
+    assert {("docker", "/"), ("docker-compose", "/docker")} <= ecosystems
+
+
 def test_the_entry_point_and_its_files_exist() -> None:
     (entry,) = json.loads(instructions("ENTRYPOINT")[0])
     assert entry in PROJECT["project"]["scripts"]

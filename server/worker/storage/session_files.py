@@ -18,6 +18,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from outrider.drafters.interface import Ints
+from outrider.server.reasons import reason
 from outrider.server.worker.storage.contents import Contents, Stopped
 from outrider.server.worker.storage.prefix_index import block_hashes
 from outrider.server.worker.storage.session_folder import (
@@ -86,7 +87,7 @@ class SessionFiles:
             self._write(path, contents)
             complete = True
         except OSError as error:
-            log.warning("a session could not be saved in %s: %s", self._folder, error)
+            log.warning("a session could not be saved in %s: %s", self._folder, reason(error))
         except Stopped:
             pass
         self._trim()
@@ -138,7 +139,7 @@ class SessionFiles:
         except FileNotFoundError:
             return
         except OSError as error:
-            log.warning("a session's file could not be removed: %s", error)
+            log.warning("a session's file could not be removed from %s: %s", self._folder, reason(error))
 
     def is_current(self, path: Path) -> bool:
         """Whether no other process has written or removed the file since this one has known it."""
@@ -168,7 +169,7 @@ class SessionFiles:
         except (*UNREADABLE, KeyError) as error:
             if self.is_current(path):  # otherwise another process has just removed or replaced it
                 self._ignored[path] = found
-                log.warning("%s is not a session of this model and is ignored: %s", path, error)
+                log.warning("a file in %s is no session of this model and is ignored: %s", self._folder, reason(error))
             return None
 
     def candidates(self, principal: str, name: str | None, prompt: Ints | None) -> list[Path]:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import Ints
+from outrider.server.reasons import reason
 from outrider.server.worker.storage.session_folder import PAGE, hidden
 from outrider.server.worker.storage.tensor_file import BYTES, content_of, open_tensors
 from outrider.verify.model.cache import paging
@@ -40,8 +41,8 @@ UNREADABLE = (OSError, ValueError, TypeError)
 class DamagedSession(ValueError):
     """The files of a session cannot be used."""
 
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} {reason}")
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(message)
         self.path = path
 
 
@@ -63,7 +64,7 @@ class StoredRows(SwappedRows):
                     is_whole = index < self.length // paging.PAGE_TOKENS
                     page.rows = read_rows(page_path(self.path.parent, page.digest) if is_whole else self.path, page.digest)
         except UNREADABLE as error:
-            raise DamagedSession(self.path, f"cannot be used: {error}") from None
+            raise DamagedSession(self.path, f"its files cannot be used: {reason(error)}") from None
 
     def _read_states(self) -> None:
         from outrider.verify.model.recurrent.states import Snapshot  # imports torch
@@ -83,7 +84,7 @@ def read_rows(path: Path, digest: str) -> HostRows:
     with open_tensors(path) as file:
         rows: HostRows = file.array(ROWS)
     if rows_digest(rows) != digest:
-        raise ValueError(f"{path.name} is damaged")
+        raise ValueError("its rows are damaged")
     return rows
 
 
@@ -108,10 +109,10 @@ class StoredSession:
                 names = [name for name in file.entries if name.startswith(f"{drafter}:")]
                 arrays = {name.partition(":")[2]: file.array(name) for name in names}
         except UNREADABLE as error:
-            log.warning("what %s has learned cannot be read from %s: %s", drafter, self.path, error)
+            log.warning("what %s has learned in a saved session cannot be read: %s", drafter, reason(error))
             return {}
         if arrays_digest(arrays) != self.digests[drafter]:
-            log.warning("what %s has learned is damaged in %s and is not used", drafter, self.path)
+            log.warning("what %s has learned in a saved session is damaged and is not used", drafter)
             return {}
         return arrays
 

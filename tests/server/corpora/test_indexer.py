@@ -62,3 +62,18 @@ def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "principal").mkdir()
     (tmp_path / "principal").chmod(0o777)
     assert "not this user's own" in change(tmp_path / "principal", {"a": [1]}).error
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 64, None])
+def test_why_a_change_failed_names_no_file(tmp_path: Path, damage: bytes | None) -> None:
+    """The front end logs it."""
+    first = change(tmp_path, {"a": [1, 2, 3]})
+    assert first.listing is not None
+    block = tmp_path / "corpus" / first.listing.block
+    block.unlink()
+    if damage is None:
+        block.mkdir()
+    else:
+        block.write_bytes(damage)
+    error = change(tmp_path, {"b": [4]}).error
+    assert error and str(tmp_path) not in error and "corpus" not in error

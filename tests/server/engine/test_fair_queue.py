@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -78,6 +79,30 @@ def test_the_queue_is_fair_between_principals() -> None:
     assert rig.new_turns(rig.queue.leave, "b0") == ["c0"]  # before the other requests of a
     assert rig.new_turns(rig.queue.leave, "c0") == ["a1"]  # the paused one first
     assert not rig.queue._last_turn.keys() - {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("max_active", [1, 3])
+@pytest.mark.parametrize("kept", [1, 2, 10])
+def test_whoever_comes_back_after_each_answer_gets_no_more_turns_than_those_that_wait(max_active: int, kept: int) -> None:
+    """Alice has `kept` requests at a time, and sends the next one when one has ended; the others always have some waiting."""
+    rig = Rig(max_active, max_waiting=1000)
+    for principal in "bcde":
+        rig.enter(f"{principal}{number}" for number in range(100))
+    rig.enter(f"a{number}" for number in range(kept))
+    running, turns, sent = list(rig.turns), Counter[str](), kept
+    while turns.total() < 200:
+        name = running.pop(0)
+        turns[name[0]] += 1
+        running += rig.new_turns(rig.queue.leave, name)
+        if name[0] == "a":
+            before = len(rig.turns)
+            rig.enter([f"a{sent}"])
+            sent += 1
+            running += rig.turns[before:]
+        for paused in [each for each in running if each[0] == "-"]:
+            running.remove(paused)
+            running.remove(paused[1:])
+    assert max(turns.values()) - min(turns.values()) <= 4, turns
 
 
 def test_a_waiting_principal_gets_its_share_of_the_places() -> None:

@@ -8,11 +8,13 @@ import json
 import socket
 import threading
 from collections.abc import AsyncGenerator, Iterator
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
 
 from outrider import models
 from outrider.server.engine.messages import Request, TokenEvent
@@ -115,6 +117,53 @@ def test_a_disconnect_behind_a_pipelined_request_cancels_the_answer() -> None:
             connection.sendall(completion(stream=True) + GET)
             wait_until(lambda: engine.running, SOCKET_SECONDS)
         wait_until(lambda: engine.closed, SOCKET_SECONDS)
+
+
+class SilentEngine(EndlessEngine):
+    """Answers nothing, as while a request waits in the queue."""
+
+    async def generate(
+        self, request: Request, arrived: float | None = None, admitted: bool = False
+    ) -> AsyncGenerator[TokenEvent | None, None]:
+        self.running = True
+        try:
+            await asyncio.Event().wait()
+            yield None
+        finally:
+            self.closed = True
+
+
+def statuses(port: int) -> dict[str, set[str]]:
+    """The statuses that were counted, by route."""
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(httpx.get(f"http://127.0.0.1:{port}/metrics").text):
+        for sample in family.samples:
+            if sample.name == "outrider_requests_total" and sample.value:
+                found.setdefault(sample.labels["endpoint"], set()).add(sample.labels["status"])
+    return found
+
+
+def is_counted(port: int, path: str) -> bool:
+    return path in statuses(port)
+
+
+def test_clients_that_leave_before_their_answer_count_as_closed() -> None:
+    """In the middle of a body, of any endpoint, and while a request waits."""
+    app = app_with(FakeEngine("a"), corpora__total_bytes=1_000_000)
+    methods = {path: each.get("post", {}) for path, each in app.openapi()["paths"].items()}
+    paths = [path for path, post in methods.items() if "requestBody" in post]
+    assert len(paths) > 10
+    engine = SilentEngine()
+    with serving(engine, corpora__total_bytes=1_000_000) as port:
+        for path in paths:
+            with connect(port) as connection:
+                connection.sendall(UPLOAD.replace(b"/v1/completions", path.encode()) + b'{"a')
+            wait_until(partial(is_counted, port, path), SOCKET_SECONDS)
+        with connect(port) as connection:
+            connection.sendall(completion())
+            wait_until(lambda: engine.running, SOCKET_SECONDS)
+        wait_until(lambda: engine.closed, SOCKET_SECONDS)
+        assert {status for path in paths for status in statuses(port)[path]} == {"499"}
 
 
 @pytest.mark.parametrize(("proxies", "owner"), [((), "127.0.0.1"), (("127.0.0.1",), "10.9.8.7"), (("10.0.0.1",), "127.0.0.1")])

@@ -10,8 +10,8 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from outrider.server.http.errors import CLIENT_CLOSED_REQUEST
 from outrider.server.http.sse import (
-    CLIENT_CLOSED_REQUEST,
     COALESCED_PADDED_BYTES,
     MAX_PENDING_ITEMS,
     ServerSentEvent,

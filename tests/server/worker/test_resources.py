@@ -158,7 +158,7 @@ def test_a_damaged_datastore_is_logged_once_and_the_old_one_stays(
     assert new is not old
 
 
-def test_only_the_request_that_begins_reads_its_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_request_that_begins_reads_its_corpus(tmp_path: Path) -> None:
     datastore.build(tmp_path / "d", [np.array([64, 3, 39, 7], np.int64)], 64, "f", "plan")
     (block,) = map(str, datastore.block_paths(tmp_path / "d"))
     chosen = ChosenCorpus(Tables(lambda: "f", 65))
@@ -166,6 +166,20 @@ def test_only_the_request_that_begins_reads_its_corpus(tmp_path: Path, caplog: p
     with chosen.chosen(block):
         assert [each.size for each in shared.corpus] == [4]
     assert [each.size for each in shared.corpus] == [0]
-    with chosen.chosen(str(tmp_path / "deleted")):
-        assert [each.size for each in shared.corpus] == [0]
-    assert "a corpus is not used" in caplog.text
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"\xff" * 64, "folder"])
+def test_a_corpus_that_is_gone_is_none_and_a_damaged_one_is_logged_without_its_path(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes | str | None
+) -> None:
+    block = tmp_path / "of-alice" / "000001.block"
+    block.parent.mkdir()
+    if damage == "folder":
+        block.mkdir()
+    elif isinstance(damage, bytes):
+        block.write_bytes(damage)
+    chosen = ChosenCorpus(Tables(lambda: "f", 65))
+    with chosen.chosen(str(block)):
+        assert [each.size for each in chosen.current()] == [0]
+    assert [record.levelname for record in caplog.records] == ([] if damage is None else ["WARNING"])
+    assert "of-alice" not in caplog.text

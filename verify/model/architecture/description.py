@@ -1,6 +1,9 @@
 """A decoder in plain values. What is computed with them, the kernels of a device decide.
 
 Weights are named as in GGUF files. Which layers have norms and biases, the weights say that are there.
+
+Promises that sizes fit each other, whatever a file says, because what computes with them checks no bounds: a value that no
+decoder can have raises ValueError.
 """
 
 from __future__ import annotations
@@ -9,7 +12,24 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from numbers import Integral
 from typing import Any
+
+# The library's integers have 32 bits.
+LARGEST = 2**31 - 1
+
+
+def check(fits: bool, words: str) -> None:
+    """Raises ValueError unless the sizes fit."""
+    if not fits:
+        raise ValueError(f"its sizes do not fit each other: {words}")
+
+
+def check_sizes(owner: Any, least: int, *names: str) -> None:
+    """Raises ValueError unless these fields are integers from `least` to LARGEST."""
+    for name in names:
+        value = getattr(owner, name)
+        check(isinstance(value, Integral) and least <= int(value) <= LARGEST, f"{name.replace('_', ' ')} {str(value)[:20]}")
 
 
 class Norm(Enum):
@@ -56,6 +76,9 @@ class Rotary:
     scaling: Mapping[str, Any] = field(default_factory=dict)
     context_tokens: int = 0  # the longest text that the model supports
 
+    def __post_init__(self) -> None:
+        check_sizes(self, 1, "size")
+
 
 @dataclass(frozen=True)
 class Mixture:
@@ -69,6 +92,14 @@ class Mixture:
     groups: int = 1  # experts are chosen in the groups with the largest sums of scores
     used_groups: int = 1
     summed: int = 2  # the largest scores of a group, of which its sum is
+
+    def __post_init__(self) -> None:
+        check_sizes(self, 1, "experts", "used", "groups", "used_groups", "summed")
+        check(self.used <= self.experts, f"{self.used} of {self.experts} experts")
+        if self.groups > 1:
+            size, words = self.experts // self.groups, f"{self.used_groups} of {self.groups} groups of {self.experts} experts"
+            check(self.experts % self.groups == 0 and self.used_groups <= self.groups, words)
+            check(self.used <= self.used_groups * size and self.summed <= size, words)
 
 
 @dataclass(frozen=True)
@@ -85,6 +116,12 @@ class Recurrence:
     gates_first: bool = True  # outputs of a state space are multiplied by the gate before they are normed
     steps: tuple[float, float] = (0.0, math.inf)  # the smallest and the largest
 
+    def __post_init__(self) -> None:
+        check_sizes(self, 0, "window")
+        if self.kind is not State.CONVOLUTION:
+            check_sizes(self, 1, "heads", "key_heads", "key_dim", "value_dim")
+            check(self.heads % self.key_heads == 0, f"{self.heads} heads of a state and {self.key_heads} of its keys")
+
 
 @dataclass(frozen=True)
 class Latent:
@@ -98,6 +135,10 @@ class Latent:
     key_dim: int  # of a head, without what is rotated
     value_dim: int
     query_rank: int = 0  # of what queries are products of; 0 = the residual
+
+    def __post_init__(self) -> None:
+        check_sizes(self, 1, "rank", "key_dim", "value_dim")
+        check_sizes(self, 0, "query_rank")
 
 
 @dataclass(frozen=True)
@@ -121,6 +162,14 @@ class Layer:
     source: int | None = None  # earlier layer whose keys and values it reads; None = it has its own
     recurrence: Recurrence | None = None
     feeds: bool = True  # whether there is a feed-forward part
+
+    def __post_init__(self) -> None:
+        check_sizes(self, 0, "heads")
+        if self.heads:
+            check_sizes(self, 1, "kv_heads", "head_dim")
+            check(self.heads % self.kv_heads == 0, f"{self.heads} heads and {self.kv_heads} of keys")
+        if self.window is not None:
+            check_sizes(self, 1, "window")
 
     @property
     def is_cached(self) -> bool:
@@ -158,6 +207,21 @@ class Architecture:
     multipliers: Mapping[str, float] = field(default_factory=dict)
     turns_experts: bool = False  # a checkpoint's fused weights are [experts, inputs, outputs], and gate and up take turns
     norms_after_attention: bool = True  # else the norm before the feed-forward part is named so
+
+    def __post_init__(self) -> None:
+        check_sizes(self, 1, "hidden", "vocabulary", "context_tokens")
+        check_sizes(self, 0, "embedding_width", "residuals")
+        check(len(self.layers) > 0, "no layers")
+        for number, layer in enumerate(self.layers):
+            if layer.rotary is not None:
+                size = self.rotaries[layer.rotary].size
+                check(size <= layer.head_dim, f"heads of {layer.head_dim}, of which {size} are rotated")
+            if layer.source is not None:
+                check(0 <= layer.source < number, f"layer {number} reads layer {layer.source}")
+                source = self.layers[layer.source]
+                check(source.is_cached, f"layer {number} reads layer {layer.source}")
+                sizes = [(each.kv_heads, each.head_dim) for each in (layer, source)]
+                check(sizes[0] == sizes[1], f"layer {number} reads keys of layer {layer.source}")
 
 
 def source_of(kinds: Sequence[Any], first_shared: int) -> int | None:

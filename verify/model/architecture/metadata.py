@@ -143,7 +143,7 @@ def read_layers(entries: Entries, family: Family, count: int, tables: int) -> li
                 head_dim=width,
                 scaling=family.scaling or entries.get("attention.scale") or scale**-0.5,
                 window=window if is_local else None,
-                rotary=(tables - 1 if is_local else 0) if rotated else None,
+                rotary=(tables - 1 if is_local else 0) if rotated and tables else None,
                 cap=entries.get("attn_logit_softcapping", family.capped and family.capped[0]) or None,
                 is_gated=family.gates_attention,
                 norms_values=family.norms_values,

@@ -9,6 +9,13 @@ import pytest
 from outrider.verify.model.cache import paging
 
 
+@pytest.fixture(autouse=True)
+def private_paths(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """No log line names a file of a principal's folder."""
+    yield
+    assert not [line for line in caplog.messages if ".session" in line or ".page" in line]
+
+
 @pytest.fixture(scope="module", params=[16, 256])
 def page_tokens(request: pytest.FixtureRequest) -> Iterator[int]:
     """Pages that a text has several of, or not one."""

@@ -1,0 +1,13 @@
+"""Why a file of a principal could not be used: in words for a log or an answer, which name no private path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def reason(error: BaseException, *private: Path | str) -> str:
+    """What an error says, without the file of an OSError, and without the paths `private`, longest first."""
+    text = error.strerror or type(error).__name__ if isinstance(error, OSError) else str(error)
+    for path in private:
+        text = text.replace(str(path), "its file")
+    return text

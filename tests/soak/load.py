@@ -1,0 +1,296 @@
+"""`python -m tests.soak.load`: 200 clients of 20 keys use all features of several models for ten minutes.
+
+Every key has ten clients with the same demands, so equal shares are due to all. Afterwards each helper process is killed and
+stopped in turn, while the same clients go on. Names the criteria that the server failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+import yaml
+from rich.console import Console
+
+from bench import report
+from bench.http.process import ServerProcess, children, resident_mb, start_server
+from tests.soak.attacks.prober import probing
+from tests.soak.clients import Sample, growth
+from tests.soak.demands import ROLES, Demand, all_known, answer, demands, is_right, save_models
+
+KEYS = [f"key-of-client-number-{number:02d}" for number in range(20)]
+PROGRAM = re.compile(rb"outrider\.server\.(worker|\w+\.\w*(?:indexer|encod|process|prepar|validator)\w*|encoders|pictures)")
+SAMPLE_SECONDS, SETTLED_SECONDS = 5.0, 10.0
+# After a kill and after a stop, until the next one: a stopped helper is noticed after half a minute.
+FAULT_SECONDS = {signal.SIGKILL: 8.0, signal.SIGSTOP: 40.0}
+LEAVES_SECONDS = 0.4
+MAX_SHARE, MAX_GROWTH, MAX_HEALTH_MS = 0.2, 1.1, 500.0
+
+
+@dataclass
+class Record:
+    """What the clients got."""
+
+    right: Counter[str] = field(default_factory=Counter)  # by role
+    wrong: list[str] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)  # by role
+    lost: list[str] = field(default_factory=list)
+    failed: Counter[str] = field(default_factory=Counter)  # by what the client got
+    requests: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))  # by role and key
+    tokens: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    seconds: list[float] = field(default_factory=list)
+    memory: defaultdict[str, list[Sample]] = field(default_factory=lambda: defaultdict(list))  # by process
+
+
+class Load:
+    """The clients of one server."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._server, self._started = server, time.perf_counter()
+        self._known: dict[str, list[Any]] = {}
+        self._stopping = False
+        self.record = Record()
+        limits = httpx.Limits(max_connections=None)
+        self._clients = [self._client(key, limits) for key in KEYS]
+
+    def _client(self, key: str, limits: httpx.Limits) -> httpx.AsyncClient:
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(base_url=self._server.url, headers=headers, timeout=600, limits=limits)
+
+    async def learn(self) -> None:
+        """Asks for each known answer once, without drafts, one after the other."""
+        for demand in all_known():
+            response = await self._clients[0].post(demand.path, json=demand.sent(0, plain=True))
+            assert response.status_code == 200, response.text
+            self._known[demand.known], _ = answer(demand, response)
+
+    async def run(self, seconds: float, faults: bool) -> list[dict[str, Any]]:
+        """Runs all clients for this time, or until all faults have been made. Returns what each fault led to."""
+        self._stopping = False
+        clients = [asyncio.ensure_future(self._use(key, number)) for key in range(len(KEYS)) for number in range(len(ROLES))]
+        watching = asyncio.ensure_future(self._watch())
+        try:
+            made = await self._make_faults() if faults else await asyncio.sleep(seconds, [])
+        finally:
+            self._stopping = True
+            await asyncio.gather(*clients, watching)
+        return made
+
+    async def _use(self, key: int, number: int) -> None:
+        for demand in demands(ROLES[number], number):
+            while not self._stopping and not await self._ask(key, number, demand):
+                pass  # refused: asked again
+            if self._stopping:
+                return
+
+    async def _ask(self, key: int, number: int, demand: Demand) -> bool:
+        """Whether a demand has had its answer; otherwise waits as the server has said."""
+        if demand.role == "leaves":
+            await self._leave(key, demand)
+            return True
+        started = time.perf_counter()
+        try:
+            body = demand.sent(number, plain=False) if demand.method == "POST" else None
+            response = await self._clients[key].request(demand.method, demand.path, json=body)
+            if response.status_code == 200:
+                self._check(key, demand, response)
+        except RuntimeError as error:
+            self.record.failed[f"{demand.role}: stream ended: {error}"] += 1
+            return True
+        except httpx.HTTPError as error:
+            self.record.lost.append(f"{demand.role}: {error!r}")
+            return True
+        self.record.seconds.append(time.perf_counter() - started)
+        if response.status_code == 429:
+            self.record.refused[demand.role] += 1
+        elif response.status_code != 200:
+            message = response.json()["error"]["message"]
+            self.record.failed[f"{demand.role}: {response.status_code} {message}"] += 1
+        if response.status_code in (429, 503, 529):
+            await asyncio.sleep(float(response.headers["retry-after"]))
+        return response.status_code != 429
+
+    def _check(self, key: int, demand: Demand, response: httpx.Response) -> None:
+        tokens = 1
+        if demand.known:
+            found, tokens = answer(demand, response)
+            if not is_right(found, self._known[demand.known]):
+                self.record.wrong.append(f"{demand.known}: {str(found)[:200]} for {str(self._known[demand.known])[:200]}")
+                return
+        self.record.right[demand.role] += 1
+        self.record.requests[demand.role][key] += 1
+        self.record.tokens[demand.role][key] += tokens
+
+    async def _leave(self, key: int, demand: Demand) -> None:
+        """Reads a stream for a while, and hangs up."""
+        try:
+            async with (
+                asyncio.timeout(LEAVES_SECONDS),
+                self._clients[key].stream("POST", demand.path, json=demand.body) as response,
+            ):
+                async for _ in response.aiter_bytes():
+                    pass
+        except (TimeoutError, httpx.HTTPError):
+            pass
+        self.record.right["leaves"] += 1
+        await asyncio.sleep(1.0)
+
+    def processes(self) -> Iterator[tuple[str, int]]:
+        """The server's processes, by what they do."""
+        yield "front end", self._server.process.pid
+        for child in children(self._server.process.pid):
+            try:
+                found = PROGRAM.search(Path(f"/proc/{child}/cmdline").read_bytes())
+            except OSError:
+                continue
+            if found:  # otherwise it is about to start
+                yield found[1].decode(), child
+
+    def sample(self) -> None:
+        """Notes the memory of all processes."""
+        used: Counter[str] = Counter()
+        ids = {}
+        for name, process in self.processes():
+            if mb := resident_mb(process):
+                used[name] += int(mb)
+                ids[name] = process
+        for name, mb in used.items():
+            self.record.memory[name].append(Sample(time.perf_counter() - self._started, ids[name], mb))
+
+    async def _watch(self) -> None:
+        while not self._stopping:
+            self.sample()
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    async def _make_faults(self) -> list[dict[str, Any]]:
+        """Kills and then stops one process of each kind; returns what clients got meanwhile."""
+        made = []
+        for number, seconds in FAULT_SECONDS.items():
+            for name in sorted({name for name, _ in self.processes()} - {"front end"}):
+                failed, lost = self.record.failed.copy(), len(self.record.lost)
+                found = [process for each, process in self.processes() if each == name]
+                if found:
+                    os.kill(found[0], number)
+                right = self.record.right.copy()
+                await asyncio.sleep(seconds)
+                made.append(
+                    {
+                        "process": name,
+                        "signal": number.name if found else "it did not run",
+                        "seconds": seconds,
+                        "right": dict(self.record.right - right),
+                        "failed": dict(self.record.failed - failed),
+                        "lost": self.record.lost[lost:],
+                    }
+                )
+        return made
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.aclose()
+
+
+def shares(by_key: Counter[int]) -> dict[str, float]:
+    """The mean of all keys, and the least and the largest deviation from it."""
+    counts = [by_key[key] for key in range(len(KEYS))]
+    mean = statistics.mean(counts)
+    return {"mean": round(mean, 1), "least": round(min(counts) / mean - 1, 3), "most": round(max(counts) / mean - 1, 3)}
+
+
+def figures_of(record: Record) -> dict[str, Any]:
+    return {
+        "right": dict(record.right),
+        "wrong": record.wrong,
+        "lost": record.lost,
+        "failed": dict(record.failed),
+        "refused_429": dict(record.refused),
+        "requests_per_key": {role: shares(counts) for role, counts in record.requests.items()},
+        "tokens_per_key": {role: shares(counts) for role, counts in record.tokens.items()},
+        "ms": report.quantiles(record.seconds),
+        "memory_mb": {name: growth(samples) for name, samples in record.memory.items()},
+    }
+
+
+async def measured(server: ServerProcess, minutes: float, faults: bool, out: Path) -> dict[str, Any]:
+    """The run. Saves what it has found before the faults."""
+    load = Load(server)
+    await load.learn()
+    with probing(server.url) as health:
+        await load.run(60 * minutes, faults=False)
+    figures = figures_of(load.record) | {
+        "health_ms": report.quantiles(health["seconds"]),
+        "health_failures": health["failures"],
+    }
+    await asyncio.sleep(SETTLED_SECONDS)
+    load.sample()
+    figures["memory_mb_after"] = {name: samples[-1].mb for name, samples in load.record.memory.items()}
+    report.save(out, figures)
+    if faults:
+        load.record = Record()
+        with probing(server.url) as health:
+            made = await load.run(0, faults=True)
+        found = figures_of(load.record)
+        del found["memory_mb"]  # of processes that have just started
+        figures["faults"] = {"each": made, **found, "health_ms": report.quantiles(health["seconds"])}
+    load.record = Record()
+    await load.learn()  # all helpers are back
+    await load.close()
+    return figures
+
+
+def failed_criteria(figures: dict[str, Any]) -> list[str]:
+    """One sentence for each criterion that the run failed."""
+    failed = [f"wrong: {each}" for each in (*figures["wrong"], *figures.get("faults", {}).get("wrong", ()))]
+    failed += [f"lost: {each}" for each in figures["lost"]] + [f"failed: {each}" for each in figures["failed"]]
+    for role, share in (*figures["requests_per_key"].items(), *figures["tokens_per_key"].items()):
+        if max(-share["least"], share["most"]) > MAX_SHARE:
+            failed.append(f"The shares of keys in {role} are {share['least']:+.0%} to {share['most']:+.0%}.")
+    for name, memory in figures["memory_mb"].items():
+        if memory["ratio"] > MAX_GROWTH:
+            failed.append(f"The memory of {name} grew from {memory['early_mb']} to {memory['late_mb']} MB.")
+    if figures["health_ms"]["p99"] > MAX_HEALTH_MS or figures["health_failures"]:
+        failed.append(f"/health took {figures['health_ms']['p99']} ms at p99, and failed {figures['health_failures']} times.")
+    return failed
+
+
+def main(
+    minutes: Annotated[float, typer.Option(help="Duration without faults.")] = 10.0,
+    faults: Annotated[bool, typer.Option(help="Kill and stop each helper process afterwards.")] = True,
+    out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = report.RESULTS / "load-keys-embedded-cpu.json",
+) -> None:
+    """Start the server and run the clients. Exit code 1 if it fails a criterion."""
+    with tempfile.TemporaryDirectory(prefix="outrider-load-") as folder:
+        settings = {
+            "models": save_models(Path(folder)),
+            "auth": {"keys": {f"key {number}": key for number, key in enumerate(KEYS)}},
+            "sessions": {"folder": str(Path(folder) / "sessions"), "capacity": 8},
+        }
+        config = Path(folder) / "load.yaml"
+        config.write_text(yaml.safe_dump(settings))
+        with start_server(["--config", str(config)]) as server:
+            figures = asyncio.run(measured(server, minutes, faults, out))
+            figures["log"] = [line for line in server.log if "Traceback" in line or "WARNING" in line.upper()][-20:]
+    figures = {"minutes": minutes, "keys": len(KEYS), "clients": len(KEYS) * len(ROLES), **figures}
+    figures["missed"] = missed = failed_criteria(figures)
+    Console().print(figures)
+    report.save(out, figures)
+    if missed:
+        print("\n".join(missed), file=sys.stderr)
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
