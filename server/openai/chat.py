@@ -231,12 +231,10 @@ class ChatEndpoint:
         continues = bool(body.continue_final_message)
         adds_prompt = not continues if body.add_generation_prompt is None else body.add_generation_prompt
         if continues and (adds_prompt or body.messages[-1].role != "assistant"):
-            message = (
-                "'continue_final_message' requires that the last message is the assistant's, and no 'add_generation_prompt'."
-            )
+            message = "'continue_final_message' needs the assistant's message at the end, and no 'add_generation_prompt'."
             raise APIError(400, message, "continue_final_message", "invalid_value")
-        # Models are not trained to read `strict`, which is for the server.
-        tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in body.enabled_tools]
+        unread = {"function": {"strict"}}  # it is for the server; models are not trained to read it
+        tools = [tool.model_dump(exclude_none=True, exclude=unread) for tool in body.enabled_tools]
         return TemplateOptions(arguments, adds_prompt, continues, tools, self._tool_format or FORMATS["hermes"])
 
 
