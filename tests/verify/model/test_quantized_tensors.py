@@ -101,7 +101,8 @@ def save(folder: Path, model: Any, form: Form | None, seed: int = 0) -> Path:
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     for number, name in enumerate([each for each in tensors if LINEAR.search(each)]):
-        parts, weights = written(form or FORMS[1], *tensors.pop(name).shape, seed + number)
+        outputs, inputs = tensors.pop(name).shape
+        parts, weights = written(form or FORMS[1], outputs, inputs, seed + number)
         if form is None:
             tensors[name] = torch.from_numpy(weights)
         else:
