@@ -134,7 +134,7 @@ def whole_layers(tensors: Mapping[str, Stored], settings: Mapping[str, Any]) -> 
             layer = name.removesuffix(ends[0])
             known = {end: tensors[layer + end] for end in (*ends, ".weight") if layer + end in tensors}
             found[f"{layer}.weight"] = read(known, weights, bits)
-    return found
+    return found if any(name.endswith(ends[0]) for name in tensors) else None
 
 
 def of_gptq(known: Mapping[str, Stored], settings: Mapping[str, Any], bits: int) -> Stored:
