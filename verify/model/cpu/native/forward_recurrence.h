@@ -17,7 +17,7 @@ inline void Forward::fit_recurrence() {
   space_ = (matrices + 1) * widest(model_, [](const Layer& layer) {
     return layer.recurrence ? (layer.recurrence->key_dim + 1) * layer.recurrence->value_dim : 0;
   });
-  matrices_ = engine_.matrices.of(space_ * team_.working());
+  matrices_ = engine_.matrices.of(space_ * engine_.spaces.size());  // of all threads: who works is decided after this
 }
 
 inline void Forward::project(const Recurrence& layer, const Rows& rows) {
