@@ -37,5 +37,5 @@ class Stored:
         """The values of rows as float32, of the tensor's shape."""
         rows = self.rows[start:end]
         values = quants.dequantize(np.ascontiguousarray(rows), self.type).astype(np.float32, copy=False)
-        found: NDArray[np.float32] = values.reshape(self.shape if len(self.shape) == 1 else (len(rows), *self.shape[1:]))
+        found: NDArray[np.float32] = values.reshape(self.shape if len(self.shape) == 1 else (-1, *self.shape[1:]))
         return found
