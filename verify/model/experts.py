@@ -21,6 +21,8 @@ FUSED = re.compile(
 FUSED_BIAS = re.compile(r"\.layers\.(\d+)\..*\bexperts\.(gate_up_proj|down_proj)_bias$")
 # A shared expert, whose gate and up are one tensor.
 SHARED = re.compile(r"\.layers\.(\d+)\..*\bshared_mlp\.input_linear\.weight$")
+# Queries, keys and values that are convolved.
+CONVOLUTIONS = re.compile(r"(\.self_attn\.)(conv1d\.weight)$")
 PACKED = re.compile(r"(\.layers\.(\d+)\..*\bexperts\.(gate_up_proj|down_proj))_blocks$")
 IN_FILE = re.compile(r"^blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)$")
 # Of all residuals but the first.
@@ -65,6 +67,11 @@ def split_checkpoint(tensors: Mapping[str, Stored], is_turned: bool) -> dict[str
             half = stored.shape[0] // 2
             found[f"blk.{match[1]}.ffn_gate_shexp.weight"] = stored.take(slice(0, half))
             found[f"blk.{match[1]}.ffn_up_shexp.weight"] = stored.take(slice(half, None))
+        elif (match := CONVOLUTIONS.search(name)) is not None:
+            third = stored.shape[0] // 3
+            for number, part in enumerate("qkv"):
+                rows = slice(number * third, (number + 1) * third)
+                found[CONVOLUTIONS.sub(rf"\1{part}_\2", name)] = stored.take(rows)
         elif (match := FUSED.search(name)) is not None and "experts.up_proj" in name:
             found |= {expert_name(match[1], "up", number): each for number, each in enumerate(each_expert(stored))}
         elif match is not None:

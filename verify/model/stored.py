@@ -53,7 +53,7 @@ class Stored:
         rows = np.ascontiguousarray(self.rows[start:end])
         values = dequantize_zeroed(rows, self.type) if isinstance(self.type, Zeroed) else quants.dequantize(rows, self.type)
         values = values.astype(np.float32, copy=False)
-        found: NDArray[np.float32] = values.reshape(self.shape if len(self.shape) == 1 else (len(rows), *self.shape[1:]))
+        found: NDArray[np.float32] = values.reshape(self.shape if len(self.shape) == 1 else (-1, *self.shape[1:]))
         return found
 
 

@@ -27,6 +27,7 @@ INTEGERS = {"U8": "I8", "F8_E4M3": "I8", "I32": "I32", "I64": "I64"}  # parts of
 HEADER = struct.Struct("<Q")
 LAYER = re.compile(r"(?:\.layers|^blk)\.(\d+)\.")
 ROUTER_SCALES = re.compile(r"\.layers\.(\d+)\.router\.(scale|per_expert_scale)$")
+DENSE = re.compile(r"\.block_sparse_moe\.(gate|up|down)_proj\b")  # of Kimi Linear's layers without experts
 RESIDUALS = re.compile(r"\.altup_(unembed_)?projections\.(\d+)\.weight$")
 # The ends of names without a kind in files.
 BARE = (".ssm_a", ".ssm_d", ".ffn_norm")
@@ -132,6 +133,7 @@ def file_name(names: Any, name: str) -> str | None:
 
 def renamed(name: str) -> str:
     """A name that GGUF's tables know."""
+    name = DENSE.sub(r".mlp.\1_proj", name).replace(".forget_gate.", ".")
     name = name.replace(".gate.moe_statics.", ".moe_statics.").replace("_moe.router.weight", "_moe.router.layer.weight")
     if ".mixer." in name:
         name = name.replace("model.layers.", "backbone.layers.")

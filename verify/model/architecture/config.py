@@ -111,7 +111,7 @@ def read_layer(config: Mapping[str, Any], family: Family, number: int, numbers: 
     if kind in RECURRENT:
         return Layer(recurrence=recurrence, feeds=family.feeds)
     if family.is_latent:
-        return read_latent(config, numbers)
+        return read_latent(config, family, numbers)
     own = own_sizes(config, number)
     heads, width, window = own["num_attention_heads"], head_width(own), config.get("sliding_window")
     scale = config.get("query_pre_attn_scalar") or width
@@ -136,7 +136,7 @@ def read_layer(config: Mapping[str, Any], family: Family, number: int, numbers: 
     )
 
 
-def read_latent(config: Mapping[str, Any], numbers: Mapping[str | None, int]) -> Layer:
+def read_latent(config: Mapping[str, Any], family: Family, numbers: Mapping[str | None, int]) -> Layer:
     """A layer of latent attention."""
     known = Latent(config["kv_lora_rank"], config["qk_nope_head_dim"], config["v_head_dim"], config["q_lora_rank"] or 0)
     rotary = config["qk_rope_head_dim"]
@@ -144,8 +144,8 @@ def read_latent(config: Mapping[str, Any], numbers: Mapping[str | None, int]) ->
         heads=config["num_attention_heads"],
         kv_heads=1,
         head_dim=known.rank + rotary,
-        scaling=latent_scaling(known.key_dim + rotary, config["rope_parameters"]),
-        rotary=numbers[None],
+        scaling=latent_scaling(known.key_dim + rotary, config["rope_parameters"] if family.encodes_positions else {}),
+        rotary=numbers.get(None),
         latent=known,
     )
 
@@ -163,6 +163,8 @@ def read_recurrence(config: Mapping[str, Any], family: Family) -> Recurrence:
             key_heads=config["linear_num_key_heads"],
             key_dim=config["linear_key_head_dim"],
             value_dim=config["linear_value_head_dim"],
+            decay_dim=config["linear_key_head_dim"] if family.decays_rows else 1,
+            activation=Activation.LOGISTIC if family.decays_rows else Activation.SILU,
             gates_first=False,
         )
     least = config["time_step_min"] if family.name.startswith("nemotron_h") else 0.0

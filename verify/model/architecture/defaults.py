@@ -256,6 +256,15 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         q_lora_rank=768,
     ),
     "youtu": numbers((128256, 2048, 32, 16, 16, 131072), tie_word_embeddings=True, rope_interleave=True),
+    "kimi_linear": numbers(
+        (163840, 2304, 27, 32, 32, 1048576),
+        (256, 8),
+        rms_norm_eps=1e-5,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.446,
+        q_lora_rank=None,
+        linear_num_key_heads=32,
+    ),
     "ernie4_5_moe": numbers(
         (103424, 2560, 28, 20, 4, 131072), (64, 6), rms_norm_eps=1e-5, tie_word_embeddings=True, rope_theta=500000.0
     ),

@@ -40,7 +40,7 @@ class Norm(Enum):
 
 
 class Activation(Enum):
-    """The function of a feed-forward part."""
+    """The function of a feed-forward part, or of a recurrent layer's gate."""
 
     SILU = 0
     GELU_TANH = 1
@@ -48,6 +48,7 @@ class Activation(Enum):
     RELU = 3
     SQUARED_RELU = 4
     CLAMPED_SILU = 5
+    LOGISTIC = 6
 
 
 class Scores(Enum):
@@ -61,7 +62,7 @@ class Scores(Enum):
 class State(Enum):
     """What a recurrent layer keeps of a text: the last inputs of a convolution, and, but for CONVOLUTION, a matrix per head."""
 
-    DELTA_RULE = 0  # Yang et al., Gated Delta Networks
+    DELTA_RULE = 0  # Yang et al., Gated Delta Networks; Kimi Team, Kimi Linear
     STATE_SPACE = 1  # Dao and Gu, Mamba 2
     CONVOLUTION = 2
 
@@ -112,6 +113,8 @@ class Recurrence:
     key_heads: int = 0
     key_dim: int = 0
     value_dim: int = 0
+    decay_dim: int = 1  # 1 = a head's matrix has one decay; key_dim = each of its rows has its own
+    activation: Activation = Activation.SILU  # of the gate
     is_tiled: bool = False  # head h reads the key head h % key_heads, and not h / (heads / key_heads)
     gates_first: bool = True  # outputs of a state space are multiplied by the gate before they are normed
     steps: tuple[float, float] = (0.0, math.inf)  # the smallest and the largest

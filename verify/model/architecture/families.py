@@ -34,6 +34,7 @@ class Family:
     truncates_yarn: bool = True  # where a file does not say it
     turns_experts: bool = False
     state: State | None = None  # of recurrent layers
+    decays_rows: bool = False  # each row of a state decays by itself, and the gate is a sigmoid, as in Kimi Linear
     tiles_in_files: bool = False
     gates_attention: bool = False
     has_both: bool = False  # attention and recurrence in each layer
@@ -148,6 +149,14 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family("deepseek2", **LATENT, scores=Scores.SIGMOID),
     "glm4_moe_lite": Family("deepseek2", **LATENT, scores=Scores.SIGMOID),
     "youtu": Family("deepseek2", **LATENT),
+    "kimi_linear": Family(
+        "kimi-linear",
+        is_latent=True,
+        state=State.DELTA_RULE,
+        decays_rows=True,
+        encodes_positions=False,
+        scores=Scores.SIGMOID,
+    ),
     "ernie4_5_moe": Family("ernie4_5-moe", pairs_in_checkpoints=True, pairs_in_files=True, normalizes=True),
 }
 

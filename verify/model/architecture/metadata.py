@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.verify.model.architecture.description import (
+    Activation,
     Architecture,
     Latent,
     Layer,
@@ -65,9 +66,11 @@ def read_entries(given: Mapping[str, Any], vocabulary: int, vectors: Mapping[str
         name=family.name,
         hidden=hidden,
         vocabulary=vocabulary,
-        layers=read_latents(entries, count, rotaries[0])
-        if family.is_latent
-        else tuple(read_layers(entries, family, count, len(rotaries))),
+        layers=tuple(
+            read_latents(entries, family, count, rotaries)
+            if family.is_latent
+            else read_layers(entries, family, count, len(rotaries))
+        ),
         rotaries=tuple(rotaries),
         context_tokens=entries.get("context_length"),
         epsilon=epsilon,
@@ -156,28 +159,33 @@ def read_layers(entries: Entries, family: Family, count: int, tables: int) -> li
     return found
 
 
-def read_latents(entries: Entries, count: int, rotary: Rotary) -> tuple[Layer, ...]:
-    """Layers of latent attention. In older files, the widths of keys and values are those of heads, and not of latents."""
+def read_latents(entries: Entries, family: Family, count: int, rotaries: Sequence[Rotary]) -> list[Layer]:
+    """Layers of latent attention, among which layers may keep a state.
+
+    In older files, the widths of keys and values are those of heads, and not of latents.
+    """
     key, value = (
         int(entries.get(f"attention.{part}_length_mla") or entries.get(f"attention.{part}_length")) for part in ("key", "value")
     )
-    known = Latent(entries.get("attention.kv_lora_rank"), key - rotary.size, value, entries.get("attention.q_lora_rank") or 0)
+    rotated = rotaries[0].size if rotaries else entries.get("rope.dimension_count")
+    known = Latent(entries.get("attention.kv_lora_rank"), key - rotated, value, entries.get("attention.q_lora_rank") or 0)
     layer = Layer(
         heads=entries.get("attention.head_count"),
         kv_heads=1,
-        head_dim=known.rank + rotary.size,
-        scaling=latent_scaling(key, rotary.scaling),
-        rotary=0,
+        head_dim=known.rank + rotated,
+        scaling=latent_scaling(key, rotaries[0].scaling if rotaries else {}),
+        rotary=0 if rotaries else None,
         latent=known,
     )
-    return (layer,) * count
+    recurrent = read_recurrent(entries, family, count)
+    return [Layer(recurrence=read_recurrence(entries, family)) if each else layer for each in recurrent]
 
 
 def read_recurrent(entries: Entries, family: Family, count: int) -> list[bool]:
     """Which layers keep a state."""
     if family.state is None or family.has_both:
         return [family.has_both] * count
-    if family.state is State.DELTA_RULE:
+    if family.state is State.DELTA_RULE and not family.is_latent:
         every = entries.get("full_attention_interval", 4)
         plain = [(number + 1) % every != 0 for number in range(count)]
         return list(entries.get("attention.recurrent_layers", plain))[:count]
@@ -191,6 +199,10 @@ def read_recurrence(entries: Entries, family: Family) -> Recurrence:
     assert family.state is not None
     if family.state is State.CONVOLUTION:
         return Recurrence(family.state, entries.get("shortconv.l_cache") - 1)
+    if family.decays_rows:
+        heads, width, window = (entries.get(key) for key in ("attention.head_count", "kda.head_dim", "ssm.conv_kernel"))
+        sizes = {"heads": heads, "key_heads": heads, "key_dim": width, "value_dim": width, "decay_dim": width}
+        return Recurrence(family.state, window - 1, **sizes, activation=Activation.LOGISTIC, gates_first=False)
     heads = entries.get("ssm.time_step_rank")
     return Recurrence(
         family.state,

@@ -20,7 +20,15 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "rms_norm_eps": ("rms_norm_eps", "layer_norm_eps", "norm_eps", "layer_norm_epsilon"),
     TIED: ("tie_embedding", "tie_word_embeddings"),
     EXPERTS[0]: ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
-    EXPERTS[1]: ("num_experts_per_tok", "moe_k", "top_k_experts"),
+    EXPERTS[1]: ("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts"),
+    "norm_topk_prob": ("moe_renormalize", "norm_topk_prob"),
+    "n_group": ("num_expert_group", "n_group"),
+    "max_position_embeddings": ("model_max_length", "max_position_embeddings"),
+    "linear_num_value_heads": ("linear_num_heads", "linear_num_value_heads"),
+    "linear_num_key_heads": ("linear_num_heads", "linear_num_key_heads"),
+    "linear_key_head_dim": ("linear_head_dim", "linear_key_head_dim"),
+    "linear_value_head_dim": ("linear_head_dim", "linear_value_head_dim"),
+    "linear_conv_kernel_dim": ("linear_short_conv_kernel_size", "linear_conv_kernel_dim"),
     "conv_kernel": ("mamba_d_conv", "conv_kernel"),
     "mamba_num_heads": ("mamba_n_heads", "mamba_num_heads", "num_heads"),
     "mamba_head_dim": ("mamba_d_head", "mamba_head_dim"),
@@ -58,6 +66,8 @@ def standard(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a known family. Raises ValueError for a size that is none, and what damaged files lead to."""
     model = config["model_type"]
     family, default = FAMILIES[model], DEFAULTS[model]
+    own = config.get("linear_attn_config") or {}  # of Kimi Linear's delta rule
+    config = {**config, **{f"linear_{name}": value for name, value in own.items()}}
     found = {**default, **config}
     for name, names in NAMES.items():
         if given := [config[each] for each in names if each in config]:
@@ -116,6 +126,9 @@ def layer_types(config: Mapping[str, Any], family: Family) -> list[str]:
 def usual_kinds(config: Mapping[str, Any], family: Family) -> tuple[Callable[[int], bool], str]:
     """Which layers attend to the whole text where a configuration does not list them, and what the others are."""
     if family.state is State.DELTA_RULE:
+        if family.is_latent:
+            numbers = config.get("linear_full_attn_layers") or range(5, config["num_hidden_layers"] + 1, 4)
+            return lambda number: number + 1 in numbers, LINEAR
         return every(config["full_attention_interval"]), LINEAR
     if family.state is State.CONVOLUTION:
         chosen = config.get("full_attn_idxs")

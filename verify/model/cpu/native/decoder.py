@@ -73,7 +73,10 @@ def supports(architecture: Architecture) -> bool:
     states = [each.recurrence for each in architecture.layers if each.recurrence is not None]
     sizes = all(each.key_dim % SUMMED == each.value_dim % SUMMED == 0 for each in states)
     counts = sizes and all(0 < each.window <= MOST_WINDOW and each.heads % max(1, each.key_heads) == 0 for each in states)
-    alike = alike and len({(each.kind, each.window, each.heads, each.key_dim, each.value_dim) for each in states}) <= 1
+    alike = (
+        alike
+        and len({(each.kind, each.window, each.heads, each.key_dim, each.value_dim, each.decay_dim) for each in states}) <= 1
+    )
     residuals = architecture.residuals <= MOST_RESIDUALS
     embeddings = residuals and architecture.embedding_width % SUMMED == 0 and architecture.embedding_width <= MOST_EMBEDDING
     return architecture.hidden % SUMMED == 0 and embeddings and widths and counts and alike

@@ -10,7 +10,7 @@ namespace outrider {
 extern "C" {
 
 enum NormKind : int32_t { NO_NORM = 0, RMS_NORM = 1, LAYER_NORM = 2 };
-enum Activation : int32_t { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, SQUARED_RELU = 4, CLAMPED_SILU = 5 };
+enum Activation : int32_t { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, SQUARED_RELU = 4, CLAMPED_SILU = 5, LOGISTIC = 6 };
 // Of the logits of a router: softmax of all, sigmoid, or softmax of those that are chosen.
 enum Scores : int32_t { SOFTMAX = 0, SIGMOID = 1, CHOSEN_SOFTMAX = 2 };
 // What a recurrent layer keeps of the text before a row: the last inputs of its convolution, and, but for CONVOLUTION, a matrix for
@@ -71,11 +71,15 @@ struct Recurrence {
   // Of the normed residual. What is convolved: queries and keys of all key heads, then values. CONVOLUTION: `beta` is multiplied with
   // what is convolved, and `gate` with the result.
   Linear convolved, gate, beta, step, output;
+  Linear keys, values;          // of what is convolved, where `convolved` is queries only; may be absent
+  Linear gate_down, step_down;  // to what `gate` and `step` read instead; both may be absent
   const float *taps, *bias;               // of the convolution: [window + 1, channels]; [channels], or null
-  const float *decay, *step_bias, *skip;  // [heads]; skip: null = none
+  const float *decay, *step_bias, *skip;  // [heads], [heads * decay_dim], [heads]; skip: null = none
   Norm norm;                              // of outputs; several groups of values if it is smaller than a row
   int32_t kind, window, channels;
   int32_t heads, key_heads, key_dim, value_dim;
+  int32_t decay_dim;     // 1 = a head's matrix has one decay; key_dim = each of its rows has its own
+  int32_t activation;    // of the gate
   int32_t tiled;         // whether head h reads the key head h % key_heads, and not h / (heads / key_heads)
   int32_t normed_gated;  // whether the gate comes before the norm
   int32_t convolution, state;  // numbers among the layers that have one
@@ -175,7 +179,7 @@ struct CachedPart {
 // The states of a stream, and what the rows since have written. A forward first folds rows that are committed now.
 struct Slot {
   float* matrices;                // [states, heads, key_dim, value_dim]
-  float *keys, *writes, *decays;  // [states, heads, capacity, key_dim], [..., value_dim], [...]
+  float *keys, *writes, *decays;  // [states, heads, capacity, key_dim], [..., value_dim], [..., decay_dim]
   float* inputs;                  // of convolutions: [convolutions, window + capacity, channels]
   float *next_matrices, *next_inputs;  // after the rows, which then are not kept; null = they are
   const int32_t* parents;              // of known rows and rows: the one before it in its text; -1 = the committed tokens

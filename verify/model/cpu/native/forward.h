@@ -100,7 +100,8 @@ class Forward : Products {
     const bool quantized =
         any_quantized({&layer.query, &layer.key, &layer.value, &layer.query_gate, &layer.augment_down}) ||
         (layer.latent && layer.latent->query_down.matrix.quantized()) ||
-        (recurrence && any_quantized({&recurrence->convolved, &recurrence->gate, &recurrence->beta, &recurrence->step}));
+        (recurrence && any_quantized({&recurrence->convolved, &recurrence->keys, &recurrence->values, &recurrence->gate,
+                                      &recurrence->beta, &recurrence->step, &recurrence->gate_down, &recurrence->step_down}));
     const Rows normed = read_residual(layer.attention_norm, quantized);
     if (layer.latent) project(layer, *layer.latent, normed, index);
     else if (layer.heads) project(layer, normed, index);
@@ -203,7 +204,8 @@ class Forward : Products {
   int64_t* positions_;
   std::vector<Stream> streams_;
   float *queries_, *keys_, *values_, *attended_, *gated_, *angles_, *embedded_, *others_, *predicted_;
-  // Of latent attention: what `query` reads, [rows, inputs]; then parts of queries, [heads, rows, inputs of `key_up`].
+  // Of latent attention: what `query` reads, [rows, inputs]; then parts of queries, [heads, rows, inputs of `key_up`]. Of recurrent
+  // layers: what `gate` and `step` read.
   float* parts_;
   float *scores_, *gathered_, *inner_, *outputs_, *gates_, *mixed_, *convolved_, *matrices_ = nullptr;
   size_t space_ = 0;  // of a thread's matrices

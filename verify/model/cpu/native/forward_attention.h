@@ -23,6 +23,8 @@ inline void Forward::fit_attention() {
   gates_ = fit(engine_.gates, [](const Layer& layer) { return layer.query_gate.matrix.outputs; });
   parts_ = fit(engine_.parts, [](const Layer& layer) {
     const Latent* latent = layer.latent;
+    const Recurrence* recurrence = layer.recurrence;
+    if (recurrence) return recurrence->gate_down.matrix.outputs + recurrence->step_down.matrix.outputs;
     return latent ? std::max(latent->query_down.matrix.outputs, layer.heads * latent->key_up.matrix.inputs) : 0;
   });
   for (AttentionSpace& space : engine_.spaces) space.fit(widest(model_, [](const Layer& layer) { return layer.head_dim; }));

@@ -17,16 +17,25 @@ inline void Forward::fit_recurrence() {
   space_ = (matrices + 1) * widest(model_, [](const Layer& layer) {
     return layer.recurrence ? (layer.recurrence->key_dim + 1) * layer.recurrence->value_dim : 0;
   });
-  matrices_ = engine_.matrices.of(space_ * team_.working());
+  matrices_ = engine_.matrices.of(space_ * engine_.spaces.size());  // of all threads: who works is decided after this
 }
 
 inline void Forward::project(const Recurrence& layer, const Rows& rows) {
   const int width = mixed_width(layer), gate = layer.channels, beta = gate + layer.gate.matrix.outputs;
+  const int keys = layer.convolved.matrix.outputs, values = keys + layer.keys.matrix.outputs;
+  const int few = layer.gate_down.matrix.outputs, few_steps = layer.step_down.matrix.outputs;
+  float* steps = parts_ + (size_t)rows_ * few;
+  const Product own[] = {{&layer.gate, mixed_ + gate, width}, {&layer.step, mixed_ + beta + beta_width(layer), width}};
   const Product products[] = {{&layer.convolved, mixed_, width},
-                              {&layer.gate, mixed_ + gate, width},
+                              {&layer.keys, mixed_ + keys, width},
+                              {&layer.values, mixed_ + values, width},
                               {&layer.beta, mixed_ + beta, width},
-                              {&layer.step, mixed_ + beta + beta_width(layer), width}};
+                              few ? Product{&layer.gate_down, parts_, few} : own[0],
+                              few ? Product{&layer.step_down, steps, few_steps} : own[1]};
   multiply_all(products, rows, 0);
+  if (!few) return;
+  multiply_all({own[0]}, prepare(parts_, rows_, few, layer.gate.matrix.quantized()), 0);
+  multiply_all({own[1]}, prepare(steps, rows_, few_steps, layer.step.matrix.quantized()), 0);
 }
 
 // Adds the output of a recurrent layer, whose inputs are projected, to the residual.

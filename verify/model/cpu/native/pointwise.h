@@ -66,6 +66,7 @@ inline Floats capped(Floats x, float cap) { return all(cap) * hyperbolic_tangent
 
 inline Floats activate(Floats x, int activation) {
   if (activation == SILU) return x / (all(1) + exponential(-x));
+  if (activation == LOGISTIC) return all(1) / (all(1) + exponential(-x));
   if (activation == GELU_TANH) {
     const Floats y = all(0.7978845608f) * fma(all(0.044715f) * x * x, x, x);
     return all(0.5f) * x * (all(2) - all(2) / (exponential(y + y) + all(1)));

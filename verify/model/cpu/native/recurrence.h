@@ -1,9 +1,10 @@
-// Layers that keep a state of the text before a row: gated delta rule (Yang et al., arXiv 2412.06464), state space (Mamba 2; Dao and
-// Gu, arXiv 2405.21060), and short convolutions.
+// Layers that keep a state of the text before a row: gated delta rule (Yang et al., arXiv 2412.06464; Kimi Linear, arXiv 2510.26692),
+// state space (Mamba 2; Dao and Gu, arXiv 2405.21060), and short convolutions.
 //
-// The state of a head is a matrix. A row multiplies it by a decay and adds its key times what it writes; its output is what its query
-// reads then. Every row is computed from the state after its parent, by the same operations in the same order, whether the parent is
-// in a draft tree, in a prompt, or committed, so its bits do not depend on what is computed beside it.
+// The state of a head is a matrix. A row multiplies it by a decay, or each of its rows by one of their own, and adds its key times
+// what it writes; its output is what its query reads then. Every row is computed from the state after its parent, by the same
+// operations in the same order, whether the parent is in a draft tree, in a prompt, or committed, so its bits do not depend on what is
+// computed beside it.
 #pragma once
 #include <vector>
 
@@ -18,7 +19,8 @@ constexpr int MOST_COLUMNS = 4;
 // What a row does to the matrix of one head.
 struct Write {
   const float *key, *written;  // [key_dim], [value_dim]
-  float decay;
+  const float* decay;          // of the matrix, or [key_dim]
+  int stride;                  // of decays; 0 = there is one
 };
 
 // Some columns of a matrix, [key_dim, value_dim], from a vector's place on.
@@ -31,9 +33,8 @@ struct Columns {
   void write(const float* from, float* to, const Write& row, const float* query, Floats* out) const {
     Floats written[COUNT], read[COUNT] = {};
     for (int i = 0; i < COUNT; i++) written[i] = load(row.written + i * LANES);
-    const Floats decay = all(row.decay);
     for (int k = 0; k < key_dim; k++) {
-      const Floats key = all(row.key[k]), asked = all(query ? query[k] : 0);
+      const Floats key = all(row.key[k]), decay = all(row.decay[k * row.stride]), asked = all(query ? query[k] : 0);
       const size_t place = (size_t)k * value_dim;
       for (int i = 0; i < COUNT; i++) {
         const Floats value = fma(key, written[i], load(from + place + i * LANES) * decay);
@@ -63,17 +64,20 @@ inline void for_blocks(int key_dim, int value_dim, const Task& task) {
 // One head of one layer in a slot.
 struct HeadState {
   float *matrix, *keys, *writes, *decays;
-  int key_dim, value_dim;
+  int key_dim, value_dim, decay_dim;
 
-  HeadState(const Slot& slot, const Recurrence& layer, int head) : key_dim(layer.key_dim), value_dim(layer.value_dim) {
+  HeadState(const Slot& slot, const Recurrence& layer, int head)
+      : key_dim(layer.key_dim), value_dim(layer.value_dim), decay_dim(layer.decay_dim) {
     const size_t place = (size_t)layer.state * layer.heads + head, rows = place * slot.capacity;
     matrix = slot.matrices + place * key_dim * value_dim;
     keys = slot.keys + rows * key_dim;
     writes = slot.writes + rows * value_dim;
-    decays = slot.decays + rows;
+    decays = slot.decays + rows * decay_dim;
   }
 
-  Write row(int number) const { return {keys + (size_t)number * key_dim, writes + (size_t)number * value_dim, decays[number]}; }
+  Write row(int number) const {
+    return {keys + (size_t)number * key_dim, writes + (size_t)number * value_dim, decays + (size_t)number * decay_dim, decay_dim > 1};
+  }
 
   // Makes the first rows part of the state, and moves `known` rows that follow to the front.
   void fold(int rows, int known) {
@@ -87,7 +91,7 @@ struct HeadState {
     });
     std::memmove(keys, keys + (size_t)rows * key_dim, 4 * (size_t)known * key_dim);
     std::memmove(writes, writes + (size_t)rows * value_dim, 4 * (size_t)known * value_dim);
-    std::memmove(decays, decays + rows, 4 * (size_t)known);
+    std::memmove(decays, decays + (size_t)rows * decay_dim, 4 * (size_t)known * decay_dim);
   }
 };
 
@@ -193,18 +197,22 @@ class Recurring {
       const float factor = length / std::sqrt(total(squares) + 1e-6f);
       for (int i = 0; i < layer_.key_dim; i++) values[i] *= factor;
     }
-    for (int head = 0; head < layer_.heads; head++) {
-      float* steps = step(row);
-      const float given = steps[head] + layer_.step_bias[head];
-      const float softplus = given > 20 ? given : std::log1p(std::exp(given));
-      const float size = std::fmin(std::fmax(softplus, layer_.least), layer_.most);
-      // Of a state space, what is written are values times steps.
-      beta(row)[head] = layer_.kind == DELTA_RULE ? 1 / (1 + std::exp(-beta(row)[head])) : size;
-      steps[head] = std::exp(layer_.decay[head] * size);
-    }
   }
 
-  // Computes the rows of one head: [rows, stride] from `out` on. `space` has room for the matrices of `paths`.
+  // Computes a row's decays of a head, and what it writes is multiplied by: of a state space, its step.
+  void decay(int row, int head) {
+    float* steps = step(row) + head * layer_.decay_dim;
+    for (int i = 0; i < layer_.decay_dim; i++) {
+      const float given = steps[i] + layer_.step_bias[head * layer_.decay_dim + i];
+      const float softplus = given > 20 ? given : std::log1p(std::exp(given));
+      const float size = std::fmin(std::fmax(softplus, layer_.least), layer_.most);
+      if (layer_.kind == STATE_SPACE) beta(row)[head] = size;
+      steps[i] = std::exp(layer_.decay[head] * size);
+    }
+    if (layer_.kind == DELTA_RULE) beta(row)[head] = 1 / (1 + std::exp(-beta(row)[head]));
+  }
+
+  // Computes the rows of one head: [rows, stride] from `out` on. `space` has room for the matrices of `paths`, and for a row's vectors.
   void scan(int head, const Paths& paths, float* space, float* out, int64_t stride) {
     HeadState state(slot_, layer_, head);
     state.fold(slot_.folded, slot_.known);
@@ -212,7 +220,7 @@ class Recurring {
     const size_t size = (size_t)key_dim * value_dim, place = (size_t)layer_.state * layer_.heads + head;
     float* next = slot_.next_matrices ? slot_.next_matrices + place * size : nullptr;
     const int key_head = layer_.tiled ? head % layer_.key_heads : head / (layer_.heads / layer_.key_heads);
-    float* const last = space + paths.matrices * size;
+    float *const last = space + paths.matrices * size, *const decayed = last + value_dim;
     for (int at = 0; at < slot_.known + rows_; at++) {
       const auto [origin, target] = paths.steps[at];
       const float* from = origin < 0 ? state.matrix : next ? next : space + origin * size;
@@ -229,16 +237,20 @@ class Recurring {
       const float* own = convolved_ + (size_t)row * layer_.channels;
       const float *query = own + key_head * key_dim, *key = own + (layer_.key_heads + key_head) * key_dim;
       const float* values = own + 2 * layer_.key_heads * key_dim + head * value_dim;
-      const float decay = step(row)[head], factor = beta(row)[head];
+      decay(row, head);
+      const float *decays = step(row) + head * layer_.decay_dim, factor = beta(row)[head];
+      const int each = layer_.decay_dim > 1;
+      // A key reads what the decay leaves.
+      for (int k = 0; layer_.kind == DELTA_RULE && k < key_dim; k++) decayed[k] = key[k] * decays[k * each];
       float* kept = next ? last : state.writes + (size_t)at * value_dim;
       for_blocks(key_dim, value_dim, [&](auto columns, int first) {
         Floats found[MOST_COLUMNS], read[MOST_COLUMNS] = {};
-        if (layer_.kind == DELTA_RULE) columns.read(from + first, key, read);
+        if (layer_.kind == DELTA_RULE) columns.read(from + first, decayed, read);
         for (int i = 0; i < columns.count; i++) {
           const int column = first + i * LANES;
-          store(kept + column, all(factor) * (load(values + column) - all(decay) * read[i]));
+          store(kept + column, all(factor) * (load(values + column) - read[i]));
         }
-        columns.write(from + first, to ? to + first : nullptr, {key, kept + first, decay}, query, found);
+        columns.write(from + first, to ? to + first : nullptr, {key, kept + first, decays, each}, query, found);
         for (int i = 0; i < columns.count; i++) {
           const int column = first + i * LANES;
           store(out + row * stride + column, layer_.skip ? fma(all(layer_.skip[head]), load(values + column), found[i]) : found[i]);
@@ -246,7 +258,7 @@ class Recurring {
       });
       if (next) continue;
       std::memcpy(state.keys + (size_t)at * key_dim, key, 4 * (size_t)key_dim);
-      state.decays[at] = decay;
+      std::memcpy(state.decays + (size_t)at * layer_.decay_dim, decays, 4 * (size_t)layer_.decay_dim);
     }
   }
 
@@ -254,7 +266,7 @@ class Recurring {
   void finish(int row, float epsilon, float* out) {
     const int width = layer_.heads * layer_.value_dim;
     const auto activated = [&] {
-      for (int i = 0; i < width; i += LANES) store(out + i, load(out + i) * activate(load(gate(row) + i), SILU));
+      for (int i = 0; i < width; i += LANES) store(out + i, load(out + i) * activate(load(gate(row) + i), layer_.activation));
     };
     if (layer_.normed_gated) activated();
     for (int place = 0; layer_.norm.kind != NO_NORM && place < width; place += layer_.norm.size) {

@@ -15,6 +15,9 @@ from outrider.verify.model.cpu.native.packing import Packer
 # Names of tensors in files.
 STATE_INPUT, STATE_OUTPUT, STATE_NORM, CONVOLUTION = "ssm_in", "ssm_out", "ssm_norm", "ssm_conv1d"
 DECAY, SKIP, STEP, STATE_GATE, ALPHA, BETA, BOTH = "ssm_a", "ssm_d", "ssm_dt", "attn_gate", "ssm_alpha", "ssm_beta", "ssm_ba"
+CONVOLUTIONS = ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
+# Through few values.
+STEPS, GATES = ("ssm_f_a", "ssm_f_b"), ("ssm_g_a", "ssm_g_b")
 SHORT_INPUT, SHORT_OUTPUT, SHORT = "shortconv.in_proj", "shortconv.out_proj", "shortconv.conv"
 NAMES = (
     STATE_INPUT,
@@ -31,10 +34,14 @@ NAMES = (
     SHORT_INPUT,
     SHORT_OUTPUT,
     SHORT,
+    *CONVOLUTIONS,
+    *STEPS,
+    *GATES,
 )
 FUSED = "attn_qkv"
-# A recurrent layer's linear layers, the names of its output and its convolution, and the order of the channels.
-Parts = tuple[dict[str, structures.Linear], str, str, NDArray[np.int64]]
+QUERY, KEY, VALUE, OUTPUT = "attn_q", "attn_k", "attn_v", "attn_output"
+# A recurrent layer's linear layers, the names of its output and its convolutions, and the order of the channels.
+Parts = tuple[dict[str, structures.Linear], str, tuple[str, ...], NDArray[np.int64]]
 
 
 def pack_recurrence(packer: Packer, place: str, number: int, known: Recurrence) -> structures.Recurrence:
@@ -49,6 +56,8 @@ def pack_recurrence(packer: Packer, place: str, number: int, known: Recurrence) 
         key_heads=known.key_heads,
         key_dim=known.key_dim,
         value_dim=known.value_dim,
+        decay_dim=known.decay_dim,
+        activation=known.activation.value,
         tiled=known.is_tiled,
         normed_gated=known.gates_first,
         convolution=len(before),
@@ -57,19 +66,25 @@ def pack_recurrence(packer: Packer, place: str, number: int, known: Recurrence) 
         most=known.steps[1],
     )
     source = {State.CONVOLUTION: short, State.DELTA_RULE: delta, State.STATE_SPACE: space}[known.kind]
-    linears, output, convolution, order = source(packer, place, known)
+    if packer.has(place + CONVOLUTIONS[0]):
+        source = separate
+    linears, output, convolutions, order = source(packer, place, known)
     for name, linear in linears.items():
         setattr(found, name, linear)
     found.output = packer.linear(place + output, (hidden, inner or hidden), None, packer.multiplier("state output"))
-    taps = packer.floats(f"{place}{convolution}.weight", found.channels * (known.window + 1)).reshape(found.channels, -1)
-    found.taps = packer.keep(taps[order].T)
-    if f"{place}{convolution}.bias" in packer.tensors:
-        found.bias = packer.keep(packer.floats(f"{place}{convolution}.bias", found.channels)[order])
+    sizes = (found.channels,) if len(convolutions) == 1 else (keys, keys, inner)
+    read = [
+        packer.floats(f"{place}{name}.weight", size * (known.window + 1))
+        for name, size in zip(convolutions, sizes, strict=True)
+    ]
+    found.taps = packer.keep(np.concatenate(read).reshape(found.channels, -1)[order].T)
+    if f"{place}{convolutions[0]}.bias" in packer.tensors:
+        found.bias = packer.keep(packer.floats(f"{place}{convolutions[0]}.bias", found.channels)[order])
     if known.kind is State.CONVOLUTION:
         return found
     decay = packer.floats(f"{place}{DECAY}.weight", known.heads)
     found.decay = packer.keep(-np.exp(decay) if packer.architecture.decays_as_logarithms else decay)
-    found.step_bias = packer.keep(packer.floats(f"{place}{STEP}.bias", known.heads))
+    found.step_bias = packer.keep(packer.floats(f"{place}{STEP}.bias", known.heads * known.decay_dim))
     found.skip = packer.vector(f"{place}{SKIP}.weight", known.heads)
     if packer.has(place + STATE_NORM):
         size = known.value_dim if known.kind is State.DELTA_RULE else inner // known.key_heads
@@ -84,7 +99,7 @@ def short(packer: Packer, place: str, known: Recurrence) -> Parts:
     hidden = packer.architecture.hidden
     parts = {name: slice(part * hidden, (part + 1) * hidden) for part, name in enumerate(("beta", "gate", "convolved"))}
     linears = {name: packer.linear(place + SHORT_INPUT, (hidden, hidden), rows) for name, rows in parts.items()}
-    return linears, SHORT_OUTPUT, SHORT, np.arange(hidden)
+    return linears, SHORT_OUTPUT, (SHORT,), np.arange(hidden)
 
 
 def delta(packer: Packer, place: str, known: Recurrence) -> Parts:
@@ -105,7 +120,24 @@ def delta(packer: Packer, place: str, known: Recurrence) -> Parts:
         rows |= {"beta": (BETA, None), "step": (ALPHA, None)}
     outputs = {"convolved": channels, "gate": inner, "beta": known.heads, "step": known.heads}
     linears = {name: packer.linear(place + source, (outputs[name], hidden), each) for name, (source, each) in rows.items()}
-    return linears, STATE_OUTPUT, CONVOLUTION, np.arange(channels)
+    return linears, STATE_OUTPUT, (CONVOLUTION,), np.arange(channels)
+
+
+def separate(packer: Packer, place: str, known: Recurrence) -> Parts:
+    """Kimi Linear's: queries, keys and values apart, and gates and steps through few values."""
+    hidden, inner, keys = packer.architecture.hidden, known.heads * known.value_dim, known.key_heads * known.key_dim
+    shapes = {
+        "convolved": (QUERY, keys, hidden),
+        "keys": (KEY, keys, hidden),
+        "values": (VALUE, inner, hidden),
+        "beta": (BETA, known.heads, hidden),
+        "gate_down": (GATES[0], known.value_dim, hidden),
+        "gate": (GATES[1], inner, known.value_dim),
+        "step_down": (STEPS[0], known.key_dim, hidden),
+        "step": (STEPS[1], known.heads * known.decay_dim, known.key_dim),
+    }
+    linears = {name: packer.linear(place + source, (outputs, inputs)) for name, (source, outputs, inputs) in shapes.items()}
+    return linears, OUTPUT, CONVOLUTIONS, np.arange(2 * keys + inner)
 
 
 def space(packer: Packer, place: str, known: Recurrence) -> Parts:
@@ -123,4 +155,4 @@ def space(packer: Packer, place: str, known: Recurrence) -> Parts:
     linears = {
         name: packer.linear(place + STATE_INPUT, (len(rows), hidden), rows, scale) for name, (rows, scale) in given.items()
     }
-    return linears, STATE_OUTPUT, CONVOLUTION, order - inner
+    return linears, STATE_OUTPUT, (CONVOLUTION,), order - inner

@@ -32,7 +32,7 @@ def shape_of(layers: Sequence[Layer], hidden: int) -> RecurrentShape | None:
     if one.kind is State.CONVOLUTION:
         return RecurrentShape(count, one.window, hidden, 0, 0, 0, 0, 0, FLOAT32, HOST)
     channels = 2 * one.key_heads * one.key_dim + one.heads * one.value_dim
-    sizes = (count, one.heads, one.key_dim, one.value_dim, 1)
+    sizes = (count, one.heads, one.key_dim, one.value_dim, one.decay_dim)
     return RecurrentShape(count, one.window, channels, *sizes, FLOAT32, HOST)
 
 

@@ -80,11 +80,14 @@ class Recurrence(Structure):
     """A layer that keeps a state."""
 
     _fields_ = (
-        *((name, Linear) for name in ("convolved", "gate", "beta", "step", "output")),
+        *(
+            (name, Linear)
+            for name in ("convolved", "gate", "beta", "step", "output", "keys", "values", "gate_down", "step_down")
+        ),
         *((name, c_void_p) for name in ("taps", "bias", "decay", "step_bias", "skip")),
         ("norm", Norm),
-        *((name, c_int32) for name in ("kind", "window", "channels", "heads", "key_heads", "key_dim", "value_dim", "tiled")),
-        *((name, c_int32) for name in ("normed_gated", "convolution", "state")),
+        *((name, c_int32) for name in ("kind", "window", "channels", "heads", "key_heads", "key_dim", "value_dim")),
+        *((name, c_int32) for name in ("decay_dim", "activation", "tiled", "normed_gated", "convolution", "state")),
         *((name, c_float) for name in ("least", "most")),
     )
 

@@ -55,9 +55,7 @@ def write_gguf(model: PreTrainedModel, file: Path, kind: GGMLQuantizationType = 
         count = sum(name.startswith(f"blk.{layer}.{part}.") and name.endswith(ending) for name in experts)
         values = np.stack([tensors[f"blk.{layer}.{part}.{number}.{ending}"].floats() for number in range(count)])
         write(writer, f"blk.{layer}.{part}.{ending}", values, kind if ending == "weight" else GGMLQuantizationType.F32)
-    known_model = read_config(config.to_dict())
-    assert known_model is not None
-    if (latent := known_model.layers[0].latent) is not None:
+    if latent := next((each.latent for each in known_model.layers if each.latent is not None), None):
         tensors = split_latents(tensors, config.num_attention_heads, latent.key_dim)
     for name, each in tensors.items():
         if name in experts or (name == "lm_head.weight" and config.tie_word_embeddings):
@@ -146,26 +144,36 @@ def write_mixture(writer: gguf.GGUFWriter, config: Any, mixture: Mixture | None)
         return
     writer.add_expert_count(mixture.experts)
     writer.add_expert_used_count(mixture.used)
-    if config.model_type in ("lfm2_moe", "nemotron_h", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
+    if config.model_type in (
+        "lfm2_moe",
+        "nemotron_h",
+        "glm4_moe",
+        "deepseek_v2",
+        "deepseek_v3",
+        "glm4_moe_lite",
+        "kimi_linear",
+    ):
         writer.add_expert_weights_norm(mixture.normalizes)
         writer.add_expert_weights_scale(mixture.scale)
         writer.add_expert_group_count(mixture.groups)
         writer.add_expert_group_used_count(mixture.used_groups)
     has_own = config.model_type not in ("gpt_oss", "mixtral", "olmoe", "granitemoe")
     writer.add_expert_feed_forward_length(config.moe_intermediate_size if has_own else config.intermediate_size)
-    if config.model_type in ("deepseek_v3", "glm4_moe_lite", "glm4_moe"):
+    if config.model_type in ("deepseek_v3", "glm4_moe_lite", "glm4_moe", "kimi_linear"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
 def write_latents(writer: gguf.GGUFWriter, known: Architecture) -> None:
     """The sizes of latent attention."""
-    layer = known.layers[0]
-    if (latent := layer.latent) is None:
+    layer = next((each for each in known.layers if each.latent is not None), None)
+    if layer is None or (latent := layer.latent) is None:
         return
     for key in ("head_count_kv", "key_length", "value_length"):
         writer.kv_data[0].pop(f"{known.name}.attention.{key}", None)
     rotary = layer.head_dim - latent.rank
-    writer.add_head_count_kv(1)
+    writer.add_head_count_kv([each.kv_heads for each in known.layers] if known.name == "kimi-linear" else 1)
+    if not known.rotaries:
+        writer.add_rope_dimension_count(rotary)
     writer.add_kv_lora_rank(latent.rank)
     if latent.query_rank:
         writer.add_q_lora_rank(latent.query_rank)
@@ -195,6 +203,10 @@ def write_states(writer: gguf.GGUFWriter, known: Architecture) -> None:
         return
     if found.kind is State.CONVOLUTION:
         writer.add_shortconv_l_cache(found.window + 1)
+    elif found.decay_dim > 1:
+        writer.add_ssm_conv_kernel(found.window + 1)
+        writer.add_kda_head_dim(found.key_dim)
+        return
     else:
         writer.add_ssm_conv_kernel(found.window + 1)
         writer.add_ssm_state_size(found.key_dim)

@@ -39,6 +39,9 @@ MAMBA = {"mamba_d_state": 16, "mamba_d_head": 32, "mamba_n_heads": 4, "mamba_n_g
 LATENT: dict[str, Any] = {"q_lora_rank": None, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32}
 LATENT |= {"v_head_dim": 32, "num_key_value_heads": 4, "head_dim": 16}
 ROUTED: dict[str, Any] = {**EXPERTS, "n_routed_experts": 12, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
+# Of the norms of its latents, transformers leaves the epsilon at this.
+KIMI: dict[str, Any] = {**LATENT, **ROUTED, "rms_norm_eps": 1e-6, "linear_head_dim": 32, "linear_num_heads": 4}
+KIMI |= {"mlp_layer_types": ["dense", *["sparse"] * 5], "layer_types": DELTA["layer_types"]}
 TURNS = {"layer_types": ["sliding_attention", "full_attention"] * 3}
 BY_LAYER = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 97, "num_kv_shared_layers": 2}
 GEMMA4: dict[str, Any] = {**WINDOWED, **TURNS, "attention_k_eq_v": True, "global_head_dim": 32}
@@ -108,6 +111,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     # Of the norms of its latents, transformers leaves the epsilon at this.
     "glm4_moe_lite": {**LATENT, **ROUTED, "q_lora_rank": 32, "attention_bias": True, "rms_norm_eps": 1e-6},
     "youtu": {**LATENT, "q_lora_rank": 32, "embedding_initializer_range": 0.2},
+    "kimi_linear": KIMI | GROUPS,
     "ernie4_5_moe": {**EXPERTS, "moe_num_experts": 12, "moe_k": 3, "moe_layer_start_index": 1, "moe_num_shared_experts": 2},
 }
 

@@ -143,6 +143,7 @@ TENSORS = {
     "gpt_oss": "blk.0.attn_sinks.weight",
     "glm4_moe": "blk.1.exp_probs_b.bias",
     "granitemoehybrid": "blk.0.ssm_a blk.2.ssm_d blk.0.ssm_dt.bias blk.0.ssm_norm.weight blk.0.ssm_conv1d.weight",
+    "kimi_linear": "blk.0.ssm_a blk.0.ssm_dt.bias blk.2.ssm_conv1d_k.weight blk.0.ssm_f_b.weight blk.3.ssm_g_a.weight",
     "lfm2": "blk.0.shortconv.conv.weight token_embd_norm.weight",
     "deepseek_v3": "blk.1.attn_q_a_norm.weight blk.1.attn_k_b.weight blk.1.attn_v_b.weight blk.1.attn_kv_a_mqa.weight",
     "gemma3n_text": "blk.0.altup_router.weight blk.1.altup_predict_coef.weight blk.3.laurel_r.weight altup_proj.weight",
