@@ -15,6 +15,8 @@ BOUNDS := build/bounds
 # mypy and editors do not read the finder of an editable install; they find the packages through these links.
 LINKS := $(addprefix build/links/outrider/,server drafters engines verify models)
 
+CPP := $(foreach folder,verify/model/cpu/native drafters/native,$(wildcard $(folder)/*.cpp $(folder)/*.h))
+
 # A process per core, at most 4; --dist loadgroup keeps the tests of one server in one process (tests/conftest.py).
 PARALLEL := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 # Empty turns it off: each of the processes and servers of a test run would compile all modules again.
@@ -32,7 +34,7 @@ $(BIN)/pip install --quiet --disable-pip-version-check --build-constraint constr
 endef
 
 # What serves what the compiled library computes, without PyTorch.
-$(SERVER): pyproject.toml setup.py constraints.txt $(foreach folder,verify/model/cpu/native drafters/native,$(wildcard $(folder)/*.cpp $(folder)/*.h))
+$(SERVER): pyproject.toml setup.py constraints.txt $(CPP)
 	$(PYTHON) -m venv .venv
 	grep '^pip==' constraints.txt > .venv/pip.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/pip.txt
@@ -132,6 +134,7 @@ agents: install
 
 check: install $(LINKS)
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
@@ -142,6 +145,7 @@ $(LINKS):
 
 format: install
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
 	$(BIN)/ruff check --fix .
 
 train: install

@@ -8,13 +8,13 @@ namespace outrider {
 
 // State 0 is the empty string. Edges are in a linked list per state and in a hash table.
 struct Automaton {
-  Array<int32_t> text;        // [T]
-  Array<int64_t> size;        // [4]: tokens, states, edges, the newest state
-  Array<int32_t> lengths;     // [S]; length of the state's longest string in tokens
-  Array<int32_t> links;       // [S]; suffix link: the state of the longest suffix that belongs to another state
-  Array<int32_t> recent;      // [S]; position after the latest occurrence of the state's strings
-  Array<int32_t> counts;      // [S]; number of their occurrences
-  Array<int32_t> first_edge;  // [S]; -1 = none
+  Array<int32_t> text;                               // [T]
+  Array<int64_t> size;                               // [4]: tokens, states, edges, the newest state
+  Array<int32_t> lengths;                            // [S]; length of the state's longest string in tokens
+  Array<int32_t> links;                              // [S]; suffix link: the state of the longest suffix that belongs to another state
+  Array<int32_t> recent;                             // [S]; position after the latest occurrence of the state's strings
+  Array<int32_t> counts;                             // [S]; number of their occurrences
+  Array<int32_t> first_edge;                         // [S]; -1 = none
   Array<int32_t> edge_next, edge_token, edge_state;  // [E]
   Array<uint64_t> table_key;                         // [H]; 0 = free
   Array<int32_t> table_edge;                         // [H]

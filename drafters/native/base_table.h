@@ -12,7 +12,7 @@ struct BaseArrays {
   Array<uint16_t> probabilities;  // [S], in units of 1 / PROBABILITY_UNIT
 
   int32_t token(int64_t i) const {
-    return tokens.width == 2 ? static_cast<uint16_t*>(tokens.data)[i] : (int32_t) static_cast<uint32_t*>(tokens.data)[i];
+    return tokens.width == 2 ? static_cast<uint16_t*>(tokens.data)[i] : (int32_t)static_cast<uint32_t*>(tokens.data)[i];
   }
 };
 
@@ -40,10 +40,8 @@ inline int64_t find(const BaseArrays& base, uint64_t key) {
   int64_t low = 0, high = base.keys.size();
   while (low < high) {
     const int64_t middle = (low + high) >> 1;
-    if (base.keys[middle] < key)
-      low = middle + 1;
-    else
-      high = middle;
+    if (base.keys[middle] < key) low = middle + 1;
+    else high = middle;
   }
   return low < base.keys.size() && base.keys[low] == key ? low : -1;
 }

@@ -80,8 +80,8 @@ struct Tree {
 };
 
 // Marks the `budget` likeliest paths, each likelier than `least`; returns the number of nodes, node 0 included.
-inline int64_t grow(const Sources& sources, const Contexts& contexts, const Scratch& scratch, const Nodes& nodes,
-                    int64_t budget, double least, int64_t depth, const Dice& dice) {
+inline int64_t grow(const Sources& sources, const Contexts& contexts, const Scratch& scratch, const Nodes& nodes, int64_t budget,
+                    double least, int64_t depth, const Dice& dice) {
   nodes::reset(nodes, 0);
   Tree tree{sources, contexts, scratch, nodes, budget, least, dice};
   int64_t node = 0;

@@ -59,8 +59,8 @@ inline void append(const History& history, const Array<uint64_t>& hashes, int64_
 
 // Counts the successors of the context with hash `key` at its latest occurrences, into `tokens` and `counts` from `start` on; returns
 // the index after the last, and the number of occurrences.
-inline Pair followers(const History& history, int64_t length, uint64_t key, const Array<int64_t>& tokens,
-                      const Array<double>& counts, int64_t start) {
+inline Pair followers(const History& history, int64_t length, uint64_t key, const Array<int64_t>& tokens, const Array<double>& counts,
+                      int64_t start) {
   const int64_t mask = history.text.size() - 1, oldest = history.size[0] - history.text.size();
   const int64_t most = length ? MAX_OCCURRENCES : MAX_RECENT;
   int64_t position = history.newest(length, slot_of(history, key)), end = start, total = 0;
@@ -118,8 +118,8 @@ inline int64_t nearest(const History& history, int64_t position, int64_t back, i
 // A departure left tokens of the span out, or inserted tokens, or else is taken to replace one token by another. The same number of
 // tokens is skipped again after the next token like that before the last omission, as with line numbers in a listing of the file.
 // `token` is the end of the history if `committed`, otherwise part of a draft.
-inline void follow_copy(const History& history, const Array<int64_t>& before, int64_t previous, int64_t token,
-                        const Array<int64_t>& after, bool committed) {
+inline void follow_copy(const History& history, const Array<int64_t>& before, int64_t previous, int64_t token, const Array<int64_t>& after,
+                        bool committed) {
   int64_t position = after[POSITION] = before[POSITION];
   if (position < 0) return;
   int64_t run = before[RUN], changes = before[CHANGES], gap = before[GAP], skipped = before[SKIPPED];

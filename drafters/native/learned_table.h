@@ -26,9 +26,7 @@ using base_table::context_key;
 constexpr int64_t PROBES = 8;
 
 // The first slot of the key's probe window.
-inline int64_t home(const LearnedRows& rows, uint64_t key) {
-  return (int64_t)((key * 0x9E3779B97F4A7C15) >> 32) & (rows.keys.size() - 1);
-}
+inline int64_t home(const LearnedRows& rows, uint64_t key) { return (int64_t)((key * 0x9E3779B97F4A7C15) >> 32) & (rows.keys.size() - 1); }
 
 // The slot of the context with `key`, or -1.
 inline int64_t locate(const LearnedRows& rows, uint64_t key) {
@@ -99,8 +97,7 @@ inline int64_t place_of(const LearnedRows& rows, int64_t slot, int64_t token) {
 }
 
 // Raises one successor's weight by `increment`, up to `maximum`; adds the successor if it is new (Algorithm 2).
-inline void raise_weight(const BaseArrays& base, const LearnedRows& rows, uint64_t key, int64_t token, double increment,
-                         double maximum) {
+inline void raise_weight(const BaseArrays& base, const LearnedRows& rows, uint64_t key, int64_t token, double increment, double maximum) {
   const int64_t slot = touch(base, rows, key);
   float& weight = rows.weights(slot, place_of(rows, slot, token));
   weight = (float)std::min(weight + increment, maximum);
@@ -204,8 +201,8 @@ struct Successors {
 //
 // Backs off from contexts of `order` - 1 tokens down to one: a row's missing mass is distributed by the row of the next shorter
 // context. Ties keep table order.
-inline int64_t successors(const BaseArrays& base, const LearnedRows& rows, int64_t before, int64_t previous, int64_t last,
-                          int64_t order, const Array<int32_t>& tokens, const Array<float>& probabilities) {
+inline int64_t successors(const BaseArrays& base, const LearnedRows& rows, int64_t before, int64_t previous, int64_t last, int64_t order,
+                          const Array<int32_t>& tokens, const Array<float>& probabilities) {
   Successors list{tokens, probabilities};
   if (order >= 4 && before >= 0) list.collect(base, rows, context_key(before, previous, last));
   if (order >= 3 && previous >= 0 && list.remaining > 0) list.collect(base, rows, context_key(-1, previous, last));

@@ -109,8 +109,7 @@ struct Listing {
     if (last < 0) return;
     const auto& tokens = scratch.row_tokens;
     const auto& probabilities = scratch.row_probabilities;
-    const int64_t found =
-        learned_table::successors(sources.base, sources.rows, -1, previous, last, TABLE_ORDER, tokens, probabilities);
+    const int64_t found = learned_table::successors(sources.base, sources.rows, -1, previous, last, TABLE_ORDER, tokens, probabilities);
     if (!found || probabilities[0] <= 0) return;
     double mass = 0;
     for (int64_t i = 0; i < found; i++) {
@@ -160,10 +159,8 @@ struct Listing {
       const int64_t token = suffix::token_at(corpus, suffix::position_at(corpus, index) + length);
       if (token < 0 || token == corpus.separator) continue;
       total++;
-      if (end > start && scratch.tokens[end - 1] == token)
-        scratch.counts[end - 1] += 1;
-      else
-        scratch.tokens[end] = token, scratch.counts[end++] = 1;
+      if (end > start && scratch.tokens[end - 1] == token) scratch.counts[end - 1] += 1;
+      else scratch.tokens[end] = token, scratch.counts[end++] = 1;
     }
     if (end > start) add(end, CORPUS, length, total, end - start);
   }
@@ -185,9 +182,9 @@ inline int64_t levels(const Sources& sources, const Contexts& contexts, int64_t 
   for (int64_t length = LENGTHS - 1; length >= 0; length--) {
     if (length == TABLE_ORDER - 1 && has_table) listing.table();
     const int64_t begin = listing.begin();
-    const auto [end, total] = length ? history::followers(sources.history, length, contexts.hashes(row, length), scratch.tokens,
-                                                          scratch.counts, begin)
-                                     : listing.recent();
+    const auto [end, total] =
+        length ? history::followers(sources.history, length, contexts.hashes(row, length), scratch.tokens, scratch.counts, begin)
+               : listing.recent();
     if (end > begin && total != session_total) {
       listing.add(end, SESSION, length, total, end - begin);
       session_total = total;

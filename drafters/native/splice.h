@@ -25,10 +25,8 @@ inline void find_places(const Array<uint32_t>& text, const Array<uint32_t>& old,
     int64_t low = start, high = old.size();
     while (low < high) {
       const int64_t middle = (low + high) >> 1;
-      if (is_before(text, added[i], old[middle], separator))
-        high = middle;
-      else
-        low = middle + 1;
+      if (is_before(text, added[i], old[middle], separator)) high = middle;
+      else low = middle + 1;
     }
     at[i] = start = low;
   }

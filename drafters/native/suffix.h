@@ -46,10 +46,8 @@ inline Pair search(const Corpus& corpus, int64_t low, int64_t high, int64_t leng
   int64_t a = low, b = high;
   while (a < b) {
     const int64_t middle = (a + b) >> 1;
-    if (token_of(corpus, middle, length) < token)
-      a = middle + 1;
-    else
-      b = middle;
+    if (token_of(corpus, middle, length) < token) a = middle + 1;
+    else b = middle;
   }
   const int64_t start = a;
   int64_t step = 1;
@@ -57,10 +55,8 @@ inline Pair search(const Corpus& corpus, int64_t low, int64_t high, int64_t leng
   b = std::min(high, a + step);
   while (a < b) {
     const int64_t middle = (a + b) >> 1;
-    if (token_of(corpus, middle, length) <= token)
-      a = middle + 1;
-    else
-      b = middle;
+    if (token_of(corpus, middle, length) <= token) a = middle + 1;
+    else b = middle;
   }
   return {start, a};
 }
@@ -109,8 +105,7 @@ inline void follow(const Corpus& corpus, const Array<int64_t>& low, const Array<
     Pair range = {low[length - 1], high[length - 1]};
     if (token >= corpus.separator)  // the corpus's vocabulary does not have it
       range = {0, 0};
-    else if (length == 1)
-      range = {0, corpus.size};
+    else if (length == 1) range = {0, corpus.size};
     if (range.first < range.second) range = narrow(corpus, range.first, range.second, length - 1, token);
     next_low[length] = range.first;
     next_high[length] = std::max(range.first, range.second);

@@ -30,7 +30,7 @@ class Adaptation {
   // The products of rows with the `down` of their adapters, for one or several products of these rows.
   template <LowRank AdapterLayer::*... PARTS>
   void lower(Team& team, const Rows& rows, int layer) {
-    static constexpr LowRank AdapterLayer::*parts[] = {PARTS...};
+    static constexpr LowRank AdapterLayer::* parts[] = {PARTS...};
     const int streams = (int)adapted_.size(), panels = width_ / PANEL;
     if (!streams) return;
     team.share(streams * panels * (int)sizeof...(PARTS), [&](int task) {
@@ -46,7 +46,7 @@ class Adaptation {
   }
 
   // Adds what the adapters add to one panel of a product, whose place among those of `lower` is `number`.
-  void raise(LowRank AdapterLayer::*part, int number, int layer, int panel, float* out, int64_t stride, float scale = 1) {
+  void raise(LowRank AdapterLayer::* part, int number, int layer, int panel, float* out, int64_t stride, float scale = 1) {
     for (const Adapted& adapted : adapted_) {
       const Matrix& up = (adapted.adapter->layer[layer].*part).up;
       if (panel >= up.panels()) continue;

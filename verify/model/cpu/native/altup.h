@@ -48,8 +48,7 @@ inline void correct(const Updates& known, const Residuals& row, float epsilon, c
   find_factors(known, row, epsilon, known.correct, row.count, space, factors);
   for (int at = 0; at < row.hidden; at += LANES) {
     const Floats off = load(row.first + at) - load(predicted + at);
-    for (int j = 0; j < row.count; j++)
-      store(row.at(j) + at, fma(all(1 + factors[j]), off, load((j ? row.at(j) : predicted) + at)));
+    for (int j = 0; j < row.count; j++) store(row.at(j) + at, fma(all(1 + factors[j]), off, load((j ? row.at(j) : predicted) + at)));
   }
 }
 

@@ -12,15 +12,15 @@ namespace outrider {
 
 constexpr int POSITIONS = 64;
 constexpr int SCORES = POSITIONS + LANES;  // of a query and a block: its last vector may end after the last position
-constexpr int LINE = 64;          // bytes that memory is read by
-constexpr int MOST_QUERIES = 64;  // of a call of `attend`
+constexpr int LINE = 64;                   // bytes that memory is read by
+constexpr int MOST_QUERIES = 64;           // of a call of `attend`
 
 enum StoredAs : int32_t { STORED_FLOAT32 = 0, STORED_BFLOAT16 = 1, STORED_INT8 = 2, STORED_FLOAT16 = 3, STORED_FLOAT8 = 4 };
 
 // Keys or values of one head of one layer in a cache.
 struct Plane {
   char* data;
-  int64_t stride;  // bytes from one position to the next
+  int64_t stride;         // bytes from one position to the next
   int32_t stored, width;  // width: values of a position
 };
 
@@ -208,9 +208,9 @@ struct AttentionSpace {
 
 // The part of a block of positions that one row attends to.
 struct Part {
-  int shared;  // leading positions at slots of their own number
-  int own;     // positions after those, at other slots
-  int hidden;  // leading positions before the row's window
+  int shared;            // leading positions at slots of their own number
+  int own;               // positions after those, at other slots
+  int hidden;            // leading positions before the row's window
   const int32_t* slots;  // of its own
 
   int count() const { return hidden < shared + own ? shared + own : 0; }
@@ -228,10 +228,8 @@ template <class SlotOf>
 inline Block read_keys(const Plane& plane, int count, int width, float* rows, float* space, Ahead ahead, const SlotOf& slot_of) {
   for (int first = 0; first < count; first += LANES) {
     for (int i = 0; i < LANES; i++) {
-      if (first + i < count)
-        read_position(plane, slot_of(first + i), width, rows + i * width, ahead);
-      else
-        std::memset(rows + i * width, 0, 4 * (size_t)width);
+      if (first + i < count) read_position(plane, slot_of(first + i), width, rows + i * width, ahead);
+      else std::memset(rows + i * width, 0, 4 * (size_t)width);
     }
     for (int value = 0; value < width; value += LANES) {
       Floats square[LANES];
@@ -282,9 +280,9 @@ inline void add_sink(Query& query, int width, float sink) {
 
 // How scores become weights.
 struct Scoring {
-  float scaling, cap;   // cap: 0 = none
-  int window;           // 0 = none
-  const float* sinks;   // [groups]; null = none
+  float scaling, cap;  // cap: 0 = none
+  int window;          // 0 = none
+  const float* sinks;  // [groups]; null = none
 };
 
 // Vectors of rows and heads.
@@ -321,7 +319,9 @@ inline void attend(AttentionSpace& space, const Plane& keys, const Plane& values
   const auto read_keys_to = [&](int count, float* to, const auto& slot_of) {
     return read_keys(keys, count, queries.width, space.rows, to, ahead, slot_of);
   };
-  const auto read_values_to = [&](int count, float* to, const auto& slot_of) { return read_values(values, count, width, to, ahead, slot_of); };
+  const auto read_values_to = [&](int count, float* to, const auto& slot_of) {
+    return read_values(values, count, width, to, ahead, slot_of);
+  };
   const auto score = [&](int first, int count, const Block& block, int positions, int place) {
     for (int i = 0; i < count; i++) products[i] = {states[first + i].query, states[first + i].scores + place};
     multiply<true>(products, count, block, positions, ahead);

@@ -71,8 +71,8 @@ inline AttentionBlock best_block(const Layer& layer, std::span<const Stream> str
 }
 
 struct AttentionTask {
-  int stream, row, rows;       // the first row, of all streams' rows
-  int key_head, head, heads;   // the first query head
+  int stream, row, rows;      // the first row, of all streams' rows
+  int key_head, head, heads;  // the first query head
 };
 
 inline AttentionTask find_task(int task, const AttentionBlock& block, const Layer& layer, std::span<const Stream> streams) {

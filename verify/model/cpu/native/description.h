@@ -71,17 +71,17 @@ struct Recurrence {
   // Of the normed residual. What is convolved: queries and keys of all key heads, then values. CONVOLUTION: `beta` is multiplied with
   // what is convolved, and `gate` with the result.
   Linear convolved, gate, beta, step, output;
-  Linear keys, values;          // of what is convolved, where `convolved` is queries only; may be absent
-  Linear gate_down, step_down;  // to what `gate` and `step` read instead; both may be absent
+  Linear keys, values;                    // of what is convolved, where `convolved` is queries only; may be absent
+  Linear gate_down, step_down;            // to what `gate` and `step` read instead; both may be absent
   const float *taps, *bias;               // of the convolution: [window + 1, channels]; [channels], or null
   const float *decay, *step_bias, *skip;  // [heads], [heads * decay_dim], [heads]; skip: null = none
   Norm norm;                              // of outputs; several groups of values if it is smaller than a row
   int32_t kind, window, channels;
   int32_t heads, key_heads, key_dim, value_dim;
-  int32_t decay_dim;     // 1 = a head's matrix has one decay; key_dim = each of its rows has its own
-  int32_t activation;    // of the gate
-  int32_t tiled;         // whether head h reads the key head h % key_heads, and not h / (heads / key_heads)
-  int32_t normed_gated;  // whether the gate comes before the norm
+  int32_t decay_dim;           // 1 = a head's matrix has one decay; key_dim = each of its rows has its own
+  int32_t activation;          // of the gate
+  int32_t tiled;               // whether head h reads the key head h % key_heads, and not h / (heads / key_heads)
+  int32_t normed_gated;        // whether the gate comes before the norm
   int32_t convolution, state;  // numbers among the layers that have one
   float least, most;           // steps are between them
 };
@@ -99,10 +99,10 @@ struct Latent {
 
 // How a layer changes several residuals (altup.h).
 struct Updates {
-  Norm norm;                         // before the router, whose scale it has
-  const float *router;               // [residuals, hidden]
-  const float *predict, *correct;    // of what it says: to [residuals * residuals], to [residuals]
-  const float* scale;                // [hidden], of the first residual where the layer's embedding is added; null = none
+  Norm norm;                       // before the router, whose scale it has
+  const float* router;             // [residuals, hidden]
+  const float *predict, *correct;  // of what it says: to [residuals * residuals], to [residuals]
+  const float* scale;              // [hidden], of the first residual where the layer's embedding is added; null = none
 };
 
 struct Layer {
@@ -113,23 +113,23 @@ struct Layer {
   // Gate: may be absent. Value: if absent, keys before their norm are values; key: if absent, keys and values are those that another
   // layer has written. With a mixture, the last three are the shared expert.
   Linear query, key, value, output, gate, up, down;
-  Linear query_gate;                                 // whose sigmoid the output of attention is multiplied by; may be absent
-  Linear embedding_gate, embedding_output;           // of the layer's embedding of a token: to its width, and back; may be absent
+  Linear query_gate;                        // whose sigmoid the output of attention is multiplied by; may be absent
+  Linear embedding_gate, embedding_output;  // of the layer's embedding of a token: to its width, and back; may be absent
   // Of the normed residual, through few values: added, with it, to the residual and to the output of attention, and the sum is divided
   // by the root of 2 (Menghani et al., LAuReL: Learned Augmented Residual Layer). May be absent.
   Linear augment_down, augment_up;
   Norm augment_post_norm;
-  const Updates* updates;                            // null = there is one residual
-  const Mixture* mixture;                            // null = none
-  const Recurrence* recurrence;                      // null = none
-  const Latent* latent;                              // null = none
-  const float* sinks;                                // [heads], scores of a position without a value; null = none
-  int32_t heads, kv_heads, head_dim, value_dim;      // heads: 0 = no attention
-  int32_t cached;  // layer of the cache
-  int32_t window;  // positions that a row attends to, its own included; 0 = all
-  int32_t rotary, rotated;  // index of the table, -1 = none; the first dimension of a head that is rotated
+  const Updates* updates;                        // null = there is one residual
+  const Mixture* mixture;                        // null = none
+  const Recurrence* recurrence;                  // null = none
+  const Latent* latent;                          // null = none
+  const float* sinks;                            // [heads], scores of a position without a value; null = none
+  int32_t heads, kv_heads, head_dim, value_dim;  // heads: 0 = no attention
+  int32_t cached;                                // layer of the cache
+  int32_t window;                                // positions that a row attends to, its own included; 0 = all
+  int32_t rotary, rotated;                       // index of the table, -1 = none; the first dimension of a head that is rotated
   int32_t activation;
-  int32_t parallel;  // whether the feed-forward part reads the residual before attention
+  int32_t parallel;    // whether the feed-forward part reads the residual before attention
   float scaling, cap;  // of scores; cap: 0 = none
   float alpha, limit;  // of CLAMPED_SILU
   float scale;         // of the residual after the layer
@@ -178,9 +178,9 @@ struct CachedPart {
 
 // The states of a stream, and what the rows since have written. A forward first folds rows that are committed now.
 struct Slot {
-  float* matrices;                // [states, heads, key_dim, value_dim]
-  float *keys, *writes, *decays;  // [states, heads, capacity, key_dim], [..., value_dim], [..., decay_dim]
-  float* inputs;                  // of convolutions: [convolutions, window + capacity, channels]
+  float* matrices;                     // [states, heads, key_dim, value_dim]
+  float *keys, *writes, *decays;       // [states, heads, capacity, key_dim], [..., value_dim], [..., decay_dim]
+  float* inputs;                       // of convolutions: [convolutions, window + capacity, channels]
   float *next_matrices, *next_inputs;  // after the rows, which then are not kept; null = they are
   const int32_t* parents;              // of known rows and rows: the one before it in its text; -1 = the committed tokens
   int32_t capacity, folded, known;     // rows to fold, and rows after them that an earlier forward has computed
@@ -188,16 +188,16 @@ struct Slot {
 
 // The rows of one stream. They are written to its cache from slot `start` on.
 struct Stream {
-  const CachedPart* parts;  // [layers, 2]: keys and values
-  int32_t stored;           // StoredAs
+  const CachedPart* parts;      // [layers, 2]: keys and values
+  int32_t stored;               // StoredAs
   int32_t rows, start, length;  // length: committed tokens
-  int32_t kept, padding;  // rows whose logits are returned, the last ones before the padding
-  const int64_t* tokens;  // of the rows
-  const int64_t* depths;  // positions of the rows after the committed tokens
-  const int32_t* counts;  // of rows that each row attends to, itself included; null = all before it and itself
-  const int32_t* slots;   // of these rows, row after row
-  const Adapter* adapter; // null = none
-  const Slot* states;     // null = the model keeps none
+  int32_t kept, padding;        // rows whose logits are returned, the last ones before the padding
+  const int64_t* tokens;        // of the rows
+  const int64_t* depths;        // positions of the rows after the committed tokens
+  const int32_t* counts;        // of rows that each row attends to, itself included; null = all before it and itself
+  const int32_t* slots;         // of these rows, row after row
+  const Adapter* adapter;       // null = none
+  const Slot* states;           // null = the model keeps none
 };
 }
 

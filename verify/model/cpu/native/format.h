@@ -57,7 +57,7 @@ constexpr int8_t TABLES[][16] = {{},
 
 // A quantised kind. A weight is (value - offset) * scale + minimum.
 struct Format {
-  int bits;   // of a value: 8 (signed), or 2 to 6
+  int bits;  // of a value: 8 (signed), or 2 to 6
   int offset;
   int group;  // inputs that share a scale: BLOCK, or half of it
   Scales scales;
@@ -81,8 +81,8 @@ struct Format {
   constexpr int bytes() const { return factor_bytes() + blocks() * block_bytes(); }
   // Whether weights are multiplied by the same instructions, with another table or unit.
   constexpr bool is_like(const Format& other) const {
-    return bits == other.bits && offset == other.offset && group == other.group && scales == other.scales &&
-           minimums == other.minimums && (table == VALUES) == (other.table == VALUES);
+    return bits == other.bits && offset == other.offset && group == other.group && scales == other.scales && minimums == other.minimums &&
+           (table == VALUES) == (other.table == VALUES);
   }
 };
 

@@ -18,12 +18,10 @@ void outrider_engine_delete(Engine* engine) { delete engine; }
 // The version of these functions, the sizes of the structures that callers describe, and the number of quantised kinds: others were
 // written for other sources.
 int32_t outrider_sizes(int64_t* sizes, int32_t most) {
-  const int64_t found[] = {
-      VERSION,
-      sizeof(Matrix),     sizeof(Norm),   sizeof(Linear), sizeof(Table), sizeof(LayerEmbeddings), sizeof(Rotary),       sizeof(Mixture),
-      sizeof(Recurrence), sizeof(Latent), sizeof(Updates), sizeof(Layer), sizeof(Model),          sizeof(LowRank),      sizeof(AdapterLayer),
-      sizeof(Adapter),    sizeof(Tap),    sizeof(CachedPart), sizeof(Slot), sizeof(Stream),
-      std::size(FORMATS)};
+  const int64_t found[] = {VERSION,        sizeof(Matrix),  sizeof(Norm),         sizeof(Linear),  sizeof(Table),   sizeof(LayerEmbeddings),
+                           sizeof(Rotary), sizeof(Mixture), sizeof(Recurrence),   sizeof(Latent),  sizeof(Updates), sizeof(Layer),
+                           sizeof(Model),  sizeof(LowRank), sizeof(AdapterLayer), sizeof(Adapter), sizeof(Tap),     sizeof(CachedPart),
+                           sizeof(Slot),   sizeof(Stream),  std::size(FORMATS)};
   const int32_t count = (int32_t)std::size(found);
   std::copy_n(found, std::min(count, most), sizes);
   return count;
@@ -40,9 +38,8 @@ int64_t outrider_matrix_bytes(const Matrix* matrix) { return matrix->bytes(); }
 
 // Packs rows of float32 weights, [count, inputs], as the outputs from `first` on.
 void outrider_matrix_pack(Engine* engine, const Matrix* matrix, int32_t first, int32_t count, const float* weights) {
-  engine->team.run(false, [&](int) {
-    engine->team.share(count, [&](int i) { put_floats(*matrix, first + i, weights + (size_t)i * matrix->inputs); });
-  });
+  engine->team.run(
+      false, [&](int) { engine->team.share(count, [&](int i) { put_floats(*matrix, first + i, weights + (size_t)i * matrix->inputs); }); });
 }
 
 // The same for rows of blocks of a GGUF file, whose type the matrix has. `grid` as in grids.h; null = none.
@@ -50,9 +47,8 @@ void outrider_matrix_pack_stored(Engine* engine, const Matrix* matrix, int32_t f
                                  const uint8_t* grid) {
   const Format& format = format_of(matrix->kind);
   const size_t bytes = (size_t)format.stored * (matrix->inputs / format.inputs());
-  engine->team.run(false, [&](int) {
-    engine->team.share(count, [&](int i) { put_stored(*matrix, first + i, blocks + i * bytes, grid); });
-  });
+  engine->team.run(false,
+                   [&](int) { engine->team.share(count, [&](int i) { put_stored(*matrix, first + i, blocks + i * bytes, grid); }); });
 }
 
 // The weights of some outputs, float32 [count, inputs].
@@ -96,10 +92,8 @@ int32_t outrider_forward(Engine* engine, const Model* model, const Stream* strea
   engine->touched = 0;
   Forward forward(*engine, *model, rows, positions.data(), {streams, (size_t)stream_count});
   const auto job = [&](int thread) { forward.run(thread, tokens.data(), kept, logits, *tap); };
-  if (rows < FEW_ROWS)
-    engine->team.run(engine->habits[std::bit_width((uint32_t)rows)], job);
-  else
-    engine->team.run(false, job);
+  if (rows < FEW_ROWS) engine->team.run(engine->habits[std::bit_width((uint32_t)rows)], job);
+  else engine->team.run(false, job);
   return engine->touched;
 }
 }

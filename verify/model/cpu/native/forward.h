@@ -51,8 +51,7 @@ class Forward : Products {
     for (int index = 0; index < model_.layers; index++) {
       const Layer& layer = model_.layer[index];
       keep_inputs(tap, index);
-      if (layer.updates)
-        team_.share(rows_, [&](int row) { predict(*layer.updates, residuals(row), model_.epsilon, predicted(row)); });
+      if (layer.updates) team_.share(rows_, [&](int row) { predict(*layer.updates, residuals(row), model_.epsilon, predicted(row)); });
       if (layer.heads || layer.recurrence) mix_texts(thread, layer, index);
       if (index == last) team_.share(1, [&](int) { keep(layer, kept); });
       if (!layer.parallel) feed(layer, index);
@@ -80,9 +79,13 @@ class Forward : Products {
   // Leaves the other rows out of all that follows.
   void keep(const Layer& layer, std::span<const int64_t> kept) {
     const int hidden = model_.hidden, embedded = model_.layers * model_.embeddings.table.width;
-    const std::pair<float*, int> values[] = {
-        {residual_, hidden}, {normed_, hidden},   {angles_, angles_width_}, {gated_, layer.down.matrix.inputs},
-        {embedded_, embedded}, {others_, others_width_}, {predicted_, model_.residuals ? hidden : 0}};
+    const std::pair<float*, int> values[] = {{residual_, hidden},
+                                             {normed_, hidden},
+                                             {angles_, angles_width_},
+                                             {gated_, layer.down.matrix.inputs},
+                                             {embedded_, embedded},
+                                             {others_, others_width_},
+                                             {predicted_, model_.residuals ? hidden : 0}};
     rows_ = 0;
     for (const int64_t row : kept) {
       for (const auto& [from, width] : values)
@@ -100,8 +103,8 @@ class Forward : Products {
     const bool quantized =
         any_quantized({&layer.query, &layer.key, &layer.value, &layer.query_gate, &layer.augment_down}) ||
         (layer.latent && layer.latent->query_down.matrix.quantized()) ||
-        (recurrence && any_quantized({&recurrence->convolved, &recurrence->keys, &recurrence->values, &recurrence->gate,
-                                      &recurrence->beta, &recurrence->step, &recurrence->gate_down, &recurrence->step_down}));
+        (recurrence && any_quantized({&recurrence->convolved, &recurrence->keys, &recurrence->values, &recurrence->gate, &recurrence->beta,
+                                      &recurrence->step, &recurrence->gate_down, &recurrence->step_down}));
     const Rows normed = read_residual(layer.attention_norm, quantized);
     if (layer.latent) project(layer, *layer.latent, normed, index);
     else if (layer.heads) project(layer, normed, index);

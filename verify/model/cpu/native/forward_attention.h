@@ -88,8 +88,8 @@ inline void Forward::attend_all(int thread, const Layer& layer) {
     const Stream& stream = streams_[task.stream];
     const Scoring scoring = {layer.scaling, layer.cap, layer.window, layer.sinks ? layer.sinks + task.head : nullptr};
     attend(engine_.spaces[thread], keys_of(stream, layer, task.key_head), values_of(stream, layer, task.key_head),
-           engine_.texts.data() + task.row, task.rows, task.heads, queries.from(task.row, task.head),
-           outputs.from(task.row, task.head), scoring);
+           engine_.texts.data() + task.row, task.rows, task.heads, queries.from(task.row, task.head), outputs.from(task.row, task.head),
+           scoring);
   });
 }
 

@@ -44,9 +44,7 @@ void Forward::multiply_heads(const Linear& linear, int heads, float* floats, con
   const size_t inputs = matrix.inputs, blocks = inputs / BLOCK, count = rows_;
   const int panels = matrix.panels() / heads;
   RowBlock* space = engine_.blocks.of(heads * count * blocks);
-  const auto rows_of = [&](int head) {
-    return Rows{(int)inputs, rows_, floats + head * count * inputs, space + head * count * blocks};
-  };
+  const auto rows_of = [&](int head) { return Rows{(int)inputs, rows_, floats + head * count * inputs, space + head * count * blocks}; };
   team_.share(heads, [&](int head) {
     const Rows rows = rows_of(head);
     for (int row = 0; row < rows_; row++) {
@@ -56,9 +54,8 @@ void Forward::multiply_heads(const Linear& linear, int heads, float* floats, con
   });
   team_.share(matrix.panels(), [&](int panel) {
     const int head = panel / panels, first = panel % panels * PANEL;
-    multiply_panel(matrix, panel, rows_of(head), [&](int row, const float* sums) {
-      std::memcpy(out.at(row, head) + first, sums, 4 * PANEL);
-    });
+    multiply_panel(matrix, panel, rows_of(head),
+                   [&](int row, const float* sums) { std::memcpy(out.at(row, head) + first, sums, 4 * PANEL); });
   });
 }
 

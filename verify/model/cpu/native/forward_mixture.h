@@ -6,9 +6,7 @@ namespace outrider {
 
 inline void Forward::fit_mixtures() {
   const int used = widest(model_, [](const Layer& layer) { return layer.mixture ? layer.mixture->used : 0; });
-  const int inner = widest(model_, [](const Layer& layer) {
-    return layer.mixture ? layer.mixture->experts[2].matrix.inputs : 0;
-  });
+  const int inner = widest(model_, [](const Layer& layer) { return layer.mixture ? layer.mixture->experts[2].matrix.inputs : 0; });
   const size_t uses = (size_t)rows_ * used;
   scores_ = fit(engine_.scores, [](const Layer& layer) { return layer.mixture ? layer.mixture->count : 0; });
   gathered_ = engine_.gathered.of(uses * model_.hidden);
@@ -36,9 +34,8 @@ inline void Forward::multiply_uses(const Layer& layer, const Linear* experts) {
   const Uses& uses = engine_.uses;
   const int hidden = model_.hidden;
   const bool quantized = experts[0].matrix.quantized() || experts[1].matrix.quantized();
-  gather(hidden, quantized, gathered_, [&](int use) {
-    std::memcpy(gathered_ + (size_t)use * hidden, normed_ + (size_t)uses.rows[use] * hidden, 4 * (size_t)hidden);
-  });
+  gather(hidden, quantized, gathered_,
+         [&](int use) { std::memcpy(gathered_ + (size_t)use * hidden, normed_ + (size_t)uses.rows[use] * hidden, 4 * (size_t)hidden); });
   const int width = experts[1].matrix.outputs, panels = experts[1].matrix.panels();
   team_.share((int)uses.parts.size() * panels, [&](int task) {
     const auto& part = uses.parts[task / panels];

@@ -15,8 +15,8 @@ inline void Forward::fit_recurrence() {
     matrices = std::max<size_t>(matrices, engine_.paths.back().matrices);
   }
   space_ = (matrices + 1) * widest(model_, [](const Layer& layer) {
-    return layer.recurrence ? (layer.recurrence->key_dim + 1) * layer.recurrence->value_dim : 0;
-  });
+             return layer.recurrence ? (layer.recurrence->key_dim + 1) * layer.recurrence->value_dim : 0;
+           });
   matrices_ = engine_.matrices.of(space_ * engine_.spaces.size());  // of all threads: who works is decided after this
 }
 

@@ -33,9 +33,8 @@ inline void Forward::merge() {
   });
   for (int index = 1; index < model_.residuals; index++) {
     const Linear& linear = model_.merge[index - 1];
-    const Rows rows = prepare(normed_, rows_, hidden, linear.matrix.quantized(), [&](int row) {
-      std::memcpy(normed_ + (size_t)row * hidden, residuals(row).at(index), 4 * (size_t)hidden);
-    });
+    const Rows rows = prepare(normed_, rows_, hidden, linear.matrix.quantized(),
+                              [&](int row) { std::memcpy(normed_ + (size_t)row * hidden, residuals(row).at(index), 4 * (size_t)hidden); });
     multiply_all({{&linear, added_, hidden}}, rows, 0);
     team_.share(rows_, [&](int row) {
       float* added = added_ + (size_t)row * hidden;

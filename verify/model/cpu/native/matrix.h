@@ -66,18 +66,16 @@ inline int shift_of(int input, int bits) { return bit_shift(input % in_word(bits
 
 // One output's part of a block, as files have it.
 struct Values {
-  uint16_t factor, minimum_factor;    // float16
-  uint16_t scales[2], minimums[2];    // of groups: float16, or integers
+  uint16_t factor, minimum_factor;  // float16
+  uint16_t scales[2], minimums[2];  // of groups: float16, or integers
   uint8_t values[BLOCK];
 };
 
 inline void put_scales(const Format& format, Scales kind, char* to, int lane, const uint16_t* scales) {
   if (kind == NIBBLES) to[lane] = (char)(scales[0] | scales[1] << 4);
   for (int group = 0; kind != NIBBLES && group < format.groups(); group++)
-    if (kind == BYTES)
-      to[group * PANEL + lane] = (char)scales[group];
-    else
-      ((uint16_t*)to)[group * PANEL + lane] = scales[group];
+    if (kind == BYTES) to[group * PANEL + lane] = (char)scales[group];
+    else ((uint16_t*)to)[group * PANEL + lane] = scales[group];
 }
 
 // The format is known when this is compiled: its divisions would take most of the time.
@@ -193,10 +191,8 @@ inline void put_floats(const Matrix& matrix, int output, const float* weights) {
   else
     for (int b = 0; b < matrix.inputs / BLOCK; b++) {
       const PackedBlock block = block_of(format_of(matrix.kind), panel, b);
-      if (matrix.kind == INT8)
-        put_block<FORMATS[INT8 - INT8]>(block, lane, to_int8(weights + b * BLOCK));
-      else
-        put_block<FORMATS[INT4 - INT8]>(block, lane, to_int4(weights + b * BLOCK));
+      if (matrix.kind == INT8) put_block<FORMATS[INT8 - INT8]>(block, lane, to_int8(weights + b * BLOCK));
+      else put_block<FORMATS[INT4 - INT8]>(block, lane, to_int4(weights + b * BLOCK));
     }
 }
 

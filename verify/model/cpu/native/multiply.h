@@ -100,7 +100,7 @@ void multiply_blocks(const Matrix& matrix, const char* panel, const Rows& rows, 
   if constexpr (R >= TILED_ROWS) begin_products<FORMAT, R>();
 #endif
   const Format& format = format_of(matrix.kind);  // like FORMAT, but for its table and unit
-  const int8_t(&table)[16] = TABLES[format.table];
+  const int8_t (&table)[16] = TABLES[format.table];
   const int blocks = matrix.inputs / BLOCK;
   const RowBlock* x = rows.blocks + (size_t)first * blocks;
   for (int b = 0; b < blocks; b++, x += R) {
@@ -110,8 +110,7 @@ void multiply_blocks(const Matrix& matrix, const char* panel, const Rows& rows, 
       asm volatile("" ::: "memory");  // keeps totals in `out`: registers are for the sums
       Ints sums[R][2];
 #if TILES
-      if constexpr (R >= TILED_ROWS)
-        sum_tiles<FORMAT, R>(block, group, table, x, sums);
+      if constexpr (R >= TILED_ROWS) sum_tiles<FORMAT, R>(block, group, table, x, sums);
       else
 #endif
         sum_group<FORMAT, R>(block, group, table, x, sums);

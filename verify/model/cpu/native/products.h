@@ -14,8 +14,8 @@ inline void write_panel(const Linear& linear, int panel, const Rows& rows, float
 }
 
 // One panel of act(gate x) * (up x + raised): `out` holds gate x. Without a gate, of act(up x + raised).
-inline void write_inner(const Layer& layer, const Linear& gate, const Linear& up, int panel, const Rows& rows, float* out,
-                        int width, const float* raised = nullptr) {
+inline void write_inner(const Layer& layer, const Linear& gate, const Linear& up, int panel, const Rows& rows, float* out, int width,
+                        const float* raised = nullptr) {
   const int first = panel * PANEL, size = std::min(PANEL, width - first);
   const bool is_gated = gate.matrix.outputs;
   multiply_panel(up.matrix, panel, rows, [&](int row, const float* sums) {
@@ -37,7 +37,7 @@ class Products {
     const Linear* linear;
     float* out;
     int stride;
-    LowRank AdapterLayer::*adapter = nullptr;
+    LowRank AdapterLayer::* adapter = nullptr;
   };
 
   // `widest` values of a row are added at once, or by adapters.
@@ -70,10 +70,8 @@ class Products {
 
   void norm_row(const Norm& norm, int row, float* to) {
     const float* from = residual_ + (size_t)row * model_.hidden;
-    if (norm.kind == NO_NORM)
-      std::memcpy(to, from, 4 * (size_t)model_.hidden);
-    else
-      normalize(norm, from, model_.epsilon, to);
+    if (norm.kind == NO_NORM) std::memcpy(to, from, 4 * (size_t)model_.hidden);
+    else normalize(norm, from, model_.epsilon, to);
   }
 
   // Norms values, as many at once as the norm says, if there is one.
@@ -97,7 +95,7 @@ class Products {
   }
 
   // Adds a product, normed if it has a norm, to the residual.
-  template <LowRank AdapterLayer::*PART>
+  template <LowRank AdapterLayer::* PART>
   void add(const Linear& linear, const Rows& rows, const Norm& norm, int index) {
     adaptation_.lower<PART>(team_, rows, index);
     const float scale = model_.residual_scale;

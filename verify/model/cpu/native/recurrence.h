@@ -180,7 +180,8 @@ class Recurring {
     float* to = layer_.kind == CONVOLUTION ? out : convolved_ + (size_t)row * channels;
     for (int i = 0; i < channels; i += LANES) {
       Floats sum = load(inputs[window] + i) * load(layer_.taps + i);
-      for (int tap = 1; tap <= window; tap++) sum = fma(load(inputs[window - tap] + i), load(layer_.taps + (size_t)tap * channels + i), sum);
+      for (int tap = 1; tap <= window; tap++)
+        sum = fma(load(inputs[window - tap] + i), load(layer_.taps + (size_t)tap * channels + i), sum);
       if (layer_.bias) sum += load(layer_.bias + i);
       store(to + i, layer_.kind == CONVOLUTION ? sum * load(gate(row) + i) : activate(sum, SILU));
     }

@@ -78,14 +78,16 @@ extern "C" {
 void outrider_likeliest(const float* logits, int32_t rows, int32_t count, int32_t most, int32_t* ids, float* probabilities) {
   for (int row = 0; row < rows; row++, logits += count, ids += most, probabilities += most) {
     int held = 0;
-    float bound = -INFINITY;  // what a further one must reach
+    float bound = -INFINITY;        // what a further one must reach
     std::fill(ids, ids + most, 0);  // for a row of NaN
-    Blocks(logits, count).at_least([&] { return bound; }, [&](int token) {
-      int place = held < most ? held++ : most - 1;
-      for (; place > 0 && logits[ids[place - 1]] < logits[token]; place--) ids[place] = ids[place - 1];
-      ids[place] = token;
-      if (held == most) bound = std::nextafter(logits[ids[most - 1]], INFINITY);
-    });
+    Blocks(logits, count)
+        .at_least([&] { return bound; },
+                  [&](int token) {
+                    int place = held < most ? held++ : most - 1;
+                    for (; place > 0 && logits[ids[place - 1]] < logits[token]; place--) ids[place] = ids[place - 1];
+                    ids[place] = token;
+                    if (held == most) bound = std::nextafter(logits[ids[most - 1]], INFINITY);
+                  });
     const float top = logits[ids[0]];
     Floats sums{};
     int i = 0;

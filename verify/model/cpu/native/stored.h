@@ -19,12 +19,16 @@ template <int KIND>
 constexpr Place place_of(int block, int i) {
   switch (KIND) {
     case Q4_K:
-    case Q5_K: return {block / 2 * 32 + i, block % 2 * 4};
-    case Q6_K: return {block / 4 * 64 + block % 2 * 32 + i, block % 4 / 2 * 4};
+    case Q5_K:
+      return {block / 2 * 32 + i, block % 2 * 4};
+    case Q6_K:
+      return {block / 4 * 64 + block % 2 * 32 + i, block % 4 / 2 * 4};
     case Q2_K:
     case Q3_K:
-    case TQ2_0: return {block / 4 * 32 + i, block % 4 * 2};
-    default: return {block * 16 + i % 16, i / 16 * 4};
+    case TQ2_0:
+      return {block / 4 * 32 + i, block % 4 * 2};
+    default:
+      return {block * 16 + i % 16, i / 16 * 4};
   }
 }
 
@@ -138,7 +142,8 @@ inline Values read_block(const uint8_t* from, int block, const uint8_t* grid = n
       found.minimums[0] = from[2];
       std::memcpy(found.values, from + 3, BLOCK);
       break;
-    default: read_grid<KIND>(from, block, grid, found);
+    default:
+      read_grid<KIND>(from, block, grid, found);
   }
   return found;
 }

@@ -108,10 +108,8 @@ class Team {
       // A step follows the last one closely, and waking a thread takes long, so it looks for the step before it sleeps. Meanwhile,
       // others may have its core.
       for (int spins = 0; start_.load(std::memory_order_acquire) == seen && spins < IDLE_SPINS; spins++)
-        if (spins % SPINS)
-          pause();
-        else
-          sched_yield();
+        if (spins % SPINS) pause();
+        else sched_yield();
       start_.wait(seen);
       seen++;
       if (!job_) return;

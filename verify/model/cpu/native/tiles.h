@@ -35,7 +35,9 @@ void store_tile(void* to, size_t stride) {
     std::memcpy((char*)to + row * stride, tiles().data[TILE][row], tiles().shapes.bytes[TILE]);
 }
 template <int TILE>
-void clear_tile() { std::memset(tiles().data[TILE], 0, sizeof tiles().data[TILE]); }
+void clear_tile() {
+  std::memset(tiles().data[TILE], 0, sizeof tiles().data[TILE]);
+}
 template <int SUMS, int ROWS, int WEIGHTS>
 void add_tiles() {
   Tiles& all = tiles();
@@ -60,9 +62,13 @@ void store_tile(void* to, size_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(TILE) : "memory");
 }
 template <int TILE>
-void clear_tile() { asm volatile("tilezero %%tmm%c0" ::"i"(TILE)); }
+void clear_tile() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(TILE));
+}
 template <int SUMS, int ROWS, int WEIGHTS>
-void add_tiles() { asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(ROWS), "i"(WEIGHTS)); }
+void add_tiles() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(ROWS), "i"(WEIGHTS));
+}
 #endif
 
 // Before the products of R rows with weights of this format.

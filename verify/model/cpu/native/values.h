@@ -68,8 +68,7 @@ ALWAYS_INLINE void each_value(const PackedBlock& block, int group, const int8_t 
   const int first = group * FORMAT.group;
   Ints high[2] = {};
   if constexpr (HIGH > 0)
-    for (int half = 0; half < 2; half++)
-      high[half] = load_ints(block.high + word_of(first, HIGH, half * LANES)) >> shift_of(first, HIGH);
+    for (int half = 0; half < 2; half++) high[half] = load_ints(block.high + word_of(first, HIGH, half * LANES)) >> shift_of(first, HIGH);
   for (int input = first; input < first + FORMAT.group; input += WORD) {
     const Ints low[2] = {load_ints(block.low + word_of(input, LOW, 0)), load_ints(block.low + word_of(input, LOW, LANES))};
 #pragma GCC unroll 8

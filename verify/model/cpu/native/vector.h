@@ -112,10 +112,8 @@ struct Sums {
 // The sum of all: halves are added until four values are left, then (0 + 1) + (2 + 3).
 inline float total(const Sums& sums) {
   Floats found = sums.parts[0];
-  if constexpr (SUMMED == LANES)
-    found += swapped<8>(found);
-  else
-    found += sums.parts[1];
+  if constexpr (SUMMED == LANES) found += swapped<8>(found);
+  else found += sums.parts[1];
   found += swapped<4>(found);
   found += swapped<1>(found);
   return found[0] + found[2];
