@@ -62,6 +62,7 @@ def to_chat(body: CountTokensBody, template_arguments: dict[str, Any]) -> ChatBo
             "top_k": body.top_k,
             "stop": body.stop_sequences,
             "stream": body.stream,
+            "prediction": body.prediction,
         }
     chat = ChatBody.model_construct(  # its parts are valid
         model=body.model,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from outrider.server.chat.media import MEDIA, placeholder
-from outrider.server.openai.conversation import ArgumentText
+from outrider.server.openai.conversation import ArgumentText, PredictionBody
 from outrider.server.openai.fields import (
     MAX_ENTRIES,
     MAX_PARTS,
@@ -348,3 +348,4 @@ class MessagesBody(CountTokensBody):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
     stream: bool | None = None
+    prediction: PredictionBody | None = None  # OpenAI's

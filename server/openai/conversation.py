@@ -66,6 +66,13 @@ Parts = Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)
 Content = Annotated[Text | Annotated[Parts, Tag("[array]")], TEXT_OR_LIST, BeforeValidator(known_parts_only)]
 
 
+class PredictionBody(Body):
+    """Text that the client expects in the answer, such as the file that is being edited."""
+
+    type: Literal["content"]
+    content: Content
+
+
 def content_text(content: str | Sequence[TextPart | MediaPart] | None) -> str:
     """Content as one string. A line stands for what the model cannot read."""
     if isinstance(content, str):

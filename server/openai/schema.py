@@ -9,12 +9,12 @@ import secrets
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from outrider.server.chat.grammar_job import InputGrammar
-from outrider.server.openai.conversation import Content, Messages, NamedTool, Tool, media_names
+from outrider.server.openai.conversation import Messages, NamedTool, PredictionBody, Tool, media_names
 from outrider.server.openai.fields import (
     MAX_PARTS,
     NO_DEFAULTS,
@@ -47,13 +47,6 @@ MIN_TOP_P = 1e-6
 class StreamOptions(Body):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
-
-
-class PredictionBody(Body):
-    """Text that the client expects in the answer, such as the file that is being edited."""
-
-    type: Literal["content"]
-    content: Content
 
 
 class GenerationBody(SamplingFields, StructureFields):

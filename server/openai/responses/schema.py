@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
 
-from outrider.server.openai.conversation import Message, media_names
+from outrider.server.openai.conversation import Message, PredictionBody, media_names
 from outrider.server.openai.fields import (
     TEXT_OR_LIST,
     Body,
@@ -124,6 +124,7 @@ class ResponsesBody(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     prompt_cache_key: Annotated[str, Field(max_length=256)] | None = None
+    prediction: PredictionBody | None = None  # as in chats
     speculation: UntracedSpeculation | None = None
 
     @model_validator(mode="before")
@@ -177,5 +178,6 @@ class ResponsesBody(SamplingFields):
             logprobs=INCLUDE_LOGPROBS in (self.include or ()) or self.top_logprobs is not None,
             top_logprobs=self.top_logprobs,
             prompt_cache_key=self.prompt_cache_key or cache_key,
+            prediction=self.prediction,
             speculation=self.speculation,
         )

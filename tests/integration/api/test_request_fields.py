@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from tests.requests import MESSAGES, PROMPT, body, complete, events, text
-from tests.servers import Served
+from tests.servers import Served, read_metrics
 
 
 def ids(served: Served, content: str) -> list[int]:
@@ -88,6 +89,32 @@ def test_an_exact_prediction_is_followed(served: Served) -> None:
         assert drafted["speculation"]["mean_tokens_per_step"] >= 6
     details = drafted["usage"]["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "given"),
+    [
+        ("/v1/responses", {"input": MESSAGES[0]["content"], "max_output_tokens": 100}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 100}),
+    ],
+)
+def test_a_prediction_is_followed_in_every_api(served: Served, path: str, given: dict[str, Any]) -> None:
+    def ask(**fields: Any) -> tuple[str, float]:
+        """The answer, and the accepted tokens of predictions."""
+        before = accepted(served)
+        answer = served.http.post(path, json={"model": served.model, "temperature": 0, **given, **fields}).json()
+        parts = answer["output"][0]["content"] if "output" in answer else answer["content"]
+        return "".join(part["text"] for part in parts), accepted(served) - before
+
+    plain, none = ask()
+    predicted, some = ask(prediction={"type": "content", "content": plain})
+    assert predicted == plain and none == 0 and some > 8
+
+
+def accepted(served: Served) -> float:
+    """The accepted tokens of predictions so far."""
+    found = re.search(r'outrider_accepted_tokens_total\{drafter="prediction"\} (\S+)', read_metrics(served))
+    return float(found[1]) if found else 0.0
 
 
 def test_prompt_logprobs_equal_those_of_generation(served: Served) -> None:
