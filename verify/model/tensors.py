@@ -28,6 +28,23 @@ HEADER = struct.Struct("<Q")
 LAYER = re.compile(r"(?:\.layers|^blk)\.(\d+)\.")
 ROUTER_SCALES = re.compile(r"\.layers\.(\d+)\.router\.(scale|per_expert_scale)$")
 DENSE = re.compile(r"\.block_sparse_moe\.(gate|up|down)_proj\b")  # of Kimi Linear's layers without experts
+# OLMo Hybrid's own names, of layers that keep a state.
+OWN = {
+    "input_layernorm": "attn_norm",
+    "attention_layer_norm": "attn_norm",
+    "feedforward_layer_norm": "post_attention_norm",
+    "linear_attn.o_norm": "ssm_norm",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_proj": "ssm_dt",
+    "linear_attn.a_proj": "ssm_alpha",
+    "linear_attn.b_proj": "ssm_beta",
+    "linear_attn.g_proj": "attn_gate",
+    "linear_attn.o_proj": "attn_output",
+    "linear_attn.conv1d": "ssm_conv1d",
+    **{f"linear_attn.{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"},
+    **{f"linear_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
+}
+OWN_NAME = re.compile(r"^model\.layers\.(\d+)\.(.+?)(\.bias)?$")
 RESIDUALS = re.compile(r"\.altup_(unembed_)?projections\.(\d+)\.weight$")
 # The ends of names without a kind in files.
 BARE = (".ssm_a", ".ssm_d", ".ffn_norm")
@@ -127,7 +144,10 @@ def file_name(names: Any, name: str) -> str | None:
         return f"blk.{scale[1]}.{'ffn_gate_inp' if scale[2] == 'scale' else 'ffn_down_exps'}.scale"
     if (residual := RESIDUALS.search(name)) is not None:
         return f"altup_{'unembd_' if residual[1] else ''}proj.{residual[2]}.weight"
-    known = name if name.startswith("blk.") else names.get_name(renamed(name), (".weight", ".bias"))
+    name = renamed(name)
+    known = name if name.startswith("blk.") else names.get_name(name, (".weight", ".bias"))
+    if known is None and (own := OWN_NAME.match(name.removesuffix(".weight"))) and own[2] in OWN:
+        known = f"blk.{own[1]}.{OWN[own[2]]}{own[3] or ''}"
     return known if known is None or known.endswith((".weight", ".bias")) else f"{known}.weight"
 
 

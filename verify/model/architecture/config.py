@@ -166,6 +166,8 @@ def read_recurrence(config: Mapping[str, Any], family: Family) -> Recurrence:
             decay_dim=config["linear_key_head_dim"] if family.decays_rows else 1,
             activation=Activation.LOGISTIC if family.decays_rows else Activation.SILU,
             gates_first=False,
+            reach=2.0 if config["linear_allow_neg_eigval"] else 1.0,
+            epsilon=config["linear_norm_eps"],
         )
     least = config["time_step_min"] if family.name.startswith("nemotron_h") else 0.0
     return Recurrence(
@@ -206,9 +208,9 @@ def own_sizes(config: Mapping[str, Any], number: int) -> Mapping[str, Any]:
 
 def read_rotaries(config: Mapping[str, Any], family: Family) -> tuple[list[Rotary], dict[str | None, int]]:
     """The rotary tables, and their numbers by kind of layer; None is any kind."""
-    if not family.encodes_positions:
-        return [], {}
     given, kinds = config["rope_parameters"], config["layer_types"]
+    if not family.encodes_positions or given.get("rope_theta", 0) is None:
+        return [], {}
     by_kind = {None: given} if "rope_theta" in given else given
     tables: list[Rotary] = []
     numbers: dict[str | None, int] = {}

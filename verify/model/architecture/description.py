@@ -118,6 +118,8 @@ class Recurrence:
     is_tiled: bool = False  # head h reads the key head h % key_heads, and not h / (heads / key_heads)
     gates_first: bool = True  # outputs of a state space are multiplied by the gate before they are normed
     steps: tuple[float, float] = (0.0, math.inf)  # the smallest and the largest
+    reach: float = 1.0  # the most that the delta rule corrects what a key reads by
+    epsilon: float | None = None  # of its norm; None = as elsewhere
 
     def __post_init__(self) -> None:
         check_sizes(self, 0, "window")

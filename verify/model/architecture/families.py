@@ -142,6 +142,7 @@ FAMILIES: dict[str, Family] = {
     "lfm2": Family("lfm2", state=State.CONVOLUTION),
     "lfm2_moe": Family("lfm2moe", state=State.CONVOLUTION, scores=Scores.SIGMOID),
     "granitemoehybrid": Family("granitehybrid", pairs_in_files=True, state=State.STATE_SPACE, scores=Scores.CHOSEN_SOFTMAX),
+    "bamba": Family("granitehybrid", pairs_in_files=True, state=State.STATE_SPACE),
     "falcon_h1": Family("falcon-h1", state=State.STATE_SPACE, has_both=True),
     "nemotron_h": Family("nemotron_h_moe", **NEMOTRON_H),
     "mamba2": Family("mamba2", state=State.STATE_SPACE, encodes_positions=False, feeds=False),
@@ -149,6 +150,8 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family("deepseek2", **LATENT, scores=Scores.SIGMOID),
     "glm4_moe_lite": Family("deepseek2", **LATENT, scores=Scores.SIGMOID),
     "youtu": Family("deepseek2", **LATENT),
+    # No files have it; its tensors but those of recurrent layers have the names of this one.
+    "olmo_hybrid": Family("olmo2", state=State.DELTA_RULE),
     "kimi_linear": Family(
         "kimi-linear",
         is_latent=True,

@@ -75,6 +75,12 @@ def standard(config: Mapping[str, Any]) -> dict[str, Any]:
     found["layer_types"] = layer_types(found, family)
     found["num_hidden_layers"] = len(found["layer_types"])
     check_sizes(found)
+    for name in ("linear_num_key_heads", "linear_num_value_heads"):  # OLMo Hybrid's are None
+        found[name] = found[name] or found["num_attention_heads"]
+    found["linear_key_head_dim"] = found["linear_key_head_dim"] or int(
+        0.75 * found["hidden_size"] / found["linear_num_key_heads"]
+    )
+    found["linear_value_head_dim"] = found["linear_value_head_dim"] or 2 * found["linear_key_head_dim"]
     if family.is_latent:
         found["head_dim"] = found["qk_rope_head_dim"]
     if found.get("mamba_head_dim") == "auto":
@@ -134,7 +140,8 @@ def usual_kinds(config: Mapping[str, Any], family: Family) -> tuple[Callable[[in
         chosen = config.get("full_attn_idxs")
         return lambda number: chosen is None or number in chosen, "conv"
     if family.state is State.STATE_SPACE:
-        return lambda _: family.has_both, LINEAR
+        chosen = config.get("attn_layer_indices") or ()
+        return lambda number: family.has_both or number in chosen, LINEAR
     if not uses_window(config) or not config.get("sliding_window"):
         return lambda _: True, SLIDING
     if family.plain_every:

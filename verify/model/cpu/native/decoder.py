@@ -236,7 +236,7 @@ class Packing(Packer):
             parts["embedding_output"] = self.linear(place + EMBEDDING_OUTPUT, shape[::-1])
         if not layer.heads and layer.recurrence is None:
             norms |= {"feed_forward_norm": norms["attention_norm"]}  # files name the only one so
-        if not known.norms_after_attention:
+        if not known.norms_after_attention or (known.name == "olmo2" and layer.recurrence is not None):
             norms |= {"attention_post_norm": structures.Norm(), "feed_forward_norm": norms["attention_post_norm"]}
         if known.is_parallel and not norms["feed_forward_norm"].kind:
             norms["feed_forward_norm"] = norms["attention_norm"]

@@ -84,6 +84,8 @@ struct Recurrence {
   int32_t normed_gated;        // whether the gate comes before the norm
   int32_t convolution, state;  // numbers among the layers that have one
   float least, most;           // steps are between them
+  float reach;                 // of the delta rule: the most that it corrects what a key reads by
+  float epsilon;               // of the norm
 };
 
 // Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values of all heads are products of one latent of a token,

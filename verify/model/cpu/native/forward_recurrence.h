@@ -60,7 +60,7 @@ inline void Forward::recur(int thread, const Layer& layer, const Recurrence& rec
   });
   const Rows found = prepare(attended_, rows_, width, recurrence.output.matrix.quantized(), [&](int row) {
     const auto [s, first] = locate(row);
-    if (heads) recurring(recurrence, s, first).finish(row - first, model_.epsilon, attended_ + (size_t)row * width);
+    if (heads) recurring(recurrence, s, first).finish(row - first, attended_ + (size_t)row * width);
   });
   add_product(recurrence.output, found, layer.attention_post_norm);
 }

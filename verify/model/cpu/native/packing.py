@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -120,6 +121,14 @@ class Packer:
         """A tensor's values, [count]. Raises ModelError if it has another number of them."""
         stored = self.tensors[name]
         found = (stored if rows is None else self._taken(stored, rows, name)).floats().reshape(-1)
+        return self._counted(name, found, count)
+
+    def joined(self, names: Sequence[str], count: int) -> NDArray[np.float32]:
+        """The values of tensors one after the other, [count]. Raises ModelError if there is another number of them."""
+        values = np.concatenate([self.tensors[name].floats().reshape(-1) for name in names])
+        return self._counted(" and ".join(names), values, count)
+
+    def _counted(self, name: str, found: NDArray[np.float32], count: int) -> NDArray[np.float32]:
         if len(found) != count:
             raise ModelError(
                 f"The tensor {name} of {self.tensors.path!r} has {len(found)} values, and its configuration says {count};"
@@ -167,6 +176,8 @@ def order(architecture: Architecture, layer: Layer, name: str, has_pairs: bool) 
     if layer.latent is not None:
         first = layer.latent.key_dim if name == "query" else layer.latent.rank
         width = first + rotary
+    if architecture.name == "granitehybrid":  # its files, of Bamba, have whole heads in pairs
+        rotary = width
     head = np.r_[0:first, first : first + rotary : 2, first + 1 : first + rotary : 2, first + rotary : width]
     heads = layer.heads if name == "query" else layer.kv_heads
     found: NDArray[np.int64] = (np.arange(heads)[:, None] * width + head).reshape(-1)

@@ -210,7 +210,7 @@ class Recurring {
       if (layer_.kind == STATE_SPACE) beta(row)[head] = size;
       steps[i] = std::exp(layer_.decay[head] * size);
     }
-    if (layer_.kind == DELTA_RULE) beta(row)[head] = 1 / (1 + std::exp(-beta(row)[head]));
+    if (layer_.kind == DELTA_RULE) beta(row)[head] = layer_.reach / (1 + std::exp(-beta(row)[head]));
   }
 
   // Computes the rows of one head: [rows, stride] from `out` on. `space` has room for the matrices of `paths`, and for a row's vectors.
@@ -264,7 +264,7 @@ class Recurring {
   }
 
   // Norms a row of outputs, and multiplies it by the activated gate.
-  void finish(int row, float epsilon, float* out) {
+  void finish(int row, float* out) {
     const int width = layer_.heads * layer_.value_dim;
     const auto activated = [&] {
       for (int i = 0; i < width; i += LANES) store(out + i, load(out + i) * activate(load(gate(row) + i), layer_.activation));
@@ -273,7 +273,7 @@ class Recurring {
     for (int place = 0; layer_.norm.kind != NO_NORM && place < width; place += layer_.norm.size) {
       Norm norm = layer_.norm;
       if (layer_.kind == STATE_SPACE) norm.weight += place;  // groups have weights of their own
-      normalize(norm, out + place, epsilon, out + place);
+      normalize(norm, out + place, layer_.epsilon, out + place);
     }
     if (!layer_.normed_gated) activated();
   }

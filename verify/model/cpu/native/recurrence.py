@@ -64,20 +64,18 @@ def pack_recurrence(packer: Packer, place: str, number: int, known: Recurrence) 
         state=len(before),
         least=known.steps[0],
         most=known.steps[1],
+        reach=known.reach,
+        epsilon=known.epsilon or packer.architecture.epsilon,
     )
     source = {State.CONVOLUTION: short, State.DELTA_RULE: delta, State.STATE_SPACE: space}[known.kind]
-    if packer.has(place + CONVOLUTIONS[0]):
+    if known.kind is State.DELTA_RULE and packer.has(place + QUERY):
         source = separate
     linears, output, convolutions, order = source(packer, place, known)
     for name, linear in linears.items():
         setattr(found, name, linear)
     found.output = packer.linear(place + output, (hidden, inner or hidden), None, packer.multiplier("state output"))
-    sizes = (found.channels,) if len(convolutions) == 1 else (keys, keys, inner)
-    read = [
-        packer.floats(f"{place}{name}.weight", size * (known.window + 1))
-        for name, size in zip(convolutions, sizes, strict=True)
-    ]
-    found.taps = packer.keep(np.concatenate(read).reshape(found.channels, -1)[order].T)
+    taps = packer.joined([f"{place}{name}.weight" for name in convolutions], found.channels * (known.window + 1))
+    found.taps = packer.keep(taps.reshape(found.channels, -1)[order].T)
     if f"{place}{convolutions[0]}.bias" in packer.tensors:
         found.bias = packer.keep(packer.floats(f"{place}{convolutions[0]}.bias", found.channels)[order])
     if known.kind is State.CONVOLUTION:
@@ -124,20 +122,25 @@ def delta(packer: Packer, place: str, known: Recurrence) -> Parts:
 
 
 def separate(packer: Packer, place: str, known: Recurrence) -> Parts:
-    """Kimi Linear's: queries, keys and values apart, and gates and steps through few values."""
+    """Kimi Linear's and OLMo Hybrid's: queries, keys and values apart. Kimi's gates and steps go through few values."""
     hidden, inner, keys = packer.architecture.hidden, known.heads * known.value_dim, known.key_heads * known.key_dim
     shapes = {
         "convolved": (QUERY, keys, hidden),
         "keys": (KEY, keys, hidden),
         "values": (VALUE, inner, hidden),
         "beta": (BETA, known.heads, hidden),
-        "gate_down": (GATES[0], known.value_dim, hidden),
-        "gate": (GATES[1], inner, known.value_dim),
-        "step_down": (STEPS[0], known.key_dim, hidden),
-        "step": (STEPS[1], known.heads * known.decay_dim, known.key_dim),
     }
+    if known.decay_dim > 1:
+        shapes |= {
+            "gate_down": (GATES[0], known.value_dim, hidden),
+            "gate": (GATES[1], inner, known.value_dim),
+            "step_down": (STEPS[0], known.key_dim, hidden),
+            "step": (STEPS[1], known.heads * known.decay_dim, known.key_dim),
+        }
+    else:
+        shapes |= {"gate": (STATE_GATE, inner, hidden), "step": (ALPHA, known.heads, hidden)}
     linears = {name: packer.linear(place + source, (outputs, inputs)) for name, (source, outputs, inputs) in shapes.items()}
-    return linears, OUTPUT, CONVOLUTIONS, np.arange(2 * keys + inner)
+    return linears, OUTPUT, (CONVOLUTION,) if packer.has(place + CONVOLUTION) else CONVOLUTIONS, np.arange(2 * keys + inner)
 
 
 def space(packer: Packer, place: str, known: Recurrence) -> Parts:

@@ -88,7 +88,7 @@ class Recurrence(Structure):
         ("norm", Norm),
         *((name, c_int32) for name in ("kind", "window", "channels", "heads", "key_heads", "key_dim", "value_dim")),
         *((name, c_int32) for name in ("decay_dim", "activation", "tiled", "normed_gated", "convolution", "state")),
-        *((name, c_float) for name in ("least", "most")),
+        *((name, c_float) for name in ("least", "most", "reach", "epsilon")),
     )
 
 

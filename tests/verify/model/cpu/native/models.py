@@ -103,6 +103,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "lfm2": {**CONVOLUTIONS, "block_auto_adjust_ff_dim": False},
     "lfm2_moe": {**CONVOLUTIONS, "num_dense_layers": 1, **EXPERTS},
     "granitemoehybrid": GRANITE_HYBRID,
+    "bamba": MAMBA | {"mamba_n_groups": 1, "attn_layer_indices": [1, 4]},
     "falcon_h1": FALCON,
     "nemotron_h": NEMOTRON,
     "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 1, "chunk_size": 16, "expand": 2},
@@ -111,6 +112,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     # Of the norms of its latents, transformers leaves the epsilon at this.
     "glm4_moe_lite": {**LATENT, **ROUTED, "q_lora_rank": 32, "attention_bias": True, "rms_norm_eps": 1e-6},
     "youtu": {**LATENT, "q_lora_rank": 32, "embedding_initializer_range": 0.2},
+    "olmo_hybrid": {**DELTA, "linear_num_key_heads": 4, "head_dim": 16, "rope_parameters": {**PLAIN, "rope_theta": None}},
     "kimi_linear": KIMI | GROUPS,
     "ernie4_5_moe": {**EXPERTS, "moe_num_experts": 12, "moe_k": 3, "moe_layer_start_index": 1, "moe_num_shared_experts": 2},
 }

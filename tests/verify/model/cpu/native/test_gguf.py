@@ -36,8 +36,8 @@ LAYER = {"attn_q": (256, 256), "attn_k": (128, 256), "attn_v": (128, 256), "attn
 LAYER |= {"ffn_gate": (512, 256), "ffn_up": (512, 256), "ffn_down": (256, 512)}
 SHAPES = {f"blk.{layer}.{name}": shape for layer in range(2) for name, shape in LAYER.items()}
 SHAPES |= {"token_embd": (100, 256), "output": (100, 256)}
-# Files have neither windows of these families nor dynamic scaling of positions.
-IN_CHECKPOINTS = ("mistral", "ministral", "qwen2")
+# Files have neither windows of these families nor dynamic scaling of positions, and no OLMo Hybrid.
+IN_CHECKPOINTS = ("mistral", "ministral", "qwen2", "olmo_hybrid")
 # What files do not say.
 UNSAID: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 16},

@@ -27,7 +27,9 @@ TREE = DraftTree(
 )
 
 
-@pytest.fixture(scope="module", params=["qwen3_5_text", "lfm2", "granitemoehybrid", "falcon_h1", "mamba2", "kimi_linear"])
+@pytest.fixture(
+    scope="module", params=["qwen3_5_text", "lfm2", "granitemoehybrid", "falcon_h1", "mamba2", "kimi_linear", "olmo_hybrid"]
+)
 def runner(request: pytest.FixtureRequest) -> NativeRunner:
     return runner_of(build(request.param))
 
