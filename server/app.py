@@ -10,11 +10,9 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import JSONResponse
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.types import Lifespan
@@ -54,6 +52,7 @@ from outrider.server.openai.sampling_defaults import load_sampling_defaults
 from outrider.server.openai.schema import ChatBody, CompletionBody
 from outrider.server.pictures.service import PictureService
 from outrider.server.settings import Settings
+from outrider.server.status import add_status_routes
 from outrider.server.telemetry import tracing
 from outrider.server.telemetry.metrics import Metrics
 from outrider.verify.errors import ModelError, loading
@@ -326,34 +325,3 @@ def add_editor_routes(router: APIRouter, endpoint: InfillEndpoint) -> None:
     @router.post("/infill")
     async def infill(http: Request, body: InfillBody) -> Response:
         return await cancel_on_disconnect(http, endpoint.create(http, body))
-
-
-def add_status_routes(app: FastAPI, engine: EngineLike) -> None:
-    """/health, /ready and /version, which need no key."""
-
-    @app.get("/health")
-    @app.get("/v1/health")  # llama-server's
-    async def health() -> Response:
-        if engine.failure is None:
-            return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": "failed", "detail": engine.failure}, 503)
-
-    @app.get("/ready")
-    async def ready() -> Response:
-        if engine.ready:
-            return JSONResponse({"status": engine.state})
-        return JSONResponse({"status": engine.state, "detail": engine.failure}, 503)
-
-    @app.get("/version")
-    async def app_version() -> dict[str, Any]:
-        versions: dict[str, Any] = {"version": version("outrider")}
-        if engine.info is not None:
-            info = engine.info
-            versions |= {"dtype": info.dtype, "weight_bits": info.weight_bits, "kv_dtype": info.kv_dtype}
-            versions["invariant_rows"] = info.invariance
-            versions["memory"] = msgspec.to_builtins(info.memory)
-            if info.kernels:
-                versions["kernels"] = info.kernels
-            if info.alone:
-                versions["rows_in_one_thread"] = info.alone
-        return versions
