@@ -57,6 +57,7 @@ class Demand:
         return body | {"speculation": {"drafter": DRAFTERS[number % len(DRAFTERS)]}, "session_id": f"{client} {number % 3}"}
 
 
+PICTURES = 4
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}},
@@ -86,6 +87,8 @@ def demands(role: str, client: int) -> Iterator[Demand]:
                 yield Demand(role, f"/v1/outrider/corpora/{name}?model={models.NAME}", {}, method="DELETE")
         elif role == "leaves":
             yield Demand(role, "/v1/completions", text(prompt, 0, 200) | {"stream": True})
+        elif role == "pictures":
+            yield picture_demand(number % PICTURES, os.urandom(8))
         else:
             yield known[number % len(known)]
 
@@ -111,12 +114,15 @@ def all_known() -> list[Demand]:
             Demand("embeddings", "/v1/embeddings", {"model": "embedder", "input": [prompt, prompt[::-1]]}, f"embed {prompt}"),
             Demand("rerank", "/v1/rerank", {"model": "reranker", "query": prompt, "documents": PROMPTS[:5]}, f"rank {prompt}"),
         ]
-    for seed in range(4):
-        url = "data:image/png;base64," + base64.b64encode(picture(seed)).decode()
-        parts = [{"type": "text", "text": "what "}, {"type": "image_url", "image_url": {"url": url}}]
-        body = {"messages": [{"role": "user", "content": parts}], "model": "vision", "temperature": 0, "max_tokens": 8}
-        found.append(Demand("pictures", "/v1/chat/completions", body, f"picture {seed}"))
-    return found
+    return [*found, *map(picture_demand, range(PICTURES))]
+
+
+def picture_demand(seed: int, end: bytes = b"") -> Demand:
+    """A question about a picture. Other bytes after its end make it a new one to every cache, and change no answer."""
+    url = "data:image/png;base64," + base64.b64encode(picture(seed) + end).decode()
+    parts = [{"type": "text", "text": "what "}, {"type": "image_url", "image_url": {"url": url}}]
+    body = {"messages": [{"role": "user", "content": parts}], "model": "vision", "temperature": 0, "max_tokens": 8}
+    return Demand("pictures", "/v1/chat/completions", body, f"picture {seed}")
 
 
 def text_input(prompt: str) -> dict[str, Any]:
