@@ -11,7 +11,6 @@ import hashlib
 import importlib.util
 import logging
 import secrets
-import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -38,8 +37,8 @@ from outrider.server.settings import Settings
 from outrider.server.shares import Ledger, NoRoom
 
 log = logging.getLogger("outrider")
-# Agents send a picture again in each later turn. One that nobody has sent for KEPT_SECONDS is dropped.
-KEPT_BYTES, KEPT_SECONDS = 128 << 20, 300.0
+# Agents send a picture again in each later turn.
+KEPT_BYTES = 128 << 20
 MAX_PICTURES = 32
 # A small file can be a large picture, and the pixels of all pictures of a request are in memory together.
 REQUEST_BYTES = 128 << 20
@@ -77,9 +76,7 @@ class PictureService:
         self._process: PictureProcess | None = None
         self._available: bool | None = None  # None = not known yet
         self._placeholder = ""
-        # By digest of principal and file, with the time of their last use; the latest last.
-        self._kept: OrderedDict[bytes, tuple[float, Prepared]] = OrderedDict()
-        self._kept_bytes = 0
+        self._kept: OrderedDict[bytes, Prepared] = OrderedDict()  # by digest of principal and file; the latest last
         self._key = secrets.token_bytes(16)
 
     async def is_available(self) -> bool:
@@ -124,25 +121,13 @@ class PictureService:
         """The picture at a URL. Raises APIError and EngineError."""
         data, digest = await self._reading.run(principal, lambda _: self._read(principal, url))
         if digest in self._kept:
-            found = self._kept[digest][1]
-        else:
-            request = encode(Prepare(data, max_pixels, max_bytes))
-            found = await self._preparing.run(principal, lambda _: self._prepare(request))
-        self._keep(digest, found)
-        return found
-
-    def _keep(self, digest: bytes, found: Prepared) -> None:
-        """Keeps a picture as the latest one, and drops those that are too old or too much."""
-        _, known = self._kept.pop(digest, (0.0, None))
-        now = time.monotonic()
-        self._kept[digest] = now, found
-        self._kept_bytes += size_of(found) - (0 if known is None else size_of(known))
-        while len(self._kept) > 1 or self._kept_bytes > KEPT_BYTES:
-            used, oldest = next(iter(self._kept.values()))
-            if self._kept_bytes <= KEPT_BYTES and now - used <= KEPT_SECONDS:
-                return
+            self._kept.move_to_end(digest)
+            return self._kept[digest]
+        request = encode(Prepare(data, max_pixels, max_bytes))
+        found = self._kept[digest] = await self._preparing.run(principal, lambda _: self._prepare(request))
+        while sum(map(size_of, self._kept.values())) > KEPT_BYTES:
             self._kept.popitem(last=False)
-            self._kept_bytes -= size_of(oldest)
+        return found
 
     def _read(self, principal: str, url: str) -> tuple[bytes, bytes]:
         """The file at a URL, and its digest for the principal. Raises APIError."""

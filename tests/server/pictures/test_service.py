@@ -90,19 +90,6 @@ def test_a_picture_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     run(test)
 
 
-def test_a_picture_that_was_not_sent_for_long_is_prepared_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(service: PictureService, program: Program) -> None:
-        for name in (b"a", b"b", b"a"):
-            await service.prepare("a", [url(name)])
-        assert program.pictures == [b"a", b"b"]
-        monkeypatch.setattr(module, "KEPT_SECONDS", -1.0)
-        for name in (b"b", b"a"):
-            await service.prepare("a", [url(name)])
-        assert program.pictures == [b"a", b"b", b"a"]
-
-    run(test)
-
-
 def test_failures() -> None:
     async def test(service: PictureService, program: Program) -> None:
         with pytest.raises(APIError, match=r"A picture cannot be read\."):
