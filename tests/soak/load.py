@@ -34,6 +34,8 @@ from tests.soak.demands import ROLES, Demand, all_known, answer, demands, is_rig
 KEYS = [f"key-of-client-number-{number:02d}" for number in range(20)]
 PROGRAM = re.compile(rb"outrider\.server\.(worker|\w+\.\w*(?:indexer|encod|process|prepar|validator)\w*|encoders|pictures)")
 SAMPLE_SECONDS, SETTLED_SECONDS = 5.0, 10.0
+# By then, the pictures that the front end keeps fill their 128 MB.
+FULL_SECONDS = 240.0
 # After a kill and after a stop, until the next one: a stopped helper is noticed after half a minute.
 FAULT_SECONDS = {signal.SIGKILL: 8.0, signal.SIGSTOP: 40.0}
 LEAVES_SECONDS = 0.4
@@ -220,7 +222,7 @@ def figures_of(record: Record) -> dict[str, Any]:
         "requests_per_key": {role: shares(counts) for role, counts in record.requests.items()},
         "tokens_per_key": {role: shares(counts) for role, counts in record.tokens.items()},
         "ms": report.quantiles(record.seconds),
-        "memory_mb": {name: growth(samples) for name, samples in record.memory.items()},
+        "memory_mb": {name: growth(samples, FULL_SECONDS) for name, samples in record.memory.items()},
     }
 
 
