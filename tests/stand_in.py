@@ -33,6 +33,13 @@ class Handler(BaseHTTPRequestHandler):
 def answering(answers: dict[str, tuple[int, str]], keys: list[str | None] | None = None) -> Iterator[str]:
     """A server with these answers."""
     handler = type("Answering", (Handler,), {"answers": answers, "keys": [] if keys is None else keys})
+    with handling(handler) as url:
+        yield url
+
+
+@contextmanager
+def handling(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """A server whose requests are handled so."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01))
         thread.start()

@@ -48,7 +48,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Part:
-    """The answers of all servers to the questions of one task, after so many tokens, at one temperature."""
+    """One task at one temperature and one length of context: the answers of all servers."""
 
     task: str
     context: int
@@ -62,6 +62,8 @@ def run(
     """Measures, prints, and saves the figures and the chart where asked. Raises BenchError."""
     if unknown := [task for task in choice.tasks if task not in TASKS]:
         raise BenchError(f"There is no task {', '.join(unknown)}; choose from {', '.join(TASKS)}.")
+    if any(context < 0 for context in choice.contexts):
+        raise BenchError("--context takes numbers of at least 0.")
     if len(urls) < 2:
         raise BenchError("Give two URLs or more, of servers that are to be compared.")
     with ExitStack() as stack:
@@ -87,7 +89,7 @@ def run(
 
 
 def measure(servers: Sequence[Server], choice: Choice) -> Iterator[Part]:
-    """Each question is asked of all servers, and each server is the first one as often as the others."""
+    """Asks all servers each question, and begins with another server each time."""
     cases = list(product(choice.tasks, choice.contexts, choice.temperatures))
     with Progress() as progress:
         steps = progress.add_task("answering", total=len(cases) * choice.questions * len(servers))
@@ -160,10 +162,9 @@ def show(figures: Mapping[str, Any]) -> None:
     explained = "ratio: tokens/s of A over this server's. equal: texts like A's; the others part after so many characters."
     report.print_figures("Servers in turns", COLUMNS, figures["rows"], "\n".join([*legend, explained]))
     print(f"\n{markdown(figures['rows'])}\n")
-    total = ", ".join(
-        f"{row['ratio']:.2f} x {row['server']}" for row in figures["rows"] if row["task"] == ALL and row["server"] != "A"
-    )
-    print(f"{legend[0]}: {total}; {'; '.join(legend[1:])}; {report.machine()}")
+    ratios = {row["server"]: row["ratio"] for row in figures["rows"] if row["task"] == ALL}
+    found = ", ".join(f"{ratios[name(i)]:.2f} times as fast as {name(i)}" for i in range(1, len(ratios)))
+    print(f"A is {found} after the first token. {'; '.join(legend)}; {report.machine()}")
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:

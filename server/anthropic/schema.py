@@ -1,7 +1,6 @@
 """Request bodies of /v1/messages and /v1/messages/count_tokens, validated as Anthropic does.
 
-Unknown fields are ignored, and those of Anthropic's without a meaning here: `cache_control`, `metadata`, `service_tier`,
-`container`, `context_management`. A line of text stands for content that the model cannot read. Others are rejected by name.
+Unknown fields are ignored, and so are `cache_control`, `metadata`, `service_tier`, `container` and `context_management`.
 """
 
 from __future__ import annotations

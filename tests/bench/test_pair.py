@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -28,7 +30,10 @@ def test_servers_are_compared_question_by_question(served: Served, tmp_path: Pat
     assert len(ElementTree.fromstring(chart.read_text()).findall(".//{*}rect")) == 4 + 2
     lines = capsys.readouterr().out.splitlines()
     table = lines[lines.index("Servers in turns") :][:12]
-    assert max(len(line.rstrip()) for line in table) <= 80 and lines[-1].startswith(f"A: Outrider 0.1.0 at {served.url}")
+    assert max(len(line.rstrip()) for line in table) <= 80
+    assert re.match(
+        rf"A is \d+\.\d\d times as fast as B after the first token\. A: Outrider 0\.1\.0 at {served.url}", lines[-1]
+    )
 
 
 def test_what_cannot_be_compared_is_refused(served: Served) -> None:
@@ -37,6 +42,8 @@ def test_what_cannot_be_compared_is_refused(served: Served) -> None:
             run([served.url, other], CHOICE, None, force=False, out=None, chart=None)
         with pytest.raises(BenchError, match="answered 404"):
             run([served.url, other], CHOICE, None, force=True, out=None, chart=None)
+        with pytest.raises(BenchError, match="--context takes numbers of at least 0"):
+            run([other, other], replace(CHOICE, contexts=[-1]), None, force=False, out=None, chart=None)
         with pytest.raises(BenchError, match="two URLs or more"):
             run([other], CHOICE, None, force=False, out=None, chart=None)
     with pytest.raises(BenchError, match="does not answer as a server"):

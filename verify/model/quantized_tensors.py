@@ -97,7 +97,7 @@ def rounded(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def unpacked(words: Stored, bits: int) -> NDArray[np.uint8]:
-    """Integers of so many bits in words of 32, the lowest first: [rows, words] to [rows, words * 32 / bits]."""
+    """The integers of `bits` bits that 32-bit words hold, lowest first: [rows, words] to [rows, words * 32 / bits]."""
     values = words.rows
     return values if bits == 8 else np.stack([values & 15, values >> 4], -1).reshape(len(values), -1)
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -16,6 +13,7 @@ import pytest
 from outrider.server.http.errors import APIError
 from outrider.server.pictures import source
 from outrider.server.pictures.source import is_public, public_address, read_data_url, read_picture
+from tests.stand_in import handling
 
 FILE = b"a picture"
 # Of IPv4 and IPv6: reserved, private, multicast, and those that lead to an IPv4 address.
@@ -50,19 +48,6 @@ class Pages(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         pass
-
-
-@contextmanager
-def pages() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def fetch(url: str, fetches: bool = True) -> bytes:
@@ -102,7 +87,7 @@ def test_pictures_are_fetched_only_if_the_settings_allow_it() -> None:
 
 @pytest.mark.usefixtures("local")
 def test_fetching(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pages() as address:
+    with handling(Pages) as address:
         assert fetch(f"{address}/picture") == fetch(f"{address}/moved") == FILE
         for path in ("/none", "/circle"):
             assert "could not be fetched" in refusal(address + path)

@@ -64,7 +64,7 @@ FORMS = [
 
 
 def words(values: Any, bits: int) -> NDArray[np.int32]:
-    """Integers of so many bits, [rows, count], in words of 32."""
+    """Packs integers of `bits` bits, [rows, count], into 32-bit words."""
     parts = values.astype(np.uint32).reshape(len(values), -1, 32 // bits) << np.arange(0, 32, bits, dtype=np.uint32)
     found: NDArray[np.int32] = np.bitwise_or.reduce(parts, -1).view(np.int32)
     return found

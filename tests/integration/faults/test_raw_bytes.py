@@ -1,0 +1,106 @@
+"""Whatever bytes a client sends, the server stays healthy, answers what is whole, and keeps none of them."""
+
+from __future__ import annotations
+
+import socket
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bench.http.process import resident_mb
+from tests.servers import Served
+
+WHOLE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+# Twelve of the largest pieces are three times what the memory may grow by.
+MOST_MB = 64.0
+LARGE = st.sampled_from([0, 1 << 10, 1 << 16, 1 << 24]).map(lambda size: b"a" * size)
+LINES = st.sampled_from(
+    [
+        b"GET /health HTTP/1.1\r\n",
+        b"POST /v1/completions HTTP/1.1\r\n",
+        b"POST /v1/chat/completions HTTP/1.0\r\n",
+        b"HEAD /v1/models HTTP/1.1\r\n",
+        b"PRI * HTTP/2.0\r\n",
+        b"Host: localhost\r\n",
+        b"Host: evil\r\n",
+        b"Content-Type: application/json\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: gzip, chunked\r\n",
+        b"Content-Length: 5\r\n",
+        b"Content-Length: -1\r\n",
+        b"Content-Length: 99999999999999999999\r\n",
+        b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\n",
+        b"Expect: 100-continue\r\n",
+        b"Connection: close\r\n",
+        b"Trailer: X\r\n",
+        b"\r\n",
+        b'{"a":',
+        b"[" * 500,
+        b"5\r\nhello\r\n",
+        b"fffffffffffffffff\r\n",
+        b"0\r\n",
+        WHOLE,
+    ]
+)
+PIECES = st.one_of(
+    LINES,
+    st.binary(max_size=200),
+    st.tuples(st.sampled_from([b"X-Long: ", b"5;name=", b"X: y\r\nX-Trailer: "]), LARGE).map(
+        lambda pair: b"".join(pair) + b"\r\n"
+    ),
+)
+
+
+# What makes the parser read on.
+STARTS = st.sampled_from(
+    [
+        b"",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n",
+        (head := b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"),
+        head + b"5\r\nhello\r\n",
+        head + b"0\r\n",
+    ]
+)
+
+
+def send(server: Served, pieces: list[bytes], most_mb: float = float("inf")) -> bytes:
+    """What the server answers to these bytes, sent piece by piece, until it closes the connection.
+
+    Its memory may have `most_mb` after each piece.
+    """
+    parts = urlsplit(server.url)
+    assert parts.hostname and parts.port
+    answer = b""
+    with socket.create_connection((parts.hostname, parts.port), 60) as connection:
+        try:
+            for piece in pieces:
+                connection.sendall(piece)
+                assert resident_mb(server.process.pid) < most_mb
+            connection.shutdown(socket.SHUT_WR)
+            while received := connection.recv(1 << 16):
+                answer += received
+        except TimeoutError:
+            raise
+        except OSError:
+            pass  # it has closed the connection before all was sent
+    return answer
+
+
+@pytest.mark.slow
+def test_any_bytes_leave_the_server_healthy_and_its_memory_as_it_was(guarded: Served) -> None:
+    for _ in range(20):
+        send(guarded, [WHOLE])
+    before = resident_mb(guarded.process.pid)
+
+    @settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(STARTS, PIECES, st.integers(0, 12), st.lists(PIECES, max_size=6))
+    def test(start: bytes, repeated: bytes, times: int, rest: list[bytes]) -> None:
+        answer = send(guarded, [start, *[repeated] * times, *rest], before + MOST_MB)
+        assert not answer or answer.startswith(b"HTTP/1.1 "), answer[:80]
+        assert b" 500 " not in answer.partition(b"\r\n")[0]
+        assert guarded.http.get("/health").status_code == 200
+
+    test()
+    assert send(guarded, [WHOLE]).startswith(b"HTTP/1.1 200")
