@@ -1,4 +1,4 @@
-"""Converts models to GGUF files and back, for comparisons with programs that read only one of the two.
+"""Converts models to GGUF files.
 
 Needs the optional extra `gguf`. A file of `convert` does not say how text is split before merges: tokens
 have the same ids and texts, but a text may become other tokens.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig
 
 from bench.plan import BenchError
 from outrider.verify.tokenizer import load_tokenizer
@@ -63,19 +63,6 @@ def write(file: Path, config: Any, tensors: Mapping[str, torch.Tensor], weights:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def unpack(file: Path, folder: Path, dtype: str) -> None:
-    """Writes a GGUF file's model and tokenizer as a folder; `dtype` is float32 or bfloat16."""
-    place: dict[str, Any] = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-    read: Any = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
-    del read.config.quantization_config  # transformers does not save what it names
-    model: Any = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
-    model.load_state_dict(read.state_dict())
-    model.to(getattr(torch, dtype)).save_pretrained(folder)
-    tokenizer = load_tokenizer(str(file))
-    special = {"chat_template": tokenizer.chat_template, **tokenizer.special_tokens_map}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **special).save_pretrained(folder)
 
 
 def check_kind(config: Any, name: str) -> None:

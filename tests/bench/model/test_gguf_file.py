@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.model.gguf_file import convert, unpack
+from bench.model.gguf_file import convert
 from bench.plan import BenchError
 from outrider import models
 from outrider.verify.model.backend import load as load_weights
@@ -36,16 +36,6 @@ def test_a_file_has_the_model_the_vocabulary_and_the_template(tmp_path: Path) ->
     given, own = load_tokenizer(str(file)), load_tokenizer(str(TARGET))
     assert own.get_vocab().items() <= given.get_vocab().items()  # transformers adds a token of its own
     assert (given.chat_template, given.eos_token_id) == (own.chat_template, own.eos_token_id)
-
-
-def test_an_unpacked_file_is_a_folder_with_its_model_and_tokenizer(tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
-    file, folder = tmp_path / "model.gguf", tmp_path / "folder"
-    convert(TARGET, file, "F32")
-    unpack(file, folder, "float32")
-    assert torch.allclose(logits(folder), logits(TARGET), atol=1e-4)
-    given, own = load_tokenizer(str(folder)), load_tokenizer(str(file))
-    assert (given.get_vocab(), given.chat_template) == (own.get_vocab(), own.chat_template)
 
 
 @pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
