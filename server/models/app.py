@@ -37,7 +37,7 @@ from outrider.verify.system_memory import free_bytes
 def create_app(settings: Settings, entries: Iterable[Entry], on_start: Callable[[], None] = lambda: None) -> FastAPI:
     """The application. `app.state` has the pool, and the metrics and their page for the HTTP server."""
     metrics = Metrics()
-    grammars, bodies = GrammarChecker(settings.limits), BodyPool({"messages": MAX_MESSAGES})
+    grammars, bodies = GrammarChecker(), BodyPool({"messages": MAX_MESSAGES})
     quotas = Quotas(settings.auth, metrics, lambda: seconds_per_request(pool))
     stack = contextlib.ExitStack()
     kept, entries = with_folder(settings, stack), list(entries)
