@@ -54,14 +54,13 @@ class Tables:
 class Store:
     """A datastore, opened again after it has changed. A version that cannot be used is logged once, and the last one stays."""
 
-    def __init__(self, path: Path, tables: Tables, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path, tables: Tables) -> None:
         """Raises ArrayFileError with one sentence."""
         self._path = path
         self._tables = tables
-        self._clock = clock
         self._version = datastore.version(path)
         self._blocks = self._load()
-        self._checked_at = clock()
+        self._checked_at = time.monotonic()
 
     def __len__(self) -> int:
         """The number of blocks, which never changes."""
@@ -69,7 +68,7 @@ class Store:
 
     def current(self) -> tuple[Corpus, ...]:
         """The blocks of the version that was current at most CHECK_SECONDS ago."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self._checked_at >= CHECK_SECONDS:
             self._checked_at = now
             self._refresh()

@@ -103,7 +103,7 @@ OTHERS = {
     "outrider.server.datastore_tree": "the operator's files",
     "outrider.server.terminal.own_server": "the server's first line",
     "outrider.server.ray.command": "an argument of the command",
-    "outrider.server.ray.coordinator": "the server's metrics",
+    "outrider.server.http.exposition": "the server's metrics",
 }
 
 
