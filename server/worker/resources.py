@@ -34,6 +34,8 @@ EMBEDDED_TOKENS = 5000
 CHECK_SECONDS = 1.0
 # This many corpora stay open after the requests that chose them, deleted ones included.
 MAX_OPENED = 8
+# Earlier texts of at most this many principals are kept. Those of the least recently used one are dropped first.
+MAX_PRINCIPALS = 256
 # The factory makes the draft model's state for one session.
 ModelFactory = Callable[[], LanguageModel]
 
@@ -208,3 +210,25 @@ def load_base(options: Options, tables: Tables) -> BaseArrays:
         if table is not None:
             raise
         return base_table.empty_base()
+
+
+class LearnedTexts:
+    """What principals' earlier sessions have said, from which their later ones draft.
+
+    Each principal's texts have an index of bounded size, which no other principal's drafts read.
+    """
+
+    def __init__(self, max_tokens: int, separator: int) -> None:
+        """`max_tokens` is the bound for each principal."""
+        self._max_tokens = max_tokens
+        self._separator = separator
+        self._by_principal: OrderedDict[str, LearnedText] = OrderedDict()  # least recently used principal first
+
+    def of(self, principal: str) -> LearnedText:
+        """The texts of a principal."""
+        if principal not in self._by_principal:
+            self._by_principal[principal] = LearnedText(self._max_tokens, self._separator)
+        self._by_principal.move_to_end(principal)
+        if len(self._by_principal) > MAX_PRINCIPALS:
+            self._by_principal.popitem(last=False)
+        return self._by_principal[principal]

@@ -20,9 +20,8 @@ from outrider.server.engine.messages import Memory
 from outrider.server.http.body_budget import TOTAL_BYTES
 from outrider.server.settings import DraftModel, Model, Settings
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
-from outrider.server.worker.learned import MAX_PRINCIPALS, LearnedTexts
 from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
-from outrider.server.worker.resources import ChosenCorpus, Stores, Tables, load_resources
+from outrider.server.worker.resources import MAX_PRINCIPALS, ChosenCorpus, LearnedTexts, Stores, Tables, load_resources
 from outrider.verify.checkpoint import SMALL_MODEL_BYTES, stored_bytes
 from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.cost import CostCurve
