@@ -12,11 +12,11 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 from llama_cpp import Llama, llama_cpp
 
-from bench.model import gguf_file
 from outrider import models
 from outrider.drafters.library import Session
 from outrider.engines.llama_cpp import DraftModel
 from outrider.verify.model.cpu.native.variants import processor_flags
+from tests.gguf_folders import write_folder
 
 PROMPT = b"def add(a, b):\n    return a + b\n\n\ndef add_three(a, b, c):\n"
 
@@ -41,7 +41,7 @@ class Counted(DraftModel):
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model in 32 bits, in which a batch of rows has the same argmax as each row alone."""
     path = tmp_path_factory.mktemp("llama") / "model.gguf"
-    gguf_file.convert(models.TARGET, path, "F32")
+    write_folder(Path(models.TARGET), path)
     return path
 
 
