@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from bench.live.command import bench_live
 from bench.options import (
     Config,
     Corpus,
@@ -28,9 +27,6 @@ from bench.plan import PROMPTS
 from outrider.server.command import EXTRA_FLAGS
 
 app = typer.Typer(help="Measure speed, cost and load.", no_args_is_help=True)
-
-
-app.command("live", context_settings=EXTRA_FLAGS)(bench_live)
 
 
 def register(outrider: typer.Typer) -> None:
@@ -82,6 +78,27 @@ def verify_quality(
     with errors_as_sentences():
         settings = load_settings(config, parse_flags(context.args) | ({"model.path": model} if model else {}))
         run(settings, text, window, tokens, out, url or ())
+
+
+@app.command("live", context_settings=EXTRA_FLAGS)
+def bench_live(
+    context: typer.Context,
+    prompts: Annotated[Path, typer.Option(help="Spec-Bench's question.jsonl.")],
+    questions: Annotated[int, typer.Option(help="Measured questions of each task; one more warms up.", min=1)] = 10,
+    drafter: Drafters = "none,fusion",
+    temperature: Temperatures = "0,0.8",
+    max_tokens: MaxTokens = 128,
+    only: Annotated[str, typer.Option(help="Tasks, separated by commas; default: all.")] = "",
+    config: Config = None,
+    out: Out = None,
+) -> None:
+    """Measure the drafters of a served model on the tasks of Spec-Bench. Settings also work as flags."""
+    from bench.live import Choice, run
+    from bench.plan import parse_drafters, parse_numbers
+
+    with errors_as_sentences():
+        drafters, temperatures = parse_drafters(drafter), parse_numbers("--temperature", temperature)
+        run(config, context.args, Choice(prompts, questions, drafters, temperatures, max_tokens, only), out)
 
 
 @app.command("decode", context_settings=EXTRA_FLAGS)
@@ -220,7 +237,6 @@ def bench_pair(
     key: Annotated[str | None, typer.Option(help="The servers' API key.", envvar="OPENAI_API_KEY")] = None,
     force: Annotated[bool, typer.Option("--force", help="Compare models with different names, too.")] = False,
     out: Out = None,
-    chart: Annotated[Path | None, typer.Option(help="Save a chart as SVG.")] = None,
 ) -> None:
     """Compare running servers on the same prompts, in turns: Outrider, llama-server, vLLM, SGLang, LM Studio, Ollama's /v1."""
     from bench.pair.run import Choice, run
@@ -229,7 +245,7 @@ def bench_pair(
     with errors_as_sentences():
         contexts = [int(each) for each in parse_numbers("--context", context)]
         choice = Choice(task.split(","), contexts, parse_numbers("--temperature", temperature), questions, max_tokens)
-        run(urls, choice, key, force, out, chart)
+        run(urls, choice, key, force, out)
 
 
 @app.command("gpu")

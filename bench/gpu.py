@@ -24,6 +24,7 @@ from bench.model.bandwidth import read_bytes_per_second
 from bench.plan import PROMPTS, BenchError, Plan, read_prompts
 from outrider.server.settings import Settings
 from outrider.verify.model.invariance import MAX_COST
+from outrider.verify.model.load_options import Compile
 
 TESTS = (
     "tests/verify/model/gpu/test_triton_attention.py",
@@ -51,13 +52,13 @@ def tests() -> dict[str, Any]:
     return {"passed": done.returncode == 0, "summary": done.stdout.strip().splitlines()[-1:], "failed": failed}
 
 
-def steps(compile: str) -> Callable[[], dict[str, Any]]:
+def steps(compile: Compile) -> Callable[[], dict[str, Any]]:
     """Measures steps of SHAPE by nodes and context."""
     from bench.model.steps import run_steps
 
     def measured() -> dict[str, Any]:
-        chosen = {"dtype": "bfloat16", "compile": compile, "context_tokens": CONTEXT_TOKENS}
-        figures = run_steps(SHAPE, Settings.model_validate({"model": chosen}), None)
+        chosen = {"dtype": "bfloat16", "context_tokens": CONTEXT_TOKENS}
+        figures = run_steps(SHAPE, Settings.model_validate({"model": chosen}), None, compile)
         torch.cuda.empty_cache()
         return figures
 

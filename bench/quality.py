@@ -7,17 +7,18 @@ by URL. Rows are computed as steps compute them, so the figures are those of the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
+import httpx
 import torch
 from rich.progress import track
 
 from bench import report
 from bench.plan import BenchError
-from bench.quality_of_servers import Place, measure
 from outrider.drafters.interface import MAX_NODES
 from outrider.server.settings import Settings
 from outrider.server.worker.runtime import default_threads, load_target
@@ -30,8 +31,16 @@ from outrider.verify.tokenizer import load_tokenizer
 ROWS = MAX_NODES + 1
 # The log-probabilities that are compared at each place.
 LIKELIEST = 10
-# Servers are asked after this many parts of each window.
+# Servers are asked after this many parts of each window, and have this time for an answer.
 PARTS = 4
+TIMEOUT_SECONDS = 600.0
+
+
+class Place(NamedTuple):
+    """Where a text ends, and what its likeliest next tokens should have."""
+
+    prompt: list[int]
+    logs: Mapping[str, float]  # log-probabilities by the texts of tokens
 
 
 @dataclass(frozen=True)
@@ -160,3 +169,35 @@ def show(figures: dict[str, Any]) -> None:
             ("server", "model", "places", "compared", "error", "largest"),
             [tuple(server.values()) for server in figures["servers"]],
         )
+
+
+def measure(url: str, places: Sequence[Place]) -> dict[str, Any]:
+    """The mean and the largest error of a server's log-probabilities at these places. Raises BenchError."""
+    with httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), timeout=TIMEOUT_SECONDS) as client:
+        name = str(ask(client, "GET", "/v1/models")["data"][0]["id"])
+        errors = []
+        for place in track(places, f"asking {url}"):
+            body = {"model": name, "prompt": place.prompt, "max_tokens": 1, "temperature": 0, "logprobs": len(place.logs)}
+            given = ask(client, "POST", "/v1/completions", body)["choices"][0]["logprobs"]
+            errors += [abs(value - place.logs[text]) for text, value in by_text(given).items() if text in place.logs]
+    if not errors:
+        raise BenchError(f"{url} tells no log-probabilities of the tokens that are compared.")
+    figures = {"error": round(fmean(errors), 5), "largest": round(max(errors), 5)}
+    return {"url": url, "model": name, "places": len(places), "compared": len(errors)} | figures
+
+
+def by_text(given: Any) -> dict[str, float]:
+    """The log-probabilities of the first token by the texts of tokens, from OpenAI's form or llama-server's."""
+    if isinstance(given, dict) and given.get("content"):
+        return {str(each["token"]): float(each["logprob"]) for each in given["content"][0]["top_logprobs"]}
+    return {str(text): float(value) for text, value in given["top_logprobs"][0].items()} if given else {}
+
+
+def ask(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:
+    """The JSON of an answer. Raises BenchError."""
+    try:
+        response = client.request(method, path, json=body)
+        response.raise_for_status()
+        return response.json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise BenchError(f"{client.base_url}{path} does not answer as a server of OpenAI's API: {error}") from None

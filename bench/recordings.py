@@ -64,21 +64,17 @@ def load_encoder(path: str) -> Encoder:
         raise BenchError(str(error)) from None
 
 
-def load_stream(path: Path, encoder: Encoder, limit: int | None) -> tuple[list[Line], float | None]:
-    """The lines of a stream, and the tokens per step of its recorded REST run, or None. Raises BenchError."""
+def load_stream(path: Path, encoder: Encoder, limit: int | None) -> list[Line]:
+    """The lines of a stream. Raises BenchError."""
     lines: list[Line] = []
-    reference_tokens = reference_steps = 0
     try:
         for text in path.read_text().splitlines()[:limit]:
             record = json.loads(text)
             prompt, answer = (np.array(encoder.encode(record[name]), np.int32) for name in ("prompt", "response"))
             lines.append(Line(prompt, answer, record.get("category")))
-            reference = record.get("rest_reference") or {}
-            reference_tokens += reference.get("new_tokens", 0)
-            reference_steps += reference.get("steps", 0)
     except (OSError, ValueError, KeyError) as error:
         raise BenchError(f"Cannot read {path} ({error}); give .jsonl lines with `prompt` and `response`.") from None
-    return lines, reference_tokens / reference_steps if reference_steps else None
+    return lines
 
 
 def load_corpus(paths: Sequence[Path], encoder: Encoder) -> NDArray[np.uint32]:

@@ -23,11 +23,8 @@ from outrider.drafters.library.learned import LearnedText
 from outrider.drafters.options import DrafterName, Options
 from outrider.drafters.registry import Resources, make
 from outrider.drafters.sequence import Sequence as Text
-from outrider.server.settings import Settings
+from outrider.server.worker.runtime import LEARNED_TOKENS
 from outrider.verify.sampling.acceptance import walk
-
-REFERENCE = "REST's own run"
-REFERENCE_NODES = 64
 
 
 @dataclass
@@ -77,7 +74,7 @@ def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:
 
 def learned(resources: Resources, lines: Sequence[Line]) -> Resources:
     """What drafters know once a key's earlier sessions had these texts."""
-    text = LearnedText(Settings().sessions.learned_tokens, resources.vocabulary)
+    text = LearnedText(LEARNED_TOKENS, resources.vocabulary)
     for number, line in enumerate(lines):
         text.add(number, np.concatenate([line.prompt, line.answer]))
     return replace(resources, corpus=(*resources.corpus, *text.complete()))
@@ -98,21 +95,18 @@ def run(
     """
     encoder = load_encoder(recordings.tokenizer)
     resources = load_resources(recordings.corpus, encoder, options)
-    streams: dict[str, tuple[list[Line], float | None, Resources]] = {}
+    streams: dict[str, tuple[list[Line], Resources]] = {}
     for path in recordings.streams:
-        lines, reference = load_stream(path, encoder, recordings.limit)
+        lines = load_stream(path, encoder, recordings.limit)
         middle = len(lines) // 2 if learn else 0
-        streams[path.stem] = lines[middle:], None if learn else reference, resources
+        streams[path.stem] = lines[middle:], resources
         if learn:
-            streams[f"{path.stem}, learned"] = lines[middle:], None, learned(resources, lines[:middle])
+            streams[f"{path.stem}, learned"] = lines[middle:], learned(resources, lines[:middle])
     rows: list[dict[str, Any]] = []
     with Progress() as progress:
-        total = sum(len(lines) for lines, *_ in streams.values()) * len(drafters) * len(budgets)
+        total = sum(len(lines) for lines, _ in streams.values()) * len(drafters) * len(budgets)
         task = progress.add_task("replaying", total=total)
-        for stream, (lines, reference, known) in streams.items():
-            if reference:
-                row = {"drafter": REFERENCE, "nodes": REFERENCE_NODES, "tokens_per_step": round(reference, 4)}
-                rows.append({"stream": stream, **row})
+        for stream, (lines, known) in streams.items():
             for name in drafters:
                 for budget in budgets:
                     tally = Tally()

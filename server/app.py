@@ -26,7 +26,7 @@ from outrider.server.corpora.registry import Corpora
 from outrider.server.corpora.routes import new_router as new_corpora_router
 from outrider.server.corpora.shelves import Usage
 from outrider.server.encoders.routes import new_refusals as new_encoder_refusals
-from outrider.server.engine.engine import Engine
+from outrider.server.engine.engine import KEEP_ALIVE_SECONDS, Engine
 from outrider.server.engine.interface import EngineLike
 from outrider.server.http import errors
 from outrider.server.http.auth import Authenticator
@@ -34,6 +34,7 @@ from outrider.server.http.exposition import MetricsPage, add_metrics_route
 from outrider.server.http.json_route import BodyPool, JSONRoute
 from outrider.server.http.middleware import BodyLimit, ClosedRequests, CountRequests, HeadRequests, LogRequests, ResponseHeaders
 from outrider.server.http.origins import OriginGuard
+from outrider.server.http.protocol import READ_SECONDS
 from outrider.server.http.quotas import HoldQuota, QuotaKeeper, Quotas
 from outrider.server.http.sse import cancel_on_disconnect
 from outrider.server.llama.endpoint import InfillEndpoint
@@ -46,7 +47,7 @@ from outrider.server.openai.models import DetokenizeBody, ModelEndpoint, ModelNa
 from outrider.server.openai.requests import RequestBuilder, no_corpus
 from outrider.server.openai.responses.endpoint import ResponsesEndpoint
 from outrider.server.openai.responses.schema import ResponsesBody
-from outrider.server.openai.responses.store import CAPACITY, KEY_BYTES, ResponseStore
+from outrider.server.openai.responses.store import CAPACITY, KEY_BYTES, TTL_SECONDS, ResponseStore
 from outrider.server.openai.responses.stored import new_router as new_responses_router
 from outrider.server.openai.sampling_defaults import load_sampling_defaults
 from outrider.server.openai.schema import ChatBody, CompletionBody
@@ -99,7 +100,7 @@ def create_app(
     """
     metrics = metrics or Metrics(coarse=settings.server.coalesce_ms > 0)
     engine = new_engine(settings, metrics)
-    grammars, bodies = GrammarChecker(settings.limits), BodyPool({"messages": MAX_MESSAGES})
+    grammars, bodies = GrammarChecker(), BodyPool({"messages": MAX_MESSAGES})
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -207,7 +208,7 @@ def create_endpoints(
             sampling_defaults = load_sampling_defaults(settings.model.path, settings.model.revision)
         block = no_corpus if corpora is None else corpora.block
         requests = RequestBuilder(settings, prompts, engine.wait_started, quotas.charge, sampling_defaults, block)
-        runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3, settings.server.keep_alive_seconds)
+        runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3, KEEP_ALIVE_SECONDS)
         pictures = PictureService(settings)
         chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner, pictures)
         names = ModelNames(settings.model)
@@ -230,13 +231,13 @@ def create_endpoints(
 def new_store(settings: Settings) -> ResponseStore:
     """An empty store of responses."""
     budget_bytes = min(KEY_BYTES, settings.responses.total_bytes // max(1, len(settings.auth.keys)))
-    return ResponseStore(CAPACITY, settings.responses.ttl_seconds, budget_bytes)
+    return ResponseStore(CAPACITY, TTL_SECONDS, budget_bytes)
 
 
 def add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, quotas: QuotaKeeper) -> None:
     """Adds the middleware; the last one added is the outermost. Call it after the error handlers are installed."""
     app.add_middleware(HeadRequests)
-    app.add_middleware(BodyLimit, limit_bytes=settings.limits.body_bytes, limit_seconds=settings.server.read_seconds)
+    app.add_middleware(BodyLimit, limit_bytes=settings.limits.body_bytes, limit_seconds=READ_SECONDS)
     app.add_middleware(HoldQuota, quotas=quotas)
     app.add_middleware(Authenticator, keys=settings.auth.keys)
     app.add_middleware(OriginGuard, settings=settings.server, has_keys=bool(settings.auth.keys))

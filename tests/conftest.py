@@ -46,7 +46,7 @@ LONG_GROUPS = (
     "guarded",
     "tests/integration/test_tokenizers.py",
     "tests/server/chat/tools/test_parser.py",
-    "tests/bench/live/test_run.py",
+    "tests/bench/test_live.py",
     "crowded",
     "tests/server/test_cli.py",
     "tests/integration/faults/test_shutdown.py",

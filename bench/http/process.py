@@ -38,7 +38,7 @@ class ServerProcess:
         """The lines that it has written."""
         return self.log_file.read_text(errors="replace").splitlines()
 
-    def seconds_until(self, path: str, pause: float = 0.1) -> float:
+    def seconds_until(self, path: str) -> float:
         """Polls a path until its status is 200; returns the seconds from the start.
 
         Raises BenchError if the process ends, or after START_SECONDS.
@@ -47,7 +47,7 @@ class ServerProcess:
             with suppress(httpx.TransportError):  # it does not listen yet
                 if self.client.get(path).status_code == 200:
                     return time.perf_counter() - self.started
-            time.sleep(pause)
+            time.sleep(0.1)
         last = next((line.strip() for line in reversed(self.log) if line.strip()), "it printed nothing")
         raise BenchError(f"{self.name} did not start: {last}")
 
@@ -111,11 +111,11 @@ def children(process_id: int) -> list[int]:
     return [int(child) for task in tasks for child in task.read_text().split()]
 
 
-def resident_mb(process_id: int, kind: str = "RssAnon") -> float:
-    """Resident memory of a process in MiB, by default without pages of mapped files; VmHWM is its peak. 0 if it has ended."""
+def resident_mb(process_id: int) -> float:
+    """Resident memory of a process in MiB, without pages of mapped files. 0 if it has ended."""
     try:
         status = Path(f"/proc/{process_id}/status").read_text()
     except OSError:
         return 0.0
-    match = re.search(rf"{kind}:\s+(\d+) kB", status)
+    match = re.search(r"RssAnon:\s+(\d+) kB", status)
     return int(match[1]) / 1024 if match else 0.0

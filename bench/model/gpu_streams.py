@@ -32,11 +32,11 @@ def together(shape: str, context_tokens: int) -> dict[str, Any]:
     return figures
 
 
-def shared_forwards(runner: TorchRunner, text_tokens: int = TEXT_TOKENS) -> dict[str, Any]:
+def shared_forwards(runner: TorchRunner) -> dict[str, Any]:
     """Milliseconds of a forward by draft nodes and number of streams; tokens of plain streams, relative to one's."""
     caches = [runner.new_cache() for _ in range(COUNTS[-1])]
     for cache in caches:
-        cache.fill(text_tokens)
+        cache.fill(TEXT_TOKENS)
     seconds = {nodes: {count: _forward_seconds(runner, caches[:count], nodes) for count in COUNTS} for nodes in NODES}
     return {
         "forward_ms": {str(nodes): {str(n): round(1e3 * each, 3) for n, each in by.items()} for nodes, by in seconds.items()},

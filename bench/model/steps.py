@@ -16,7 +16,7 @@ from outrider.server.settings import Settings
 from outrider.server.worker.runtime import default_threads
 from outrider.verify.cost import CostCurve
 from outrider.verify.measurement import CONTEXTS, measure, timed_forward
-from outrider.verify.model.load_options import Quantization
+from outrider.verify.model.load_options import Compile, Quantization
 from outrider.verify.model.loading import resolve_devices
 from outrider.verify.model.torch_runner import TorchRunner
 
@@ -39,12 +39,12 @@ SUMMARY = {  # printed as a list; the other figures are printed as a matrix
 }
 
 
-def make_runner(shape: str, settings: Settings) -> TorchRunner:
+def make_runner(shape: str, settings: Settings, compile: Compile = "auto") -> TorchRunner:
     """Random weights of `shape`, with dtype (auto: bfloat16), device and threads of the settings. Raises BenchError."""
     check_shape(shape)
     chosen = settings.model
     dtype = torch.bfloat16 if chosen.dtype == "auto" else getattr(torch, chosen.dtype)
-    how = (chosen.backend != "torch", chosen.compile, Quantization(chosen.quantize), chosen.kv_dtype)
+    how = (chosen.backend != "torch", compile, Quantization(chosen.quantize), chosen.kv_dtype)
     runner = random_runner(shape, dtype, chosen.device, chosen.context_tokens, *how)
     runner.threads = chosen.threads or default_threads(runner)
     torch.set_num_threads(runner.threads)
@@ -60,9 +60,9 @@ def node_budget(runner: TorchRunner, settings: Settings) -> tuple[int, CostCurve
     return (MAX_NODES, measure(runner)) if nodes == "auto" else (nodes, None)
 
 
-def run_steps(shape: str, settings: Settings, out: Path | None) -> dict[str, Any]:
+def run_steps(shape: str, settings: Settings, out: Path | None, compile: Compile = "auto") -> dict[str, Any]:
     """Measures, prints, and saves the figures if `out` is given. Raises BenchError."""
-    runner = make_runner(shape, settings)
+    runner = make_runner(shape, settings, compile)
     curve, rounds = measure(runner, STEP_NODES), short_rounds(runner)
     bandwidth, weight_bytes = read_bytes_per_second(runner), runner.weight_bytes
     single = statistics.median(steps[0] for _, steps in rounds)

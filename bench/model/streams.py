@@ -137,7 +137,7 @@ def context_of(shape: str, settings: Settings) -> int:
 def load_replay(recordings: Recordings, options: Options, context: int) -> tuple[list[Line], Resources]:
     """The lines of the first stream that fit the context, and what drafters know of the corpus. Raises BenchError."""
     encoder = load_encoder(recordings.tokenizer)
-    lines, _ = load_stream(recordings.streams[0], encoder, recordings.limit)
+    lines = load_stream(recordings.streams[0], encoder, recordings.limit)
     fitting = select_fitting(lines, context)
     resources = load_resources(recordings.corpus, encoder, options)
     return fitting, resources

@@ -14,10 +14,10 @@ from outrider.server.chat.grammar_process import GrammarValidator
 from outrider.server.chat.tools.formats import ToolFormat
 from outrider.server.chat.tools.grammar import MAX_CALLS
 from outrider.server.http.errors import APIError
-from outrider.server.settings import Limits
 
 SCHEMA_DEPTH = 64
 RULE_DEPTH = 256
+GRAMMAR_BYTES = 1 << 16
 
 
 class Enforced(NamedTuple):
@@ -30,10 +30,13 @@ class Enforced(NamedTuple):
 class GrammarChecker:
     """Builds and checks the grammars of requests."""
 
-    def __init__(self, limits: Limits, schema_depth: int = SCHEMA_DEPTH, rule_depth: int = RULE_DEPTH) -> None:
-        """JSON schemas nest at most `schema_depth` deep, and the rules of a grammar refer at most `rule_depth` deep."""
+    def __init__(self, max_bytes: int = GRAMMAR_BYTES, schema_depth: int = SCHEMA_DEPTH, rule_depth: int = RULE_DEPTH) -> None:
+        """A JSON schema, regex or grammar has at most `max_bytes`.
+
+        JSON schemas nest at most `schema_depth` deep, and the rules of a grammar refer at most `rule_depth` deep.
+        """
         self._depths = schema_depth, rule_depth
-        self._validator = GrammarValidator(limits.grammar_bytes)
+        self._validator = GrammarValidator(max_bytes)
 
     async def tool_calls(
         self,

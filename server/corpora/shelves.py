@@ -1,6 +1,6 @@
 """The corpora of all principals as they are in folders, and how much they take in the folders of all models.
 
-`outrider.server.corpora.registry` changes them; here, only folders of older versions get their new names.
+`outrider.server.corpora.registry` changes them.
 """
 
 from __future__ import annotations
@@ -43,14 +43,12 @@ class Shelves:
     """Corpora by principal and name."""
 
     def __init__(self, roots: Iterable[Path] = ()) -> None:
-        """Finds the corpora below the folders `roots`, one for each tokenizer. Reads and renames files."""
+        """Finds the corpora below the folders `roots`, one for each tokenizer. Reads files."""
         self._shelves: dict[str, Shelf] = {}  # by the name of the principal's folder
         for path in (path for root in roots for path in root.glob(f"*/*/{LISTING}")):
             shelf = self._shelves.setdefault(path.parents[1].name, Shelf(path.parents[1]))
             with contextlib.suppress(OSError, ValueError):
                 corpus = decode_listing(read_file(path))
-                if path.parent.name == corpus.name:  # older versions named the folder like the corpus
-                    path = path.parent.rename(shelf.folder_of(corpus.name)) / LISTING
                 is_its_own = shelf.folder_of(corpus.name) == path.parent
                 if is_private(shelf.folder) and is_its_own and (path.parent / corpus.block).exists():
                     shelf.corpora[corpus.name] = corpus

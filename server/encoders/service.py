@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from importlib.util import find_spec
@@ -15,7 +14,9 @@ from outrider.server.encoders.kind import Kind
 from outrider.server.encoders.messages import Embed, Failed, Load, Loaded, Score, Scores, Vectors, decode_answer, encode
 from outrider.server.encoders.turns import Part, Turns, characters, divide
 from outrider.server.engine.engine import EngineError, Overloaded, ShuttingDown, WorkerLost
+from outrider.server.engine.fair_queue import MAX_WAITING_TOKENS
 from outrider.server.engine.helper import ANSWER_SECONDS, Helper, HelperEnded
+from outrider.server.engine.supervisor import LOAD_SECONDS
 from outrider.server.http.errors import APIError
 from outrider.server.settings import Settings
 from outrider.server.shares import Ledger, NoRoom
@@ -37,12 +38,11 @@ class EncoderService:
 
     def __init__(self, settings: Settings, kind: Kind, metrics: EncoderMetrics) -> None:
         self._model, self.kind, self.metrics = settings.model, kind, metrics
-        self._load_seconds = settings.scheduling.load_seconds or math.inf
         self._helper = Helper("outrider.server.encoders.encoder")
         self._turns = Turns()
         # What is encoded or waits; one request is encoded.
         self._requests = Ledger(settings.scheduling.max_waiting + 1)
-        self._characters = Ledger(settings.scheduling.max_waiting_tokens * TOKEN_CHARACTERS)
+        self._characters = Ledger(MAX_WAITING_TOKENS * TOKEN_CHARACTERS)
         self._running: asyncio.Task[None] | None = None
         self._closed = False
         self.loaded = Loaded(None, None)
@@ -63,7 +63,7 @@ class EncoderService:
         device = None if model.device == "auto" else model.device.split(",")[0]
         request = Load(self.kind, model.path, model.revision, device, model.dtype, model.threads, model.trust_remote_code)
         try:
-            answer = await self._ask(encode(request), self._load_seconds)
+            answer = await self._ask(encode(request), LOAD_SECONDS)
         except EncoderFailed as error:
             raise WorkerLost(f"{model.served_name} cannot be loaded: {error}.") from None
         assert isinstance(answer, Loaded)

@@ -39,6 +39,8 @@ from outrider.server.telemetry.metrics import Metrics
 log = logging.getLogger("outrider")
 # A request with this many unread events is held: it keeps its session, but gets no turn.
 MAX_UNREAD_EVENTS = 64
+# A stream without events for this long gets a keep-alive: less than the idle timeouts of proxies.
+KEEP_ALIVE_SECONDS = 15.0
 # A held request whose events stay unread for this long is ended.
 HELD_SECONDS = 60.0
 
@@ -120,12 +122,10 @@ class Engine:
     shares_files = True
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        self._keep_alive_seconds = settings.server.keep_alive_seconds
         self._finds_sessions = settings.finds_sessions_by_text
         self._metrics = metrics
         self._limits = limits = settings.scheduling
-        bounds = limits.most_active, limits.max_waiting, limits.max_waiting_tokens
-        self._queue = Queue(*bounds, on_run=self._run, on_pause=self._pause)
+        self._queue = Queue(limits.most_active, limits.max_waiting, on_run=self._run, on_pause=self._pause)
         self._deliveries: dict[str, Delivery] = {}
         self._supervisor = Supervisor(settings, self._on_message, self._on_lost, self._on_unavailable, self._on_failed)
         self._spawned: WorkerProcess | None = None
@@ -258,7 +258,7 @@ class Engine:
         except DeadlineExceeded:
             self._metrics.rejected_requests.labels("deadline").inc()
             raise
-        return min(self._keep_alive_seconds, left)
+        return min(KEEP_ALIVE_SECONDS, left)
 
     def _leave(self, request_id: str) -> None:
         """Frees the request's place as soon as the worker has finished it, even if its client has not read the answer yet."""

@@ -22,6 +22,8 @@ from outrider.server.shares import exceeds
 
 # The mean duration gives earlier requests this weight.
 EMA_WEIGHT = 0.9
+# Waiting prompts take this many tokens in all, some 40 MB: one prompt of the longest contexts that models have.
+MAX_WAITING_TOKENS = 1 << 20
 # A longer prompt takes several rounds to read, unless a session has most of it.
 LONG_PROMPT_TOKENS = 512
 
@@ -63,7 +65,7 @@ class Queue:
         self,
         max_active: int,
         max_waiting: int,
-        max_waiting_tokens: int = 1 << 62,
+        max_waiting_tokens: int = MAX_WAITING_TOKENS,
         on_run: Callable[[str], None] = lambda _: None,
         on_pause: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,

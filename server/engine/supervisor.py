@@ -23,6 +23,8 @@ from outrider.server.system import is_stopped
 log = logging.getLogger("outrider")
 # The worker must end within this time after a Shutdown message or a signal.
 STOP_SECONDS = 5.0
+# A worker must have downloaded and loaded its model within this time, or it is ended.
+LOAD_SECONDS = 7200.0
 # The supervisor checks at this interval whether the worker has ended.
 POLL_SECONDS = 0.01
 # A stall is looked for at this interval.
@@ -106,7 +108,7 @@ class Supervisor:
         self._side.send(messages.encode(message))
 
     def watch(self, busy: Callable[[], bool]) -> None:
-        """Starts a watchdog that kills a worker which loads longer than `load_seconds`, or is silent while it is `busy`."""
+        """Starts a watchdog that kills a worker which loads longer than LOAD_SECONDS, or is silent while it is `busy`."""
         self._spawn_task(self._watch(busy))
 
     async def _watch(self, busy: Callable[[], bool]) -> None:
@@ -115,11 +117,11 @@ class Supervisor:
             await asyncio.sleep(WATCH_SECONDS)
             now = time.monotonic()
             if self._ready_at is None:
-                if limits.load_seconds is not None and now - self._started_at > limits.load_seconds:
+                if now - self._started_at > LOAD_SECONDS:
                     self._failed_starts = MAX_FAILED_STARTS  # it has taken longer than several failed starts
                     self._kill(
-                        f"The worker was not ready within {limits.load_seconds:g} s; raise scheduling.load_seconds if its "
-                        "model takes longer to download and load."
+                        f"The worker was not ready within {LOAD_SECONDS:g} s; if its model takes longer to download, "
+                        "download it before."
                     )
             elif not busy() and not is_stopped(self._running.pid):
                 self._last_message_at = now

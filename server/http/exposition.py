@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Iterable
 
 from fastapi import FastAPI, Request, Response
 
@@ -14,6 +15,8 @@ from outrider.server.http.origins import OriginGuard
 from outrider.server.settings import Settings
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# Matches the name of a sample and the bracket of its labels.
+SAMPLE = re.compile(rb"^(\w+)(?:\{|(?= ))", re.MULTILINE)
 
 
 class MetricsPage:
@@ -54,3 +57,26 @@ def add_metrics_route(app: FastAPI, page: MetricsPage) -> None:
     @app.get("/metrics")
     async def metrics(http: Request) -> Response:
         return await page.response(http)
+
+
+def merged(pages: Iterable[tuple[str, bytes]], label: str) -> bytes:
+    """Pages in Prometheus' text format as one. Their samples get a `label` with the page's name, except those without one."""
+    families: dict[bytes, list[bytes]] = {}
+    for name, page in pages:
+        for family in re.split(rb"^(?=# HELP )", page, flags=re.MULTILINE):
+            if family:
+                help_line, type_line, samples = family.split(b"\n", 2)
+                head = help_line + b"\n" + type_line + b"\n"
+                families.setdefault(head, []).append(labelled(samples, label, name) if name else samples)
+    return b"".join(head + b"".join(bodies) for head, bodies in families.items())
+
+
+def labelled(samples: bytes, label: str, value: str) -> bytes:
+    """The samples with one more label."""
+    escaped = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+    def add(name: re.Match[bytes]) -> bytes:
+        first = name[1] + f'{{{label}="{escaped}"'.encode()
+        return first + (b"," if name[0].endswith(b"{") else b"}")
+
+    return SAMPLE.sub(add, samples)

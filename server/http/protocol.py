@@ -27,7 +27,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from outrider.server.http.errors import CLIENT_CLOSED_REQUEST, APIError
-from outrider.server.settings import Server
 from outrider.server.telemetry.metrics import Metrics
 
 # This bounds the bytes of a message beside its body: request line, headers, chunk extensions, trailers.
@@ -38,6 +37,10 @@ MAX_HEADERS = 256
 PIECE_BYTES = 1 << 12
 # A chunk's size in hexadecimal digits and its two line ends are not counted.
 CHUNK_BYTES = 20
+# The time for a request to arrive, and between requests.
+READ_SECONDS = 30.0
+# A client that reads nothing of a response for so long is disconnected.
+WRITE_SECONDS = 60.0
 # A connection has at most this many unanswered requests.
 MAX_PIPELINED = 16
 HOST = re.compile(rb"(?:\[[0-9A-Za-z:.%_~-]+\]|[0-9A-Za-z._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
@@ -49,8 +52,9 @@ TOO_LARGE = (
 class Connections:
     """What the connections of a server share: their bounds, and the order in which they became idle."""
 
-    def __init__(self, settings: Server, metrics: Metrics) -> None:
-        self.settings = settings
+    def __init__(self, most: int, metrics: Metrics) -> None:
+        """`most` connections are open at a time; a further one replaces an idle one, or gets a 503 if none is idle."""
+        self.most = most
         self.metrics = metrics
         self._idle: OrderedDict[LimitedProtocol, None] = OrderedDict()  # longest idle first
 
@@ -97,17 +101,17 @@ class Timer:
 class LimitedProtocol(HttpToolsProtocol):
     """One connection.
 
-    It is idle while no request is being answered, and is closed after `read_seconds` of that, whether its client sends nothing,
+    It is idle while no request is being answered, and is closed after READ_SECONDS of that, whether its client sends nothing,
     a part of a head, or a body that nobody reads. A connection with unsent data is aborted if its client takes none of it for
-    `write_seconds`; the application then sees a disconnect.
+    WRITE_SECONDS; the application then sees a disconnect.
     """
 
     def __init__(self, shared: Connections, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._shared = shared
         self._cycles: deque[RequestResponseCycle] = deque()  # unanswered requests; all but the first are pipelined
-        self._reading = Timer(self.loop, shared.settings.read_seconds, self._end_reading)
-        self._writing = Timer(self.loop, shared.settings.write_seconds, self._end_writing)
+        self._reading = Timer(self.loop, READ_SECONDS, self._end_reading)
+        self._writing = Timer(self.loop, WRITE_SECONDS, self._end_writing)
         self._unsent_bytes = 0  # when the timer was started
         # What is being received: a head, a body with its trailers, or nothing since the last message.
         self._part: Literal["none", "head", "body"] = "none"
@@ -116,7 +120,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._shared.settings.max_connections:
+        if len(self.connections) > self._shared.most:
             self._shared.metrics.closed_connections.labels("full").inc()
             if not self._shared.close_idle():
                 return self._close_with(APIError(503, "The server has too many connections; retry later.", code="server_full"))

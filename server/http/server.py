@@ -16,11 +16,13 @@ import uvicorn
 from fastapi import FastAPI
 
 from outrider.server.http.exposition import create_metrics_app
-from outrider.server.http.protocol import Connections
+from outrider.server.http.protocol import READ_SECONDS, Connections
 from outrider.server.settings import Settings
 from outrider.server.system import allow_open_files
 from outrider.server.telemetry.metrics import Metrics
 
+# A server has this many connections, or two for each request that may run or wait if that is more.
+MAX_CONNECTIONS = 1024
 # The process needs this many open files in addition to its connections.
 SPARE_FILES = 256
 # After the drain, streams have this time to send their error.
@@ -129,7 +131,7 @@ def new_server(
     app: FastAPI, settings: Settings, engine: Drainable, metrics_listener: socket.socket | None = None
 ) -> DrainingServer:
     """The server of an application whose requests `engine` answers. `app.state` has its metrics, and their page."""
-    allow_open_files(settings.server.max_connections + SPARE_FILES)
+    allow_open_files(max_connections(settings) + SPARE_FILES)
     metrics_server = None
     if metrics_listener is not None:
         page = create_metrics_app(settings, app.state.metrics_page)
@@ -142,17 +144,22 @@ def new_config(app: FastAPI, settings: Settings, metrics: Metrics, grace_seconds
     """uvicorn's configuration of a server with bounded connections."""
     return uvicorn.Config(
         app,
-        http=cast(Any, Connections(settings.server, metrics).protocol),
+        http=cast(Any, Connections(max_connections(settings), metrics).protocol),
         ws="none",
         log_level="warning",
         log_config=None,
         timeout_graceful_shutdown=ceil(grace_seconds),
         # uvicorn's 5 s are also those of httpx, which then loses a request that it sends as the connection is closed.
-        timeout_keep_alive=ceil(settings.server.read_seconds),
+        timeout_keep_alive=ceil(READ_SECONDS),
         server_header=False,
         proxy_headers=bool(settings.server.trusted_proxies),
         forwarded_allow_ips=list(settings.server.trusted_proxies),
     )
+
+
+def max_connections(settings: Settings) -> int:
+    """The most open connections."""
+    return max(MAX_CONNECTIONS, 2 * (settings.scheduling.most_active + settings.scheduling.max_waiting))
 
 
 def address(listener: socket.socket) -> str:

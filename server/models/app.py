@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from prometheus_client import generate_latest
 
 from outrider.server.app import add_middleware, new_fastapi, new_store
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.corpora.shelves import Usage
-from outrider.server.http.exposition import MetricsPage, add_metrics_route
+from outrider.server.http.exposition import MetricsPage, add_metrics_route, merged
 from outrider.server.http.json_route import BodyPool
 from outrider.server.http.quotas import Quotas
 from outrider.server.models.catalog import Entry
 from outrider.server.models.dispatcher import Dispatcher
 from outrider.server.models.gate import Gate
 from outrider.server.models.loaded import Served, Shared, load, reader_of, settings_of
-from outrider.server.models.metrics import merged
 from outrider.server.models.pool import Model, Pool
 from outrider.server.openai.chat import MAX_MESSAGES
 from outrider.server.openai.responses.stored import new_router as new_responses_router
@@ -37,7 +37,7 @@ from outrider.verify.system_memory import free_bytes
 def create_app(settings: Settings, entries: Iterable[Entry], on_start: Callable[[], None] = lambda: None) -> FastAPI:
     """The application. `app.state` has the pool, and the metrics and their page for the HTTP server."""
     metrics = Metrics()
-    grammars, bodies = GrammarChecker(settings.limits), BodyPool({"messages": MAX_MESSAGES})
+    grammars, bodies = GrammarChecker(), BodyPool({"messages": MAX_MESSAGES})
     quotas = Quotas(settings.auth, metrics, lambda: seconds_per_request(pool))
     stack = contextlib.ExitStack()
     kept, entries = with_folder(settings, stack), list(entries)
@@ -57,8 +57,8 @@ def create_app(settings: Settings, entries: Iterable[Entry], on_start: Callable[
         stack.close()
 
     async def read_metrics() -> bytes:
-        loaded = {name: model.loaded.registry for name, model in pool.models.items() if model.loaded}
-        return merged(metrics.registry, loaded)
+        loaded = [(name, generate_latest(model.loaded.registry)) for name, model in pool.models.items() if model.loaded]
+        return merged([("", metrics.render()), *loaded], "model")
 
     app = new_fastapi(bodies, lifespan)
     app.state.pool, app.state.metrics = pool, metrics

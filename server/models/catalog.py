@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.server.encoders.kind import MODEL, MODULES, Kind, kind_of
 from outrider.server.settings import Settings, SettingsError
-from outrider.server.settings.model_path import locate_model
+from outrider.server.settings.models import locate_model
 from outrider.server.settings.sources import with_sections
 from outrider.verify.checkpoint import stored_bytes
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from fastapi import FastAPI
+from fastapi.dependencies import models as dependencies
 from prometheus_client import CollectorRegistry
 
 from outrider.server.app import Endpoints, add_routes, create_endpoints, new_corpora, new_fastapi
@@ -20,7 +21,6 @@ from outrider.server.encoders.kind import Kind, kind_of
 from outrider.server.encoders.routes import new_router
 from outrider.server.encoders.service import EncoderService
 from outrider.server.engine.engine import Engine, WorkerLost
-from outrider.server.http.fastapi_caches import forget_routes
 from outrider.server.http.json_route import BodyPool
 from outrider.server.http.quotas import QuotaKeeper
 from outrider.server.models.catalog import Entry
@@ -202,3 +202,10 @@ def settings_of(entry: Entry, sessions: Path | None) -> Settings:
     model = entry.settings.model.model_copy(update={"name": entry.name})
     own = entry.settings.sessions.model_copy(update={"folder": sessions and sessions / entry.name})
     return entry.settings.model_copy(update={"model": model, "sessions": own})
+
+
+def forget_routes() -> None:
+    """Empties FastAPI's caches of the functions of routes, which would keep the endpoints of an application that is gone."""
+    for each in vars(dependencies).values():
+        if hasattr(each, "cache_clear"):
+            each.cache_clear()

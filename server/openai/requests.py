@@ -26,6 +26,9 @@ from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
 B = TypeVar("B", bound=GenerationBody)
 SESSION_CHARACTERS = 256
 MAX_STOP_STRINGS = 16
+MAX_CHOICES = 16  # n or best_of
+# Of an answer: prompts x choices x tokens x (1 + logprobs).
+MAX_LOGPROBS = 1 << 20
 MAX_STOP_CHARACTERS = 500
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
@@ -68,7 +71,6 @@ class RequestBuilder:
         self._wait_started = wait_started
         self._charge = charge
         self._sampling_defaults = sampling_defaults
-        self._rule = settings.speculation.rule
         self._corpus_block = corpus_block
 
     async def ready(self) -> Ready:
@@ -90,7 +92,7 @@ class RequestBuilder:
         if body.traces_steps:
             self._check_trace(body)
         for name in ("n", "best_of"):
-            check_count(name, getattr(body, name, None) or 1, self._limits.choices, "choices")
+            check_count(name, getattr(body, name, None) or 1, MAX_CHOICES, "choices")
         check_count("stop", len(body.stop_strings), MAX_STOP_STRINGS, "stop strings")
         if any(len(stop) > MAX_STOP_CHARACTERS for stop in body.stop_strings):
             message = f"A stop string may have at most {MAX_STOP_CHARACTERS} characters."
@@ -162,14 +164,14 @@ class RequestBuilder:
 
     def _max_tokens(self, body: GenerationBody, prompts: Sequence[Sequence[int]], context_tokens: int) -> int:
         """The longest answer that the body, the settings and the context allow. Raises APIError."""
-        scored_tokens = check_logprobs(body, prompts, context_tokens, self._limits.logprobs)
+        scored_tokens = check_logprobs(body, prompts, context_tokens, MAX_LOGPROBS)
         limits = (context_tokens, body.token_limit, self._limits.max_tokens, scored_tokens)
         return min(limit for limit in limits if limit is not None)
 
     def _sampling_params(self, body: GenerationBody) -> SamplingParams:
         """The sampling parameters of a body, with the acceptance rule."""
         asked = body.speculation and body.speculation.rule
-        return replace(body.sampling_params(self._sampling_defaults), rule=asked or self._rule)
+        return replace(body.sampling_params(self._sampling_defaults), rule=asked or "keyed")
 
     def _session_name(self, http: HTTPRequest, body: GenerationBody) -> str | None:
         """The name of the request's session among its principal's; None if the request names none.

@@ -6,20 +6,18 @@ report corrects what was counted for its member, so that a new coordinator learn
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from outrider.server.http.exposition import merged
 from outrider.server.http.quotas import QuotaExceeded, Quotas
 from outrider.server.settings import Auth
 from outrider.server.telemetry.metrics import Metrics
 
 REPORT_SECONDS = 5.0
 SILENT_SECONDS = 4 * REPORT_SECONDS
-# Matches the name of a sample and the bracket of its labels.
-SAMPLE = re.compile(rb"^(\w+)(?:\{|(?= ))", re.MULTILINE)
 
 
 @dataclass
@@ -72,7 +70,7 @@ class Coordinator:
     async def page(self) -> bytes:
         """The metrics of all members, with the label `replica`."""
         self._drop_silent()
-        return merged({name: member.page for name, member in self._members.items()})
+        return merged([(name, member.page) for name, member in self._members.items()], "replica")
 
     def _member(self, name: str) -> Member:
         return self._members.setdefault(name, Member(self._clock()))
@@ -83,30 +81,3 @@ class Coordinator:
                 for principal, count in member.held.items():
                     self._quotas.adopt(principal, -count)
                 del self._members[name]
-
-
-def merged(pages: Mapping[str, bytes]) -> bytes:
-    """Pages in Prometheus' text format as one page, whose samples have the label `replica`."""
-    families: dict[bytes, list[bytes]] = {}
-    for replica, page in pages.items():
-        for family in re.split(rb"^(?=# HELP )", page, flags=re.MULTILINE):
-            if family:
-                head, body = split_family(family)
-                families.setdefault(head, []).append(labelled(body, replica))
-    return b"".join(head + b"".join(bodies) for head, bodies in families.items())
-
-
-def split_family(family: bytes) -> tuple[bytes, bytes]:
-    """The HELP and TYPE lines of a metric, and its samples."""
-    help_line, type_line, body = family.split(b"\n", 2)
-    return help_line + b"\n" + type_line + b"\n", body
-
-
-def labelled(samples: bytes, replica: str) -> bytes:
-    """The samples with one more label. `replica` contains no quotes."""
-
-    def add(name: re.Match[bytes]) -> bytes:
-        label = b'{replica="' + replica.encode() + b'"'
-        return name[1] + label + (b"," if name[0].endswith(b"{") else b"}")
-
-    return SAMPLE.sub(add, samples)

@@ -73,7 +73,7 @@ def replica_name() -> str:
     return str(serve.get_replica_context().replica_id.unique_id)
 
 
-def application(settings: Settings, scale: Scale, replica: type[Replica] = Replica) -> Application:
+def application(settings: Settings, scale: Scale) -> Application:
     """The application. Raises SettingsError if a setting does not work on a cluster."""
     check(settings)
     coordinator = serve.deployment(
@@ -83,7 +83,7 @@ def application(settings: Settings, scale: Scale, replica: type[Replica] = Repli
         ray_actor_options={"num_cpus": 0},
         logging_config=NO_ACCESS_LOG,
     ).bind(without_keys(settings.auth))
-    replicas = replica_deployment(settings, scale, replica).bind(encode_settings(settings), coordinator)
+    replicas = replica_deployment(settings, scale).bind(encode_settings(settings), coordinator)
     return ingress_deployment(settings, scale).bind(settings, replicas, coordinator)
 
 
@@ -103,7 +103,7 @@ def ingress_deployment(settings: Settings, scale: Scale) -> Any:
     )
 
 
-def replica_deployment(settings: Settings, scale: Scale, replica: type[Replica]) -> Any:
+def replica_deployment(settings: Settings, scale: Scale) -> Any:
     """The deployment of the model replicas, not yet bound to its arguments."""
     active = settings.scheduling.most_active
     count: dict[str, Any] = {"num_replicas": scale.replicas}
@@ -111,7 +111,7 @@ def replica_deployment(settings: Settings, scale: Scale, replica: type[Replica])
         bounds = {"min_replicas": scale.replicas, "max_replicas": scale.max_replicas}
         count = {"autoscaling_config": AutoscalingConfig(**bounds, target_ongoing_requests=active)}
     return serve.deployment(
-        replica,
+        Replica,
         name="replica",
         max_ongoing_requests=2 * active,  # as many wait as run; further ones go to a neighbour
         max_queued_requests=max(1, settings.scheduling.max_waiting),

@@ -13,7 +13,14 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Protocol
 
-from outrider.server.engine.engine import EngineError, Overloaded, ShuttingDown, WorkerLost, seconds_left
+from outrider.server.engine.engine import (
+    KEEP_ALIVE_SECONDS,
+    EngineError,
+    Overloaded,
+    ShuttingDown,
+    WorkerLost,
+    seconds_left,
+)
 from outrider.server.engine.fair_queue import EMA_WEIGHT
 from outrider.server.engine.messages import Event, Ready, Request, TokenEvent
 from outrider.server.ray import wire
@@ -56,7 +63,6 @@ class RemoteEngine:
 
     def __init__(self, settings: Settings, metrics: Metrics, replicas: Replicas) -> None:
         self._limits = settings.scheduling
-        self._keep_alive_seconds = settings.server.keep_alive_seconds
         self._metrics = metrics
         self._replicas = replicas
         self._started = asyncio.Event()
@@ -140,7 +146,7 @@ class RemoteEngine:
                     try:
                         while not batch.done():
                             left = seconds_left(self._limits, arrived, waiting and not admitted)
-                            await asyncio.wait({batch}, timeout=min(self._keep_alive_seconds, left))
+                            await asyncio.wait({batch}, timeout=min(KEEP_ALIVE_SECONDS, left))
                             if not batch.done():
                                 yield None
                     finally:

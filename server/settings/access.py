@@ -16,9 +16,6 @@ class Server(Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free port.")
-    keep_alive_seconds: float = Field(
-        15.0, gt=0, description="Interval of SSE keep-alive comments on a stream without other bytes."
-    )
     coalesce_ms: int = Field(
         0,
         ge=0,
@@ -38,15 +35,6 @@ class Server(Section):
         (),
         description="Addresses or networks of reverse proxies whose X-Forwarded-For header names the client, because "
         "without API keys clients are distinguished by their addresses. An empty list ignores the header.",
-    )
-    max_connections: int = Field(
-        1024, ge=1, description="Maximum open connections; a further one replaces an idle one, or gets a 503 if none is idle."
-    )
-    read_seconds: float = Field(
-        30.0, gt=0, description="Maximum time for a request to arrive; its body gets another second for every 16 KiB."
-    )
-    write_seconds: float = Field(
-        60.0, gt=0, description="Maximum time in which a client reads nothing of a response before it is disconnected."
     )
 
 

@@ -2,19 +2,78 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from outrider import models
 from outrider.models import smollm2
-from outrider.server.settings.devices import Devices, KVDtype, Quantize
-from outrider.server.settings.model_path import ModelPath
 from outrider.server.settings.section import Section
-from outrider.server.settings.tool_formats import ToolFormat
 from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF
+
+Quantize = Literal["none", "int8", "int4"]
+KVDtype = Literal["auto", "int8", "fp8"]
+
+
+def check_devices(names: str) -> str:
+    """The devices of a model, in a comma list, without spaces. Raises ValueError."""
+    devices = names.replace(" ", "").split(",")
+    if len(devices) == 1 and re.fullmatch(r"auto|cpu|cuda(:\d+)?", devices[0]):
+        return devices[0]
+    if len(devices) == 1 or not all(re.fullmatch(r"cuda:\d+", each) for each in devices):
+        raise ValueError("it must be auto, cpu, cuda, cuda:N, or several GPUs such as cuda:0,cuda:1")
+    if len(set(devices)) < len(devices):
+        raise ValueError("it must name each GPU once")
+    return ",".join(devices)
+
+
+Devices = Annotated[str, AfterValidator(check_devices)]
+
+
+def locate_model(path: str) -> str:
+    """The file of the model that `make serve` installs, for its name; any other path as it is. Raises ValueError."""
+    is_short = path.lower().startswith("smol") and smollm2.NAME.lower().startswith(path.lower())
+    if is_short and path != smollm2.NAME and not Path(path).exists():
+        raise ValueError(f"there is no model {path!r}; did you mean {smollm2.NAME}?")
+    try:
+        return str(smollm2.locate()) if path == smollm2.NAME else path
+    except FileNotFoundError as error:
+        raise ValueError(str(error)) from None
+
+
+ModelPath = Annotated[str, AfterValidator(locate_model)]
+
+# docs/tools.md describes them.
+ToolFormat = Literal[
+    "auto",
+    "deepseek_v3",
+    "deepseek_v31",
+    "deepseek_v32",
+    "deepseek_v4",
+    "functools",
+    "gemma4",
+    "glm45",
+    "glm47",
+    "granite",
+    "harmony",
+    "hermes",
+    "kimi_k2",
+    "lfm2",
+    "lfm2_json",
+    "llama3",
+    "llama4_json",
+    "llama4_pythonic",
+    "minimax_m2",
+    "mistral",
+    "mistral_args",
+    "phi4_mini",
+    "pythonic",
+    "qwen3_coder",
+    "seed_oss",
+]
 
 
 class Model(Section):
@@ -39,7 +98,7 @@ class Model(Section):
         "lora. On a CPU, for models that the library computes.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Data type of the weights; auto uses the checkpoint's."
+        "auto", description="Data type of the weights, also of a draft model's; auto uses the checkpoints'."
     )
     quantize: Quantize = Field(
         "none",
@@ -64,9 +123,6 @@ class Model(Section):
         description="What computes the model: Outrider's own kernels where they can, PyTorch alone, or llama.cpp, for GGUF "
         "files of any architecture; auto is llama.cpp for a GGUF file where only llama.cpp has a GPU, and else outrider.",
     )
-    compile: Literal["auto", "on", "off"] = Field(
-        "auto", description="On a GPU, compile the layers with torch.compile; auto compiles models that support it."
-    )
     invariant: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Compute each row with the same bits in every step, so that drafts change no answer in any dtype. The"
@@ -79,11 +135,6 @@ class Model(Section):
         "auto",
         description="Defaults of temperature, top_p, top_k, min_p and repetition_penalty: auto uses those of the model's "
         "generation_config.json or GGUF file, none the API's.",
-    )
-    packed_folder: Path | None = Field(
-        Path("~/.cache/outrider/packed"),
-        description="Folder of weights in the form that the CPU's library computes with, which later starts and other servers "
-        "map; null packs them at every start.",
     )
     trust_remote_code: bool = Field(False, description="Run code from the model's folder; enable only for trusted models.")
 
@@ -133,10 +184,6 @@ class DraftModel(Section):
     revision: str = Field(
         DEFAULT_REVISION, min_length=1, description="Branch, tag or commit of a Hugging Face id; a commit pins the model."
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto",
-        description="Data type of the weights; auto uses the checkpoint's. A head has the target's data type and device.",
-    )
     quantize: Quantize = Field(
         "none", description="Format of the draft model's weights, as in model.quantize; a head is not quantised."
     )
@@ -145,5 +192,4 @@ class DraftModel(Section):
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
         description="Device of the draft model: auto, cpu, cuda or cuda:N, for example a second GPU.",
     )
-    threads: int = Field(1, ge=1, description="CPU threads of the draft model.")
     trust_remote_code: bool = Field(False, description="Run code from the model's folder; enable only for trusted models.")

@@ -10,8 +10,6 @@ from pydantic import Field, model_validator
 from outrider.drafters.options import (
     MAX_NODES,
     DrafterName,
-    DraftTime,
-    FusionOptions,
     Options,
     PearlOptions,
     RetrievalOptions,
@@ -38,16 +36,6 @@ class Retrieval(Section):
     )
 
 
-class Fusion(Section):
-    """The `fusion` drafter with a draft model."""
-
-    draft: DraftTime = Field(
-        "auto",
-        description="When the draft model drafts: before a verification, during it, never, or whenever that saves most time "
-        "(auto).",
-    )
-
-
 class Pearl(Section):
     """The `pearl` drafter."""
 
@@ -67,10 +55,10 @@ class Speculation(Section):
     max_nodes: Literal["auto"] | Annotated[int, Field(ge=0, le=MAX_NODES)] = Field(
         "auto", description="Maximum draft nodes per step; auto chooses the number by measured costs, and 0 is plain decoding."
     )
-    rule: Literal["keyed", "rejection"] = Field("keyed", description="Default acceptance rule of requests that sample.")
     cost_folder: Path | None = Field(
         Path("~/.cache/outrider"),
-        description="Folder of measured step costs and chosen kernels; null measures them at every start.",
+        description="Folder of what later starts and other servers reuse: measured step costs, chosen kernels, and weights in "
+        "the form that the CPU's library computes with; null measures and packs at every start.",
     )
     trace: bool | None = Field(
         None,
@@ -79,7 +67,6 @@ class Speculation(Section):
     )
     trigram: Trigram = Trigram()
     retrieval: Retrieval = Retrieval()
-    fusion: Fusion = Fusion()
     pearl: Pearl = Pearl()
 
     @model_validator(mode="before")
@@ -99,6 +86,5 @@ class Speculation(Section):
         return Options(
             trigram=TrigramOptions(table=self.trigram.table),
             retrieval=RetrievalOptions(datastores=self.retrieval.datastores),
-            fusion=FusionOptions(draft=self.fusion.draft),
             pearl=PearlOptions(only_if_worth=self.pearl.only_if_worth),
         )

@@ -30,9 +30,6 @@ class Sessions(Section):
         description="What drafts learn from: their session, or with key also earlier sessions of the same API key, if "
         "sessions are found by text.",
     )
-    learned_tokens: int = Field(
-        1 << 15, ge=1, le=1 << 20, description="Maximum tokens of earlier sessions that are kept in memory per API key."
-    )
     ttl_seconds: float = Field(1800.0, gt=0, description="Idle time after which a session is evicted.")
     folder: Path | None = Field(
         None,
@@ -58,7 +55,6 @@ class Responses(Section):
         ge=0,
         description="Maximum size of all stored responses, as JSON; each key may use an equal share, at most 64 MiB.",
     )
-    ttl_seconds: float = Field(3600.0, gt=0, description="Time after which a stored response expires.")
 
 
 class Corpora(Section):

@@ -35,7 +35,6 @@ class Scheduling(Section):
     max_waiting: int = Field(
         64, ge=0, description="Maximum queued requests, above which keys have equal shares; further ones get a 429."
     )
-    max_waiting_tokens: int = Field(1 << 20, ge=1, description="Maximum prompt tokens of all queued requests.")
     queue_seconds: float | None = Field(None, gt=0, description="Maximum time in the queue before a 503; null sets no limit.")
     request_seconds: float | None = Field(
         None, gt=0, description="Maximum time per request before an error; null sets no limit."
@@ -45,11 +44,6 @@ class Scheduling(Section):
     )
     stall_seconds: float = Field(
         120.0, gt=0, description="Time after which a busy worker that reports no progress is restarted."
-    )
-    load_seconds: float | None = Field(
-        1800.0,
-        gt=0,
-        description="Maximum time for a worker to download and load its model before it is ended; null sets no limit.",
     )
 
     @property
@@ -77,11 +71,6 @@ class Limits(Section):
 
     body_bytes: int = Field(8 << 20, ge=1024, description="Maximum size of a request's body.")
     max_tokens: int | None = Field(None, ge=1, description="Maximum tokens of an answer; null allows the rest of the context.")
-    choices: int = Field(16, ge=1, le=128, description="Maximum choices (n or best_of).")
-    logprobs: int = Field(
-        1 << 20, ge=1, description="Maximum log-probabilities of an answer: prompts x choices x tokens x (1 + logprobs)."
-    )
-    grammar_bytes: int = Field(1 << 16, ge=1, description="Maximum size of a JSON schema, regex or grammar.")
     fetch_pictures: bool = Field(False, description="Fetch pictures from the public addresses that requests name.")
     template_arguments: tuple[str, ...] = Field(
         ("enable_thinking", "thinking", "reasoning_effort"), description="Allowed fields of chat_template_kwargs."

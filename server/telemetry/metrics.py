@@ -25,7 +25,7 @@ PHASE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0003, *LATENCY_BUCKETS)
 TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64, 128)
 # The reasons for which a request is refused or ended early.
 REFUSALS = ("queue_full", "tokens", "concurrency", "rate", "deadline", "draining", "unread")
-# The reasons for which the server closes a connection: max_connections, read_seconds, write_seconds.
+# The reasons for which the server closes a connection: too many, READ_SECONDS and WRITE_SECONDS of `http.protocol`.
 CLOSINGS = ("full", "late", "stalled")
 FAILURES = ("500", "503", "529")
 SNAPSHOT_SECONDS = 10.0

@@ -33,15 +33,11 @@ from outrider.server.worker.runtime import Runtime, max_active, memory_bytes
 from outrider.server.worker.scheduler import Entry, Scheduler
 from outrider.server.worker.session import SessionKey
 from outrider.server.worker.sessions import SessionStore
-from outrider.server.worker.storage.model_digest import model_digest
-from outrider.server.worker.storage.session_files import SessionFiles
-from outrider.server.worker.storage.session_folder import ForeignFolder
-from outrider.server.worker.storage.session_format import Fits
+from outrider.server.worker.storage.session_files import session_files
 from outrider.verify.constraints.grammar import GrammarError
 from outrider.verify.controller import Controller
 from outrider.verify.errors import lost_device, out_of_memory
 from outrider.verify.model.cache.paging import OutOfPages
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.round import Round
 from outrider.verify.stream import PromptError, Step, check_prompt
 
@@ -272,19 +268,6 @@ class Worker:
     def _send(self, message: FromWorker) -> None:
         self._last_sent_at = time.monotonic()
         self._wire.send(messages.encode(message))
-
-
-def session_files(settings: Settings, runner: ModelRunner) -> SessionFiles | None:
-    """The folder of saved sessions, if one is set and is the user's own."""
-    folder, model = settings.sessions.folder, settings.model
-    if folder is None or not runner.can_save:
-        return None
-    digest = model_digest(model.path, runner, model.revision)
-    try:
-        return SessionFiles(folder.expanduser(), digest, settings.sessions.folder_bytes, Fits.of(runner))
-    except ForeignFolder as error:
-        log.error("%s", error)
-        return None
 
 
 def failure(request: Request, error: Exception) -> Failed:

@@ -34,6 +34,8 @@ EMBEDDED_TOKENS = 5000
 CHECK_SECONDS = 1.0
 # This many corpora stay open after the requests that chose them, deleted ones included.
 MAX_OPENED = 8
+# Earlier texts of at most this many principals are kept. Those of the least recently used one are dropped first.
+MAX_PRINCIPALS = 256
 # The factory makes the draft model's state for one session.
 ModelFactory = Callable[[], LanguageModel]
 
@@ -54,14 +56,13 @@ class Tables:
 class Store:
     """A datastore, opened again after it has changed. A version that cannot be used is logged once, and the last one stays."""
 
-    def __init__(self, path: Path, tables: Tables, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path, tables: Tables) -> None:
         """Raises ArrayFileError with one sentence."""
         self._path = path
         self._tables = tables
-        self._clock = clock
         self._version = datastore.version(path)
         self._blocks = self._load()
-        self._checked_at = clock()
+        self._checked_at = time.monotonic()
 
     def __len__(self) -> int:
         """The number of blocks, which never changes."""
@@ -69,7 +70,7 @@ class Store:
 
     def current(self) -> tuple[Corpus, ...]:
         """The blocks of the version that was current at most CHECK_SECONDS ago."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self._checked_at >= CHECK_SECONDS:
             self._checked_at = now
             self._refresh()
@@ -209,3 +210,25 @@ def load_base(options: Options, tables: Tables) -> BaseArrays:
         if table is not None:
             raise
         return base_table.empty_base()
+
+
+class LearnedTexts:
+    """What principals' earlier sessions have said, from which their later ones draft.
+
+    Each principal's texts have an index of bounded size, which no other principal's drafts read.
+    """
+
+    def __init__(self, max_tokens: int, separator: int) -> None:
+        """`max_tokens` is the bound for each principal."""
+        self._max_tokens = max_tokens
+        self._separator = separator
+        self._by_principal: OrderedDict[str, LearnedText] = OrderedDict()  # least recently used principal first
+
+    def of(self, principal: str) -> LearnedText:
+        """The texts of a principal."""
+        if principal not in self._by_principal:
+            self._by_principal[principal] = LearnedText(self._max_tokens, self._separator)
+        self._by_principal.move_to_end(principal)
+        if len(self._by_principal) > MAX_PRINCIPALS:
+            self._by_principal.popitem(last=False)
+        return self._by_principal[principal]

@@ -20,9 +20,8 @@ from outrider.server.engine.messages import Memory
 from outrider.server.http.body_budget import TOTAL_BYTES
 from outrider.server.settings import DraftModel, Model, Settings
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
-from outrider.server.worker.learned import MAX_PRINCIPALS, LearnedTexts
 from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
-from outrider.server.worker.resources import ChosenCorpus, Stores, Tables, load_resources
+from outrider.server.worker.resources import MAX_PRINCIPALS, ChosenCorpus, LearnedTexts, Stores, Tables, load_resources
 from outrider.verify.checkpoint import SMALL_MODEL_BYTES, stored_bytes
 from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.cost import CostCurve
@@ -43,6 +42,12 @@ if TYPE_CHECKING:
     from outrider.verify.model.adapter import Adapter
 
 log = logging.getLogger("outrider.worker")
+# The weights in the form that the CPU's library computes with are in this folder of `speculation.cost_folder`.
+PACKED = "packed"
+# Earlier sessions of a principal are kept up to this many tokens.
+LEARNED_TOKENS = 1 << 15
+# A draft model, which runs beside the target, has one of this many cores.
+CORES_PER_DRAFT_THREAD = 8
 # A token of a principal's earlier texts takes this much in the text itself, its index and their table.
 LEARNED_TOKEN_BYTES = 16
 
@@ -128,7 +133,7 @@ def load(settings: Settings) -> Runtime:
     slots = start_models(runner, draft, settings, tokenizer)
     draft_session, run_drafts = None, in_turns
     if draft is not None:
-        shared_draft = share_draft(draft, runner.vocabulary, slots, settings.draft_model.threads)
+        shared_draft = share_draft(draft, runner.vocabulary, slots, draft_threads())
         shared_draft.measure(runner)
         draft_session, run_drafts = shared_draft.session, shared_draft.run_drafts
     curve = load_curve(runner, settings)
@@ -152,7 +157,7 @@ def load(settings: Settings) -> Runtime:
         curve_file=cost_file(runner, cost_folder(settings)),
         run_drafts=run_drafts,
         corpus=corpus,
-        learned=LearnedTexts(settings.sessions.learned_tokens, tables.vocabulary) if settings.learns_from_sessions else None,
+        learned=LearnedTexts(LEARNED_TOKENS, tables.vocabulary) if settings.learns_from_sessions else None,
         adapters={name: backend.load_adapter(runner, path) for name, path in model.adapters.items()},
     )
 
@@ -165,17 +170,16 @@ def load_target(settings: Settings) -> ModelRunner:
 def shared_options(settings: Settings, model: Model | DraftModel) -> LoadOptions:
     """How the target or a draft model is loaded, as far as both have the same settings."""
     assert model.path is not None
-    target = settings.model
+    target, folder = settings.model, cost_folder(settings)
     return LoadOptions(
         path=model.path,
         revision=model.revision,
-        dtype=model.dtype,
+        dtype=target.dtype,
         device=model.device,
         context_tokens=target.context_tokens,
         trust_remote_code=model.trust_remote_code,
         backend=target.backend if model is target else "torch" if target.backend == "torch" else "outrider",
-        compile=target.compile,
-        packed_folder=target.packed_folder,
+        packed_folder=folder and folder / PACKED,
         quantization=Quantization(model.quantize),
     )
 
@@ -194,7 +198,7 @@ def start_models(
     if plan.note:
         log.warning(plan.note)
     draft_plan = plan_draft(runner, draft, plan)
-    reserved = 0 if draft is None else settings.draft_model.threads
+    reserved = 0 if draft is None else draft_threads()
     runner.use_threads(settings.model.threads or default_threads(runner, reserved))
     folder = cost_folder(settings)
     finding = folder and folder / f"{machine_key(runner)}-rows.json"
@@ -203,7 +207,7 @@ def start_models(
             each.pages = pages
     backend.start(runner, settings.model.path, plan.context_tokens, settings.model.invariant, finding, tokenizer)
     if isinstance(draft, ModelRunner):
-        draft.threads = settings.draft_model.threads
+        draft.threads = draft_threads()
         backend.start(draft, str(settings.draft_model.path), draft_plan.context_tokens, tokenizer=tokenizer)
     elif draft is not None:
         draft.start(plan.context_tokens)
@@ -272,7 +276,7 @@ def memory_bytes(settings: Settings) -> int:
 def store_bytes(settings: Settings) -> int:
     """The memory that stored responses, corpora, bodies and earlier sessions' texts take when they are full."""
     principals = len(settings.auth.keys) + 1 if settings.auth.keys else MAX_PRINCIPALS
-    learned = principals * settings.sessions.learned_tokens * LEARNED_TOKEN_BYTES if settings.learns_from_sessions else 0
+    learned = principals * LEARNED_TOKENS * LEARNED_TOKEN_BYTES if settings.learns_from_sessions else 0
     return settings.responses.total_bytes + settings.corpora.total_bytes + TOTAL_BYTES + learned
 
 
@@ -308,6 +312,11 @@ def cost_folder(settings: Settings) -> Path | None:
     """The folder of what was measured on this machine."""
     folder = settings.speculation.cost_folder
     return folder and folder.expanduser()
+
+
+def draft_threads() -> int:
+    """CPU threads of a draft model."""
+    return max(1, (os.cpu_count() or 1) // CORES_PER_DRAFT_THREAD)
 
 
 def default_threads(runner: ModelRunner, reserved: int = 0) -> int:

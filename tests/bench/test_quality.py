@@ -8,8 +8,7 @@ import pytest
 
 from bench import quality
 from bench.plan import BenchError
-from bench.quality import compare, places, read_windows, scores
-from bench.quality_of_servers import Place, by_text, measure
+from bench.quality import Place, by_text, compare, measure, places, read_windows, scores
 from outrider.server.settings import Settings
 from outrider.verify.model.cpu.native import interface as native
 from tests.servers import Served

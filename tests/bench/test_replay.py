@@ -11,7 +11,7 @@ import pytest
 
 from bench.plan import parse_drafters
 from bench.recordings import Line, Recordings
-from bench.replay import REFERENCE, Tally, replay, run
+from bench.replay import Tally, replay, run
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import Options
 from outrider.models import TARGET
@@ -30,7 +30,6 @@ def test_an_oracle_emits_its_length_plus_one_token_per_step() -> None:
 @pytest.fixture
 def stream(tmp_path: Path) -> Path:
     record = {"prompt": "def add(a, b):\n", "response": "    return a + b\n\n\ndef sub(a, b):\n    return a - b\n" * 3}
-    record["rest_reference"] = {"new_tokens": 30, "steps": 20}  # type: ignore[assignment]
     (tmp_path / "s.jsonl").write_text(json.dumps(record) + "\n")
     return tmp_path / "s.jsonl"
 
@@ -41,11 +40,10 @@ def test_the_whole_command(stream: Path, tmp_path: Path, printed: Callable[[], s
     out, corpus = tmp_path / "r.json", [tmp_path / "corpus.txt"]
     figures = run(Recordings([stream], str(TARGET), corpus), names, [8, 16], Options(), out)
     rows = {(row["drafter"], row["nodes"]): row["tokens_per_step"] for row in figures["results"]}
-    assert rows["REST's own run", 64] == 1.5
     assert rows["none", 8] == 1.0
     assert rows["fusion", 16] >= rows["fusion", 8] > 1.5
     assert json.loads(out.read_text())["results"] == figures["results"]
-    assert REFERENCE in printed()
+    assert "fusion" in printed()
 
 
 def test_repeated_answers_are_drafted_from_earlier_sessions(tmp_path: Path, printed: Callable[[], str]) -> None:

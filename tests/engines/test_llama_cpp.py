@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
-from llama_cpp import Llama
+from llama_cpp import Llama, llama_cpp
 
-from bench.live.llama_model import avoid_amx
-from bench.model import gguf_file
 from outrider import models
 from outrider.drafters.library import Session
 from outrider.engines.llama_cpp import DraftModel
+from outrider.verify.model.cpu.native.variants import processor_flags
+from tests.gguf_folders import write_folder
 
 PROMPT = b"def add(a, b):\n    return a + b\n\n\ndef add_three(a, b, c):\n"
 
@@ -41,13 +41,21 @@ class Counted(DraftModel):
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model in 32 bits, in which a batch of rows has the same argmax as each row alone."""
     path = tmp_path_factory.mktemp("llama") / "model.gguf"
-    gguf_file.convert(models.TARGET, path, "F32")
+    write_folder(Path(models.TARGET), path)
     return path
 
 
 @pytest.fixture
-def opened(file: Path) -> Iterator[Any]:
-    avoid_amx()
+def opened(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    if "amx_tile" in processor_flags():  # llama.cpp's kernels for AMX crash
+        defaults = llama_cpp.llama_model_default_params
+
+        def without_extra_buffers() -> Any:
+            parameters = defaults()
+            parameters.use_extra_bufts = False
+            return parameters
+
+        monkeypatch.setattr(llama_cpp, "llama_model_default_params", without_extra_buffers)
     loaded: list[Llama] = []
 
     def load(draft_model: Any = None) -> Llama:

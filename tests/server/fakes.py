@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, cast
 
 import httpx
+import msgspec
 from fastapi import FastAPI
 
 from outrider import models
@@ -28,6 +29,7 @@ from outrider.server.engine.messages import (
 )
 from outrider.server.settings import load_settings
 from outrider.verify.tokenizer import load_tokenizer
+from tests.server.engine.fakes import READY
 
 TOKENIZER = load_tokenizer(str(models.TARGET))
 VOCABULARY = Vocabulary(TOKENIZER)
@@ -65,19 +67,7 @@ class FakeEngine:
     async def stop(self) -> None: ...
 
     async def wait_started(self) -> Ready:
-        return Ready(
-            self.context_tokens,
-            "cpu",
-            "float32",
-            seconds=0.1,
-            slots=1,
-            max_active=1,
-            slot_bytes=1,
-            invariance="off",
-            weight_bits=32.0,
-            kv_dtype="float32",
-            memory=Memory(None, 1, 1, None),
-        )
+        return msgspec.structs.replace(READY, context_tokens=self.context_tokens, memory=Memory(None, 1, 1, None))
 
     async def generate(
         self, request: Request, arrived: float | None = None, admitted: bool = False

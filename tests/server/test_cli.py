@@ -72,11 +72,11 @@ def test_the_command_without_arguments_prints_help(monkeypatch: pytest.MonkeyPat
 def test_config_prints_the_effective_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("auth: {keys: {alice: sk-alices-key}}\nlogging: {level: debug}\n")
     monkeypatch.setenv("OUTRIDER_SESSIONS__CAPACITY", "2")
-    arguments = ("config", "--config", str(tmp_path / "c.yaml"), "--port", "9", "--model", "./m", "--limits.choices", "3")
+    arguments = ("config", "--config", str(tmp_path / "c.yaml"), "--port", "9", "--model", "./m", "--limits.max_tokens", "3")
     result = run(*arguments)
     assert result.exit_code == 0
     shown = yaml.safe_load(result.output)
-    assert (shown["server"]["port"], shown["model"]["path"], shown["limits"]["choices"]) == (9, "./m", 3)
+    assert (shown["server"]["port"], shown["model"]["path"], shown["limits"]["max_tokens"]) == (9, "./m", 3)
     assert (shown["sessions"]["capacity"], shown["logging"]["level"]) == (2, "debug")
     for line in ("port: 9  # flag", "path: ./m  # flag", "capacity: 2  # environment", "level: debug  # file"):
         assert f"  {line}\n" in result.output

@@ -98,12 +98,12 @@ OTHERS = {
     "outrider.server.chat.vocabulary": "the model's tokens",
     "outrider.server.chat.template.chat_template": "the model's template",
     "outrider.server.openai.output_parser": "alternatives of the model's tokens",
-    "outrider.server.settings.devices": "settings",
+    "outrider.server.settings.models": "settings",
     "outrider.server.models.catalog": "settings and the operator's files",
     "outrider.server.datastore_tree": "the operator's files",
     "outrider.server.terminal.own_server": "the server's first line",
     "outrider.server.ray.command": "an argument of the command",
-    "outrider.server.ray.coordinator": "the server's metrics",
+    "outrider.server.http.exposition": "the server's metrics",
 }
 
 

@@ -21,14 +21,15 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
-from bench.model.gguf_file import convert
 from outrider.server.chat.prompt import PromptEncoder
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.verify.errors import ModelError, loading
 from outrider.verify.model import backend
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.tokenizer import load_tokenizer, stop_ids
+from tests.gguf_folders import write_folder
 from tests.tokenizers import write_model
 
 # The last character of a sentence may follow a quotation.
@@ -148,7 +149,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small model in both formats."""
     folder = tmp_path_factory.mktemp("model")
     write_model(folder, "qwen")
-    convert(folder, folder / "model.gguf", "Q8_0")
+    write_folder(folder, folder / "model.gguf", GGMLQuantizationType.Q8_0)
     return folder
 
 

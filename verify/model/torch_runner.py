@@ -54,7 +54,7 @@ class TorchRunner(ModelRunner):
     ) -> None:
         """Options as in `LoadOptions`. Unless `started`, call `start` before any other method. Raises ModelError."""
         if compile == "on" and model.device.type != "cuda":
-            raise ModelError("model.compile is for GPUs; on a CPU, set it to auto.")
+            raise ModelError("torch.compile is for GPUs.")
         self.model = model.eval()
         if model.device.type != "cpu":
             use_kernels(model)

@@ -17,6 +17,8 @@ from outrider.server.openai.conversation import Message
 MESSAGES = TypeAdapter(list[Message])
 # Each key stores at most this many responses; the oldest is evicted first.
 CAPACITY = 1000
+# Responses expire after this time.
+TTL_SECONDS = 3600.0
 # Each key's responses take at most this much, as JSON.
 KEY_BYTES = 64 << 20
 

@@ -7,24 +7,29 @@ Promises that a process removes only what it knows: never a session that another
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import logging
 import math
 import os
 import time
 import uuid
 from collections.abc import Iterator
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 from outrider.drafters.interface import Ints
 from outrider.server.reasons import reason
+from outrider.server.settings import Settings
 from outrider.server.worker.storage.contents import Contents, Stopped
 from outrider.server.worker.storage.prefix_index import block_hashes
 from outrider.server.worker.storage.session_folder import (
     PAGE,
     PARTIAL,
     SESSION,
+    ForeignFolder,
     Identity,
     SessionFolder,
     flush,
@@ -45,11 +50,16 @@ from outrider.server.worker.storage.session_format import (
     rows_digest,
 )
 from outrider.server.worker.storage.tensor_file import write_tensors
+from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF, locate
+from outrider.verify.hub import here
 from outrider.verify.model.cache.paging import Page
+from outrider.verify.model.runner import ModelRunner
 
 log = logging.getLogger("outrider.worker")
 # At most this many files are compared because they may continue one text.
 MAX_CANDIDATES = 16
+# The version of the files' layout is part of the digest that names their folder, so files of another version are never read.
+LAYOUT = 4
 # A younger page without a session may still get one, because another server may be saving it.
 UNNAMED_SECONDS = 60.0
 
@@ -236,3 +246,31 @@ class SessionFiles:
 def beginning(principal: str, text: Ints) -> str:
     """The beginning of the file names of all texts that begin like this one; empty for short texts."""
     return next((digest.hex() for digest in block_hashes(principal, text)), "")
+
+
+def model_digest(path: str, runner: ModelRunner, revision: str = DEFAULT_REVISION) -> str:
+    """Identifies what determines a session's rows: the files of the weights, configuration, dtypes, shapes and versions."""
+    location = locate(path, revision)
+    folder = Path(location.source)
+    if not folder.is_dir():  # a hub id; the cache has a folder per commit
+        known = location.gguf or "config.json"
+        folder = (here(location.source, known, revision) or Path(path)).parent
+    weights = sorted(file for file in folder.glob("*") if file.suffix in (".safetensors", GGUF))
+    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weights]
+    shape = runner.cache_shape
+    parts = [LAYOUT, path, folder.name, files, runner.description, str(shape.dtype), str(shape.stored_dtype)]
+    parts += [shape.device.type, shape.layers, runner.weight_bytes, version("outrider"), runner.library]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+
+
+def session_files(settings: Settings, runner: ModelRunner) -> SessionFiles | None:
+    """The folder of saved sessions, if one is set and is the user's own."""
+    folder, model = settings.sessions.folder, settings.model
+    if folder is None or not runner.can_save:
+        return None
+    digest = model_digest(model.path, runner, model.revision)
+    try:
+        return SessionFiles(folder.expanduser(), digest, settings.sessions.folder_bytes, Fits.of(runner))
+    except ForeignFolder as error:
+        log.error("%s", error)
+        return None

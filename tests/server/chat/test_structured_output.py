@@ -18,7 +18,6 @@ from outrider.server.chat.reasoning_parser import REASONING_FORMATS, THINK, Reas
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.tools import FORMATS
 from outrider.server.http.errors import APIError
-from outrider.server.settings import Limits
 from tests.grammars import json_grammar, reference_chain, rule_chain, terminal_chain
 
 BYTES = llguidance.LLTokenizer("byte")
@@ -38,7 +37,7 @@ def accepts(grammar: str | None, text: str) -> bool:
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[GrammarChecker]:
-    with closing(GrammarChecker(Limits())) as checker:
+    with closing(GrammarChecker()) as checker:
         yield checker
 
 
@@ -63,7 +62,7 @@ def test_a_chain_of_rules_does_not_end_the_server(checker: GrammarChecker, struc
 
 
 def test_tool_calls_are_checked_and_bounded() -> None:
-    checker = GrammarChecker(Limits(grammar_bytes=60))
+    checker = GrammarChecker(60)
     call = '<tool_call>\n{"name": "f", "arguments": {%s}}\n</tool_call>'
     grammar = asyncio.run(checker.tool_calls({"f": None}, "hermes", {})).grammar
     assert grammar and accepts(grammar, call % "")
@@ -142,7 +141,7 @@ def test_no_grammar_is_converted_in_this_process(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(grammar_validator, "build", fail)
     for name in ("build", "to_lark", "rule_depth", "json_depth", "calls_grammar", "lark_pattern", "normalised", "LLMatcher"):
         monkeypatch.setattr(grammar_builder, name, fail)
-    with closing(GrammarChecker(Limits())) as checker:
+    with closing(GrammarChecker()) as checker:
         assert asyncio.run(checker.grammar({"grammar": Structure("grammar", 'root ::= "a"')}))
         assert asyncio.run(checker.grammar({"field": Structure("json_schema", POINT)}))
         inputs = {"f": InputGrammar("lark", 'start: "a"{1,2}')}

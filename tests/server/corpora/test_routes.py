@@ -126,8 +126,6 @@ def test_corpora_outlive_a_restart_with_the_sessions(tmp_path: Path) -> None:
         assert (await ok(send("POST", PATH, {"name": "default", "texts": ["two"]})))["files"] == 2
 
     run(app_with(FakeEngine("a"), sessions__folder=str(tmp_path / "s")), before)
-    (block,) = (tmp_path / "s").rglob("*.block")
-    block.parent.rename(block.parents[1] / "default")  # as older versions named it
     engine = FakeEngine("a")
     run(app_with(engine, sessions__folder=str(tmp_path / "s")), after)
     (block, *_) = sorted((tmp_path / "s").rglob("*.block"))

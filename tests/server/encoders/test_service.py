@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from outrider.server.encoders import service
 from outrider.server.encoders.messages import Embed, Failed, Load, Loaded, Score, Scores, Vectors, decode_request, encode
 from outrider.server.encoders.service import EncoderFailed, EncoderService
 from outrider.server.engine.engine import Overloaded, ShuttingDown, WorkerLost
@@ -15,6 +16,12 @@ from outrider.server.engine.helper import HelperEnded
 from outrider.server.http.errors import APIError
 from outrider.server.settings import load_settings
 from outrider.server.telemetry.metrics import EncoderMetrics
+
+
+@pytest.fixture
+def few_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 characters may wait."""
+    monkeypatch.setattr(service, "MAX_WAITING_TOKENS", 10)
 
 
 class Program:
@@ -118,7 +125,7 @@ def test_a_client_that_leaves_is_not_encoded() -> None:
     run(test)
 
 
-def test_what_waits_is_bounded_and_shared() -> None:
+def test_what_waits_is_bounded_and_shared(few_characters: None) -> None:
     async def test(service: EncoderService, program: Program) -> None:
         first = embed(service, "a", "slow")
         waiting = [embed(service, "a", "a") for _ in range(2)]
@@ -137,7 +144,7 @@ def test_what_waits_is_bounded_and_shared() -> None:
         assert [(await each)[1] for each in (first, *waiting)] == [[4], [1], [1], [40], [1]]
         assert await embed(service, "a", "x" * 40) == (b"xxxx", [40])  # nothing is held any more
 
-    run(test, {"scheduling.max_waiting": 2, "scheduling.max_waiting_tokens": 10})
+    run(test, {"scheduling.max_waiting": 2})
 
 
 def test_texts_are_cut_before_they_are_paired_and_tokenized() -> None:
@@ -163,11 +170,11 @@ def test_shutting_down_fails_what_runs_and_what_waits() -> None:
     run(test)
 
 
-def test_more_than_the_bound_is_refused_also_when_nothing_waits() -> None:
+def test_more_than_the_bound_is_refused_also_when_nothing_waits(few_characters: None) -> None:
     async def test(service: EncoderService, program: Program) -> None:
         with pytest.raises(APIError, match="have 41 characters, and 40 are allowed in a request; send fewer texts") as raised:
             await embed(service, "a", "x" * 20, "x" * 21)
         assert raised.value.status_code == 400 and not program.batches
         assert (await embed(service, "b", "x" * 40))[1] == [40]
 
-    run(test, {"scheduling.max_waiting_tokens": 10})
+    run(test)

@@ -52,7 +52,9 @@ def test_a_lost_worker_fails_running_requests_and_serves_waiting_ones() -> None:
     run(body, **{"scheduling.max_active": 1})
 
 
-def test_silence_yields_keep_alives_and_ends_at_the_deadline() -> None:
+def test_silence_yields_keep_alives_and_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "KEEP_ALIVE_SECONDS", 0.05)
+
     async def body(rig: Rig) -> None:
         await rig.start()
         events: list[object] = []
@@ -62,7 +64,7 @@ def test_silence_yields_keep_alives_and_ends_at_the_deadline() -> None:
         assert events and set(events) == {None}
         assert [type(each) for each in await rig.received()] == [Request, Cancel]
 
-    run(body, **{"server.keep_alive_seconds": 0.05, "scheduling.request_seconds": 0.2})
+    run(body, **{"scheduling.request_seconds": 0.2})
 
 
 def test_a_full_queue_and_a_drain_refuse_requests() -> None:

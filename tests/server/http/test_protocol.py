@@ -14,7 +14,15 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from outrider.server.http.protocol import HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, Connections, LimitedProtocol
+from outrider.server.http.protocol import (
+    HEAD_BYTES,
+    MAX_HEADERS,
+    MAX_PIPELINED,
+    READ_SECONDS,
+    WRITE_SECONDS,
+    Connections,
+    LimitedProtocol,
+)
 from outrider.server.http.server import new_config
 from outrider.server.settings import load_settings
 from outrider.server.telemetry.metrics import Metrics
@@ -22,7 +30,6 @@ from tests.server.http.test_sse import Timeless
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 UPLOAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
-READ_SECONDS, WRITE_SECONDS = 30.0, 60.0  # the defaults
 
 
 class FakeTransport:
@@ -60,14 +67,13 @@ class FakeTransport:
 class Served:
     """A protocol around an application that answers /stream and /slow after `released` is set, and all else at once."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, max_connections: int = 1024) -> None:
         self.released = asyncio.Event()
         self.disconnected: list[str] = []
         self.metrics = Metrics()
-        self.settings = load_settings(None, {f"server.{name}": value for name, value in settings.items()})
-        self.config = new_config(cast(Any, self), self.settings, self.metrics, 1.0)
+        self.config = new_config(cast(Any, self), load_settings(None, {}), self.metrics, 1.0)
         self.state = ServerState()
-        self.connections = Connections(self.settings.server, self.metrics)
+        self.connections = Connections(max_connections, self.metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})

@@ -17,7 +17,9 @@ import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 from outrider import models
+from outrider.server import app as application
 from outrider.server.engine.messages import Request, TokenEvent
+from outrider.server.http import protocol
 from outrider.server.http.server import new_config
 from outrider.server.serve import listen
 from outrider.server.settings import load_settings
@@ -83,8 +85,9 @@ def completion(**fields: Any) -> bytes:
     return UPLOAD.replace(b"1000", str(len(body)).encode()) + body
 
 
-def test_a_half_open_upload_is_answered_with_a_408() -> None:
-    with serving(FakeEngine("a"), server__read_seconds=0.5) as port, connect(port) as connection:
+def test_a_half_open_upload_is_answered_with_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "READ_SECONDS", 0.5)
+    with serving(FakeEngine("a")) as port, connect(port) as connection:
         connection.sendall(UPLOAD)
         stop = threading.Event()
 
@@ -102,9 +105,10 @@ def test_a_half_open_upload_is_answered_with_a_408() -> None:
     assert json.loads(body)["error"]["code"] == "body_too_slow"
 
 
-def test_a_stream_whose_reader_stands_still_is_cancelled() -> None:
+def test_a_stream_whose_reader_stands_still_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "WRITE_SECONDS", 0.2)
     engine = EndlessEngine()
-    with serving(engine, server__write_seconds=0.2) as port, connect(port) as connection:
+    with serving(engine) as port, connect(port) as connection:
         connection.sendall(completion(stream=True))
         wait_until(lambda: engine.closed, SOCKET_SECONDS)
     assert engine.tokens < 5000  # more than ten times as many without TCP_NOTSENT_LOWAT

@@ -10,6 +10,7 @@ from fastapi import Request as HTTPRequest
 
 from outrider.server.chat.prompt import PromptEncoder
 from outrider.server.engine.messages import Ready
+from outrider.server.openai import requests
 from outrider.server.openai.requests import RequestBuilder
 from outrider.server.openai.schema import CompletionBody
 from outrider.server.settings import load_settings
@@ -140,10 +141,11 @@ ECHO: dict[str, Any] = {"prompt": [[3] * 50] * 2, "echo": True, "logprobs": 4, "
     ],
 )
 def test_the_product_of_choices_tokens_and_logprobs_is_bounded(
-    fields: dict[str, Any], limit: int, max_tokens: int | None
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], limit: int, max_tokens: int | None
 ) -> None:
+    monkeypatch.setattr(requests, "MAX_LOGPROBS", limit)
     engine = FakeEngine("a")
-    response = post(engine, PATH, fields, limits__logprobs=limit)
+    response = post(engine, PATH, fields)
     assert [request.max_tokens for request in engine.requests[:1]] == ([] if max_tokens is None else [max_tokens])
     if max_tokens is None:
         assert response.status_code == 400 and "lower 'logprobs', 'n', 'max_tokens'" in response.json()["error"]["message"]

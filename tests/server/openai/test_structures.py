@@ -13,7 +13,6 @@ from outrider.server.chat.grammar_job import Structure
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.http.errors import APIError
 from outrider.server.openai.schema import CompletionBody
-from outrider.server.settings import Limits
 from tests.server.fakes import VOCABULARY, FakeEngine, post
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -26,7 +25,7 @@ def structures(**fields: Any) -> dict[str, Structure]:
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[GrammarChecker]:
-    with closing(GrammarChecker(Limits())) as checker:
+    with closing(GrammarChecker()) as checker:
         yield checker
 
 

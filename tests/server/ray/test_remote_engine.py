@@ -11,7 +11,7 @@ import pytest
 
 from outrider.server.engine.engine import WorkerLost
 from outrider.server.engine.messages import Accepted, Request, TokenEvent
-from outrider.server.ray import wire
+from outrider.server.ray import remote_engine, wire
 from outrider.server.ray.remote_engine import RemoteEngine, ReplicaLost
 from outrider.server.settings import load_settings
 from outrider.server.telemetry.metrics import Metrics
@@ -118,7 +118,8 @@ def test_an_answer_that_has_begun_is_lost_with_its_replica(script: list[Item]) -
     assert len(replicas.calls) == 1
 
 
-def test_an_idle_stream_is_kept_alive_and_its_end_cancels_the_call() -> None:
+def test_an_idle_stream_is_kept_alive_and_its_end_cancels_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_engine, "KEEP_ALIVE_SECONDS", 0.001)
     replicas = FakeReplicas([event("a"), None])
 
     async def body(engine: RemoteEngine) -> None:
@@ -127,4 +128,4 @@ def test_an_idle_stream_is_kept_alive_and_its_end_cancels_the_call() -> None:
         assert [getattr(each, "text", None) for each in found] == ["a", None, None]
         assert replicas.closed == 1
 
-    run(replicas, body, **{"server.keep_alive_seconds": 0.001})
+    run(replicas, body)

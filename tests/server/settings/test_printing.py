@@ -24,7 +24,7 @@ def test_each_value_has_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "dtype: float32  # file",
         "datastores: [a]  # file",
         "table: t  # environment",
-        "draft: auto  # default",
+        "drafter: fusion  # default",
         "key: '**********'  # environment",
         "key: '**********'  # file",
     } <= lines

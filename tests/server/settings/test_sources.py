@@ -14,19 +14,19 @@ def test_flags_override_environment_overrides_file_overrides_defaults(tmp_path: 
     monkeypatch.setenv("OUTRIDER_SPECULATION__MAX_NODES", "2")
     monkeypatch.setenv("OUTRIDER_SPECULATION__TRIGRAM__TABLE", "t")
     monkeypatch.setenv("OUTRIDER_SERVER__PORT", "2")
-    flags = parse_flags(["--server.port", "3", "--speculation.fusion.draft=never"])
+    flags = parse_flags(["--server.port", "3", "--speculation.trace=true"])
     settings = load_settings(file, flags)
     assert settings.server.port == 3
     assert settings.speculation.max_nodes == 2
     assert settings.speculation.drafter == "none"
     chosen = settings.speculation
-    assert (chosen.retrieval.datastores, chosen.fusion.draft, chosen.trigram.table) == (("a",), "never", "t")
+    assert (chosen.retrieval.datastores, chosen.trace, chosen.trigram.table) == (("a",), True, "t")
     assert chosen.pearl.only_if_worth
     assert load_effective(file, flags).origins == {
         "server.port": "flag",
         "speculation.drafter": "file",
         "speculation.max_nodes": "environment",
-        "speculation.fusion.draft": "flag",
+        "speculation.trace": "flag",
         "speculation.trigram.table": "environment",
         "speculation.retrieval.datastores": "file",
     }

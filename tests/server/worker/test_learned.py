@@ -14,8 +14,7 @@ from outrider.drafters.library.learned import LearnedText
 from outrider.drafters.registry import Resources, make
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.tables.suffix import index
-from outrider.server.worker.learned import LearnedTexts
-from outrider.server.worker.resources import Stores
+from outrider.server.worker.resources import LearnedTexts, Stores
 
 VOCABULARY = 100
 TEXT = np.arange(10, 60, dtype=np.int32)

@@ -16,9 +16,8 @@ from outrider.drafters.interface import MAX_NODES
 from outrider.server.settings import load_settings
 from outrider.server.worker import runtime
 from outrider.server.worker.draft import load_draft, share_draft
-from outrider.server.worker.learned import LearnedTexts
 from outrider.server.worker.memory_plan import MemoryPlan
-from outrider.server.worker.resources import Tables, load_resources
+from outrider.server.worker.resources import LearnedTexts, Tables, load_resources
 from outrider.server.worker.runtime import load, load_target, memory_figures, shared_options
 from outrider.verify.cost import CostCurve
 from outrider.verify.errors import ModelError

@@ -1,4 +1,4 @@
-"""Grammars, regular expressions and JSON schemas that are deep, long or ambiguous, each smaller than `limits.grammar_bytes`."""
+"""Grammars, regular expressions and JSON schemas that are deep, long or ambiguous, each smaller than GRAMMAR_BYTES."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from outrider.verify.errors import ModelError
 from outrider.verify.gguf.ends import NORMAL
 from outrider.verify.gguf.tokenizer import COMPOSED, SPLITS, USER_DEFINED, WHOLE_WORD_SPLITS, build_tokenizer
 from outrider.verify.tokenizer import fingerprint, load_tokenizer, stop_ids
+from tests.verify.model.cpu.native.files import add_entries
 
 TEXTS = [
     "Hello world, what's new? WE'VE 1234567 of 3.14",
@@ -182,10 +183,7 @@ def test_chat_templates_have_names(tmp_path: Path, templates: dict[str, Any], ex
 
 def write_tokenizer(file: Path, entries: dict[str, Any]) -> None:
     writer = gguf.GGUFWriter(file, "llama")
-    for key, value in entries.items():
-        (writer.add_array if isinstance(value, list) else writer.add_uint32 if isinstance(value, int) else writer.add_string)(
-            key, value
-        )
+    add_entries(writer, entries)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()

@@ -5,7 +5,7 @@ private to transformers. Tested with PyTorch 2.13 and transformers 5.23. `tests/
 a name is missing.
 
 Without the error's class, every exception of the first forward has to count as a failed compilation. Without the limit, layers
-of many kinds fall back to Python; `model.compile: off` serves any model, without fused kernels. Without `use_duck_shape`,
+of many kinds fall back to Python; `compile="off"` serves any model, without fused kernels. Without `use_duck_shape`,
 torch.compile assumes that equal sizes stay equal, so a number of rows that equals another size is compiled separately. Without
 the layers' names, the whole model is compiled at once, which takes longer.
 """

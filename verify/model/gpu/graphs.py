@@ -176,9 +176,7 @@ class GraphedForward:
                 self.capture()
         except CompileError as error:
             if compile == "on":
-                raise ModelError(
-                    f"torch.compile failed for this model; set model.compile to auto or off: {first_sentence(error)}"
-                ) from None
+                raise ModelError(f"torch.compile failed for this model: {first_sentence(error)}") from None
             log.warning("torch.compile failed for this model, so its steps are slower: %s", first_sentence(error))
             self.capture()
 

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.http.errors import APIError
 from outrider.server.openai.schema import ChatBody
-from outrider.server.settings import Limits
 from tests.server.chat.tools.patch_grammar import PATCH, PATCH_GRAMMAR
 
 
@@ -44,7 +43,7 @@ def named(name: str, kind: str = "function") -> dict[str, Any]:
 def test_the_grammar_of_a_required_call_is_enforced(syntax: str, definition: str, text: str, other: str) -> None:
     body = chat(custom(syntax=syntax, definition=definition), choice=named("patch", "custom"))
     functions = {tool.name: tool.function.parameters for tool in body.enforced_tools}
-    with closing(GrammarChecker(Limits())) as checker:
+    with closing(GrammarChecker()) as checker:
         built = asyncio.run(checker.tool_calls(functions, "hermes", {}, single=True, inputs=body.enforced_inputs))
     tokenizer = LLTokenizer("byte")
 
@@ -62,7 +61,7 @@ def test_a_grammar_that_cannot_be_enforced_is_an_error_only_of_a_required_call()
     assert chat(recursive).enabled_tools
     required = chat(recursive, choice="required").enforced_inputs
     words = "grammar of tool 'patch' cannot be enforced: its rule 'start' is recursive"
-    with closing(GrammarChecker(Limits())) as checker, pytest.raises(APIError, match=words):
+    with closing(GrammarChecker()) as checker, pytest.raises(APIError, match=words):
         asyncio.run(checker.tool_calls({"patch": None}, "hermes", {}, inputs=required))
     assert chat(recursive, function("f"), choice=named("f")).enforced_tools[0].name == "f"
 

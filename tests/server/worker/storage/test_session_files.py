@@ -14,7 +14,7 @@ import torch
 
 from outrider import models
 from outrider.drafters.registry import arrays_of
-from outrider.server.worker.storage.model_digest import model_digest
+from outrider.server.worker.storage.session_files import model_digest
 from outrider.verify.measurement import machine_key
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.paging import distinct_rows

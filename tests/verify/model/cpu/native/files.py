@@ -12,7 +12,6 @@ from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGMLQuantizationType, quants
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from bench.model.gguf_file import add_sizes
 from outrider.verify.model.architecture.config import read_config
 from outrider.verify.model.architecture.description import Architecture, Mixture, State
 from outrider.verify.model.architecture.families import FAMILIES
@@ -27,8 +26,13 @@ LAYERED = ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
 SCALINGS = {name: gguf.RopeScalingType[name.upper()] for name in ("linear", "yarn", "longrope")}
 
 
-def write_gguf(model: PreTrainedModel, file: Path, kind: GGMLQuantizationType = GGMLQuantizationType.F32) -> Path:
-    """The model with matrices of this type."""
+def write_gguf(
+    model: PreTrainedModel,
+    file: Path,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    tokenizer: Mapping[str, Any] | None = None,
+) -> Path:
+    """The model with matrices of this type, and the entries of a tokenizer if there are some."""
     config: Any = model.config
     family, sizes = FAMILIES[config.model_type], of_first_layer(config)
     (arch,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == family.name)
@@ -41,7 +45,7 @@ def write_gguf(model: PreTrainedModel, file: Path, kind: GGMLQuantizationType = 
         write_layered(writer, config, known_model)
     else:
         write_positions(writer, config, family.local_base is not None or config.model_type == "olmo3")
-    writer.add_tokenizer_model("no_vocab")
+    add_entries(writer, {"tokenizer.ggml.model": "no_vocab"} if tokenizer is None else tokenizer)
     turned = family.pairs_in_files and not family.pairs_in_checkpoints
     stored = {name: stored_tensor(tensor) for name, tensor in model.state_dict().items()}
     tensors = split_checkpoint({name: each for name, each in stored.items() if each is not None}, family.turns_experts)
@@ -84,6 +88,14 @@ def of_first_layer(config: Any) -> Any:
     return config.per_layer_config[0] if config.is_heterogeneous else config
 
 
+def add_entries(writer: gguf.GGUFWriter, entries: Mapping[str, Any]) -> None:
+    for key, value in entries.items():
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        else:
+            (writer.add_uint32 if isinstance(value, int) else writer.add_string)(key, value)
+
+
 def write(writer: gguf.GGUFWriter, name: str, values: NDArray[np.float32], kind: GGMLQuantizationType) -> None:
     writer.add_tensor(name, quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
 
@@ -112,6 +124,19 @@ def write_layered(writer: gguf.GGUFWriter, config: Any, known: Architecture) -> 
     rotated = int(np.count_nonzero(frequencies(known.rotaries[whole.rotary or 0], 1)[0]))
     if rotated < whole.head_dim // 2:
         writer.add_tensor("rope_freqs.weight", np.where(np.arange(whole.head_dim // 2) < rotated, 1, 1e30).astype(np.float32))
+
+
+def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
+    """The numbers that files of every family have."""
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
 
 
 def write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:

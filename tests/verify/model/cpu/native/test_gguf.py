@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ from gguf import GGMLQuantizationType, quants
 from numpy.linalg import norm
 from transformers import LlamaConfig
 
-from bench.model.gguf_file import add_shape
+from outrider import models
 from outrider.verify.errors import ModelError
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import GRIDS, Kind
-from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.load_options import LoadOptions, Quantization
+from tests.gguf_folders import write_folder
 from tests.verify.model.cpu.native import files
 from tests.verify.model.cpu.native.blocks import STORED, dequantized, random_blocks
 from tests.verify.model.cpu.native.files import write_gguf
@@ -50,7 +52,8 @@ NORMS = ["output_norm", *(f"blk.{layer}.{name}_norm" for layer in range(2) for n
 def write(file: Path, kind: Kind, unpacked: bool) -> Path:
     """A small Llama with random blocks; `unpacked` are their values in float32."""
     writer = gguf.GGUFWriter(file, "llama")
-    add_shape(writer, CONFIG)
+    files.write_sizes(writer, CONFIG)
+    files.write_positions(writer, CONFIG, has_local=False)
     for name in NORMS:
         writer.add_tensor(f"{name}.weight", np.ones(256, np.float32))
     for seed, (name, shape) in enumerate(SHAPES.items()):
@@ -89,6 +92,17 @@ def test_a_file_has_the_logits_of_the_checkpoint(family: str, tmp_path: Path) ->
     expected, ours = runner_of(model, context_tokens=128), runner(write_gguf(model, tmp_path / "model.gguf"), "float32")
     found, wanted = (each.forward(each.new_cache(), tokens) for each in (ours, expected))
     assert norm(found - wanted) < 1e-5 * norm(wanted)
+
+
+def test_a_quantised_file_is_quantised_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_folder(Path(models.TARGET), tmp_path / "x.gguf", GGMLQuantizationType.Q8_0)
+    options = LoadOptions(str(models.TARGET), dtype="float32", device="cpu", context_tokens=128)
+    tokens, whole = ForwardBatch.chain(torch.arange(20, 60)), load_model(options)
+    with caplog.at_level("INFO", "outrider.worker"):
+        again = load_model(replace(options, path=str(tmp_path / "x.gguf"), quantization=Quantization("int8")))
+    found, wanted = (each.forward(each.new_cache(), tokens) for each in (again, whole))
+    assert norm(found - wanted) < 0.03 * norm(wanted)
+    assert any("8.5 bits per weight in the file" in record.message for record in caplog.records)
 
 
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0])
