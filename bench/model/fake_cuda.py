@@ -1,6 +1,7 @@
 """Tensors on `cuda` without a GPU: they have shapes, types and devices, but no values.
 
-Code that reads a value raises, as torch's fake tensors do. A `Device` records what a captured region may not do.
+Code that reads a value raises, as torch's fake tensors do. A `Device` records what runs inside it: launches, the bytes that
+they read and write, and what a captured region may not do.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
@@ -41,6 +43,8 @@ SYNCHRONISING = {
     torch.ops.aten.nonzero,
     torch.ops.aten._unique2,
 }
+# Operations that only describe memory, and launch nothing.
+DESCRIBING = {torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.new_empty, torch.ops.aten.empty_strided}
 
 
 @cache
@@ -56,19 +60,31 @@ def install_guard() -> None:
 
 
 class Device(TorchDispatchMode):
-    """Records what CUDA would refuse to capture of what runs inside it on fake tensors."""
+    """Records what runs inside it on fake tensors."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.launches = 0
+        self.bytes = 0  # read and written by all launches
+        self.operations = Counter[str]()
         self.forbidden: list[str] = []  # in a captured region
         self._is_capturing = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs, result = tensors_in((args, kwargs)), func(*args, **kwargs)
-        if self._is_capturing and (reason := broken_rule(func, args, inputs + tensors_in(result))):
+        outputs = tensors_in(result)
+        if any(each.is_cuda for each in inputs + outputs) and launches(func, inputs, outputs):
+            self.record(func, inputs, outputs)
+        if self._is_capturing and (reason := broken_rule(func, args, inputs + outputs)):
             self.forbidden.append(f"{func} {reason}: {[(str(each.device), tuple(each.shape)) for each in inputs]}")
         return result
+
+    def record(self, func: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        """Counts a launch."""
+        self.launches += 1
+        self.bytes += sum(each.nbytes for each in inputs + outputs)
+        self.operations[str(func)] += 1
 
     @contextmanager
     def capture(self, device: torch.device) -> Iterator[Any]:
@@ -82,6 +98,15 @@ class Device(TorchDispatchMode):
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
     return [each for each in tree_flatten(values)[0] if isinstance(each, torch.Tensor)]
+
+
+def launches(func: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+    """Whether an operation runs a kernel: it writes to an input, or its result is new memory that is filled."""
+    if func._schema.is_mutable:
+        return True
+    known = {each.untyped_storage()._cdata for each in inputs}
+    new = [each for each in outputs if each.untyped_storage()._cdata not in known]
+    return bool(new) and func.overloadpacket not in DESCRIBING
 
 
 def broken_rule(func: Any, args: Any, tensors: list[torch.Tensor]) -> str | None:
@@ -98,13 +123,13 @@ def broken_rule(func: Any, args: Any, tensors: list[torch.Tensor]) -> str | None
 
 
 @contextmanager
-def fake_cuda() -> Iterator[Device]:
+def fake_cuda(device: Device | None = None) -> Iterator[Device]:
     """New tensors inside are fake, and may be on `cuda:0`, `cuda:1` and so on, of compute capability CAPABILITY.
 
-    Needs a build of torch without CUDA, and a C++ compiler.
+    What runs is recorded by `device`. Needs a build of torch without CUDA, and a C++ compiler.
     """
     install_guard()
-    device = Device()
+    device = device or Device()
     with ExitStack() as stack:
         for module in (transfer, graphs, triton_attention, triton_recurrence):
             stack.enter_context(patch.object(module, "on_device", lambda _: nullcontext()))  # which needs a driver

@@ -1,6 +1,8 @@
-"""Generates configs/default.yaml and the tables of docs/settings.md from the settings tree, and those of docs/api.md.
+"""Generates configs/default.yaml and the tables of docs/settings.md from the settings tree, and those of docs/api.md
+and docs/roofline.md.
 
-After a change of a setting or of `outrider.server.openai.unsupported`, `python -m tests.docs.generated` rewrites the files.
+After a change of a setting, of `outrider.server.openai.unsupported` or of bench/results/roofline.json, run
+`python -m tests.docs.generated` to rewrite the files.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench import roofline as roofs
 from outrider.server.openai.responses import schema as responses
 from outrider.server.openai.unsupported import UNSUPPORTED, UNSUPPORTED_IN_CHATS, UNSUPPORTED_IN_COMPLETIONS, WITHOUT_EFFECT
 from outrider.server.settings.reference import Setting, SettingsSection, sections
@@ -20,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 DEFAULT_YAML = ROOT / "configs" / "default.yaml"
 SETTINGS = ROOT / "docs" / "settings.md"
 API = ROOT / "docs" / "api.md"
+ROOFLINE = ROOT / "docs" / "roofline.md"
 
 HEADER = """\
 # Every setting with its default. Generated from the settings tree; docs/settings.md has the types and bounds.
@@ -50,6 +54,12 @@ def api(page: str) -> str:
     table = "\n".join(["| field | in | accepted values |", "|---|---|---|", *rows])
     names = textwrap.fill(", ".join(f"`{name}`" for name in WITHOUT_EFFECT) + ".", 128, break_on_hyphens=False)
     return _replace(_replace(page, "unsupported", f"\n{table}\n"), "without effect", names)
+
+
+def roofline(page: str) -> str:
+    """docs/roofline.md with a regenerated table."""
+    results = json.loads(roofs.RESULT.read_text())
+    return _replace(page, "H200", f"\n{roofs.predictions_table(results, 'H200')}\n")
 
 
 def _replace(page: str, title: str, text: str) -> str:
@@ -105,3 +115,4 @@ if __name__ == "__main__":
     DEFAULT_YAML.write_text(default_yaml())
     SETTINGS.write_text(settings(SETTINGS.read_text()))
     API.write_text(api(API.read_text()))
+    ROOFLINE.write_text(roofline(ROOFLINE.read_text()))

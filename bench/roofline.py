@@ -1,0 +1,170 @@
+"""`python -m bench.roofline`: predicts the steps of GPUs from the bytes and launches that are counted without one.
+
+docs/roofline.md shows the predictions, says where each assumption comes from, and compares them with what a GPU
+took. Nothing here is a measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from transformers import Qwen3_5TextConfig, Qwen3MoeConfig
+
+from bench import report
+from bench.model.counts import PARTS, Counts
+from bench.model.shapes import SHAPES
+
+RESULT = report.RESULTS / "roofline.json"
+CONTEXT = 4096
+# Of the larger steps. With 63 nodes and the root, a forward has 64 rows; with 64, the next captured number, 72.
+NODES = (63, 64)
+
+
+class Model(NamedTuple):
+    """A model whose steps are predicted."""
+
+    config: Callable[[], Any]
+    layers: int
+    weights_gb: float  # in memory, with the embedding table
+    context: int = CONTEXT
+    nodes: tuple[int, ...] = NODES  # of the larger steps
+
+
+MODELS = {
+    "Llama-3.1-8B": Model(SHAPES["llama-3-8b"], 32, 16.1),
+    "Qwen3-30B-A3B": Model(lambda: Qwen3MoeConfig(num_hidden_layers=48, head_dim=128, max_position_embeddings=40960), 48, 61.1),
+    "Qwen3.5-9B": Model(Qwen3_5TextConfig, 32, 17.9),  # transformers' default sizes
+}
+# What `bench.gpu` times: forwards after a short text.
+MEASURED = "llama-2-7b"
+MODELS_OF_GPU = {MEASURED: Model(SHAPES[MEASURED], 32, 13.5, context=64, nodes=(63,))}
+
+
+class GPU(NamedTuple):
+    """Figures of a data sheet."""
+
+    bytes_per_second: float
+    flops: float  # dense products of bfloat16, summed in float32
+    memory_gb: float
+
+
+GPUS = {
+    "H100 SXM": GPU(3.35e12, 989e12, 80),
+    "H200": GPU(4.8e12, 989e12, 141),
+    "RTX 4090": GPU(1.008e12, 165e12, 24),
+    "L4": GPU(0.3e12, 121e12, 24),
+}
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What is not counted. docs/roofline.md names the source of each."""
+
+    readable: float = 0.90  # of the data sheet's bandwidth: what a sum over a large tensor reads
+    kernel: float = 0.86  # of the readable bandwidth: what one kernel reads
+    # Products of 64 and of 72 rows over those of one row, the rows that are read and the parts that are written included.
+    rows_64: float = 1.08
+    rows_72: float = 1.09
+    cached: float = 0.5  # of what one kernel writes and the next one reads: the cache has it until then
+    launch_seconds: float = 1.3e-6  # from one kernel of a graph to the next
+    packing_seconds: float = 0.1e-3  # the inputs of a forward, on the host
+    host_seconds: float = 0.1e-3  # commit, text and messages, on the host
+    draft_seconds: float = 0.2e-3  # on the host, with 64 nodes
+
+    def products(self, nodes: int) -> float:
+        """The time of products with this number of nodes over that of one row's."""
+        return 1.0 if not nodes else self.rows_64 if nodes < 64 else self.rows_72
+
+
+ASSUMED = Assumptions()
+
+
+def gpt_fast_launches(layers: int) -> int:
+    """About the kernels of a step of gpt-fast.
+
+    In a layer: norm, qkv, two rotations that write to the cache, attention, two of its parts, o, norm, gate and up with the
+    activation, down. Sums are part of the norms.
+    """
+    return 11 * layers + 4
+
+
+def predict(counts: Counts, nodes: int, readable: float, flops: float, assumed: Assumptions = ASSUMED) -> dict[str, float]:
+    """Seconds of a step by part, on a GPU that reads `readable` bytes a second."""
+    speed = readable * assumed.kernel
+    once = {"linear": counts.weight_bytes, "attention": counts.text_bytes}
+    moved = {part: size - assumed.cached * (size - once.get(part, 0.0)) for part, size in counts.bytes.items()}
+    seconds = {part: moved[part] / speed for part in PARTS}
+    products = counts.weight_bytes / speed * assumed.products(nodes) if nodes else seconds["linear"]
+    return seconds | {
+        "linear": max(products, counts.flops / flops),
+        "launches": sum(counts.launches.values()) * assumed.launch_seconds,
+        "host": assumed.packing_seconds + assumed.host_seconds + (assumed.draft_seconds if nodes else 0.0),
+    }
+
+
+def prediction(name: str, model: Model, gpu: str, counts: Mapping[int, Counts]) -> list[dict[str, Any]]:
+    """A row for the plain step, and one for each larger step."""
+    sheet = GPUS[gpu]
+    readable = sheet.bytes_per_second * ASSUMED.readable
+    seconds = {nodes: predict(each, nodes, readable, sheet.flops) for nodes, each in counts.items()}
+    plain = sum(seconds[0].values())
+    rows = []
+    for nodes, parts in seconds.items():
+        total, least = sum(parts.values()), counts[nodes].needed_bytes / readable
+        row = {"model": name, "gpu": gpu, "nodes": nodes, "fits": model.weights_gb < sheet.memory_gb}
+        row |= {"ms": {part: round(1e3 * each, 3) for part, each in parts.items()}, "step_ms": round(1e3 * total, 2)}
+        row |= {"share_of_readable": round(least / total, 3), "share_of_sheet": round(least / total * ASSUMED.readable, 3)}
+        peer = parts["linear"] + counts[nodes].text_bytes / (readable * ASSUMED.kernel)
+        peer += gpt_fast_launches(model.layers) * ASSUMED.launch_seconds
+        row |= {"gpt_fast_ms": round(1e3 * peer, 2), "over_plain": round(total / plain, 3)}
+        rows.append(row)
+    return rows
+
+
+def run(models: Mapping[str, Model], gpus: Mapping[str, GPU]) -> dict[str, Any]:
+    """Counts and predictions of all models."""
+    from bench.model.traffic import count_step  # needs Triton and a C++ compiler, unlike the tables
+
+    counted = {
+        name: {nodes: count_step(model.config(), nodes, model.context) for nodes in (0, *model.nodes)}
+        for name, model in models.items()
+    }
+    return {
+        "kind": "a prediction, which docs/roofline.md compares with a measurement",
+        "assumptions": asdict(ASSUMED),
+        "counts": {
+            name: {"context": models[name].context} | {str(nodes): asdict(each) for nodes, each in by.items()}
+            for name, by in counted.items()
+        },
+        "predictions": [row for name in models for gpu in gpus for row in prediction(name, models[name], gpu, counted[name])],
+    }
+
+
+def predictions_table(results: Mapping[str, Any], gpu: str) -> str:
+    """A Markdown table of the predicted milliseconds on one GPU, of a plain step and one whose rows are captured."""
+    parts = [*PARTS, "launches", "host"]
+    headers = ["model", "nodes", *parts, "step", "over plain", "share", "gpt-fast"]
+    lines = ["| " + " | ".join(headers) + " |", "|---" * len(headers) + "|"]
+    for row in results["predictions"]:
+        if row["gpu"] == gpu and row["model"] in MODELS and row["fits"] and row["nodes"] != NODES[-1]:
+            cells = [f"{row['ms'][part]:.2f}" for part in parts]
+            cells += [f"**{row['step_ms']:.2f}**", f"{row['over_plain']:.2f}", f"{row['share_of_readable']:.2f}"]
+            lines.append(f"| {row['model']} | {row['nodes']} | {' | '.join(cells)} | {row['gpt_fast_ms']:.2f} |")
+    return "\n".join(lines)
+
+
+def main(out: Annotated[Path, typer.Option(help="Save the counts and predictions as JSON.")] = RESULT) -> None:
+    """Count the bytes and launches of steps without a GPU, and predict their times."""
+    results = run(MODELS | MODELS_OF_GPU, GPUS)
+    report.save(out, results)
+    columns = {"model": "model", "GPU": "gpu", "nodes": "nodes", "step\n(ms)": "step_ms", "over\nplain": "over_plain:.2f"}
+    columns |= {"share of readable\nbandwidth": "share_of_readable:.3f", "gpt-fast\n(ms)": "gpt_fast_ms"}
+    report.print_figures("Predicted steps", columns, [row for row in results["predictions"] if row["fits"]])
+
+
+if __name__ == "__main__":
+    typer.run(main)
