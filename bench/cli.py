@@ -237,6 +237,7 @@ def bench_pair(
     key: Annotated[str | None, typer.Option(help="The servers' API key.", envvar="OPENAI_API_KEY")] = None,
     force: Annotated[bool, typer.Option("--force", help="Compare models with different names, too.")] = False,
     out: Out = None,
+    chart: Annotated[Path | None, typer.Option(help="Save a chart as SVG.")] = None,
 ) -> None:
     """Compare running servers on the same prompts, in turns: Outrider, llama-server, vLLM, SGLang, LM Studio, Ollama's /v1."""
     from bench.pair.run import Choice, run
@@ -245,7 +246,7 @@ def bench_pair(
     with errors_as_sentences():
         contexts = [int(each) for each in parse_numbers("--context", context)]
         choice = Choice(task.split(","), contexts, parse_numbers("--temperature", temperature), questions, max_tokens)
-        run(urls, choice, key, force, out)
+        run(urls, choice, key, force, out, chart)
 
 
 @app.command("gpu")

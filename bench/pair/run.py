@@ -15,6 +15,7 @@ from rich.progress import Progress
 
 from bench import report
 from bench.http.chat import Answer, ask
+from bench.pair.chart import draw
 from bench.pair.prompts import TASKS, Question, after
 from bench.plan import BenchError
 
@@ -100,8 +101,10 @@ class Part:
     answers: Sequence[Sequence[Answer]]  # by question, then by server
 
 
-def run(urls: Sequence[str], choice: Choice, key: str | None, force: bool, out: Path | None) -> dict[str, Any]:
-    """Measures, prints, and saves the figures if `out` is given. Raises BenchError."""
+def run(
+    urls: Sequence[str], choice: Choice, key: str | None, force: bool, out: Path | None, chart: Path | None
+) -> dict[str, Any]:
+    """Measures, prints, and saves the figures and the chart where asked. Raises BenchError."""
     if unknown := [task for task in choice.tasks if task not in TASKS]:
         raise BenchError(f"There is no task {', '.join(unknown)}; choose from {', '.join(TASKS)}.")
     if any(context < 0 for context in choice.contexts):
@@ -125,6 +128,8 @@ def run(urls: Sequence[str], choice: Choice, key: str | None, force: bool, out: 
     show(figures)
     if out:
         report.save(out, figures)
+    if chart:
+        chart.write_text(draw(figures))
     return figures
 
 

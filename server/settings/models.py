@@ -136,6 +136,11 @@ class Model(Section):
         description="Defaults of temperature, top_p, top_k, min_p and repetition_penalty: auto uses those of the model's "
         "generation_config.json or GGUF file, none the API's.",
     )
+    packed_folder: Path | None = Field(
+        Path("~/.cache/outrider/packed"),
+        description="Folder of weights in the form that the CPU's library computes with, which later starts and other servers "
+        "map; null packs them at every start.",
+    )
     trust_remote_code: bool = Field(False, description="Run code from the model's folder; enable only for trusted models.")
 
     @property

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from outrider.verify.model.adapter import Adapter
 
 log = logging.getLogger("outrider.worker")
-# The weights in the form that the CPU's library computes with are in this folder of `speculation.cost_folder`.
-PACKED = "packed"
 # Earlier sessions of a principal are kept up to this many tokens.
 LEARNED_TOKENS = 1 << 15
 # A draft model, which runs beside the target, has one of this many cores.
@@ -170,7 +168,7 @@ def load_target(settings: Settings) -> ModelRunner:
 def shared_options(settings: Settings, model: Model | DraftModel) -> LoadOptions:
     """How the target or a draft model is loaded, as far as both have the same settings."""
     assert model.path is not None
-    target, folder = settings.model, cost_folder(settings)
+    target = settings.model
     return LoadOptions(
         path=model.path,
         revision=model.revision,
@@ -179,7 +177,7 @@ def shared_options(settings: Settings, model: Model | DraftModel) -> LoadOptions
         context_tokens=target.context_tokens,
         trust_remote_code=model.trust_remote_code,
         backend=target.backend if model is target else "torch" if target.backend == "torch" else "outrider",
-        packed_folder=folder and folder / PACKED,
+        packed_folder=target.packed_folder,
         quantization=Quantization(model.quantize),
     )
 
