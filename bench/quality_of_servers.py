@@ -15,7 +15,7 @@ TIMEOUT_SECONDS = 600.0
 
 
 class Place(NamedTuple):
-    """Where a text ends, and what its likeliest next tokens should have."""
+    """The end of a text, and the log-probabilities that its likeliest next tokens should have."""
 
     prompt: list[int]
     logs: Mapping[str, float]  # log-probabilities by the texts of tokens

@@ -84,7 +84,7 @@ class CostBenefit:
         return tokens * (self.token_seconds or 0.0) >= (self.seconds or 0.0)
 
     def is_worth_or_probe(self, tokens: float) -> bool:
-        """As `is_worth`, but also true when a probe is due. Call once per step."""
+        """`is_worth`, or whether a probe is due. Call once per step."""
         probe = self._probe.tick()
         return self.is_worth(tokens) or probe
 

@@ -112,7 +112,7 @@ def keyed(config: GenerationConfig, seed: int | None) -> Keyed:
 
 
 def chooser(processor: LogitsProcessorList, sampling: Keyed | None, prompt_tokens: int) -> Choose:
-    """What gets a text, int64 [1, T], and the model's logits after it, [V], and returns the target's next token."""
+    """A function of a text, int64 [1, T], and the model's logits after it, [V], that returns the target's next token."""
 
     def choose(text: torch.Tensor, logits: torch.Tensor) -> int:
         scores = processor(text.to(logits.device), logits[None].float())[0]

@@ -57,7 +57,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Update:
-    """What an update changed, and the store after it."""
+    """The changes by an update, and the store after it."""
 
     changed: int  # files added or edited
     deleted: int

@@ -42,7 +42,7 @@ FULL_BUDGET_GAIN = 1.5
 
 @dataclass(frozen=True)
 class Draft:
-    """What a stream proposes for one step."""
+    """A stream's proposal for one step."""
 
     tree: DraftTree
     depth: int = UNLIMITED  # depth of the deepest node that the step may verify

@@ -68,7 +68,7 @@ def why_skipped(name: str) -> str | None:
 
 
 def make_setup(config: Path | None, flags: Sequence[str], choice: Choice, folder: Path) -> Setup:
-    """What the contenders share. Raises SettingsError."""
+    """Makes the setup that the contenders share. Raises SettingsError."""
     given = load_settings(config, parse_flags(flags))
     threads = given.model.threads or os.cpu_count() or 1
     common = [*([] if config is None else ["--config", str(config)]), *flags]
@@ -104,7 +104,7 @@ def read_parts(out: Path | None) -> list[dict[str, Any]]:
 
 
 def describe(setup: Setup, skipped: Mapping[str, str], parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is measured, with the parts so far."""
+    """Describes the measurement, with the parts so far."""
     model = setup.settings.model
     return {
         "model": model.served_name,

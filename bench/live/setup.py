@@ -1,4 +1,4 @@
-"""What all contenders share: the model in the formats that they read, threads, and what Outrider is told."""
+"""The setup of all contenders: the model in the formats that they read, threads, and Outrider's settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is measured."""
+    """The choice of measurements."""
 
     prompts: Path
     questions: int  # per task

@@ -88,7 +88,7 @@ class Device(TorchDispatchMode):
 
     @contextmanager
     def capture(self, device: torch.device) -> Iterator[Any]:
-        """As `outrider.verify.model.gpu.staged_graph.Capture`: notes what CUDA would refuse to capture."""
+        """See `outrider.verify.model.gpu.staged_graph.Capture`; notes operations that CUDA would refuse to capture."""
         self._is_capturing = True
         try:
             yield lambda: None

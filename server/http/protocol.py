@@ -47,7 +47,7 @@ TOO_LARGE = (
 
 
 class Connections:
-    """What the connections of a server share: their bounds, and the order in which they became idle."""
+    """State that a server's connections share: their bounds, and the order in which they became idle."""
 
     def __init__(self, settings: Server, metrics: Metrics) -> None:
         self.settings = settings

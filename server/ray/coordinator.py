@@ -24,7 +24,7 @@ SAMPLE = re.compile(rb"^(\w+)(?:\{|(?= ))", re.MULTILINE)
 
 @dataclass
 class Member:
-    """What the coordinator knows of one process."""
+    """The last report of one process."""
 
     reported_at: float  # the clock's time at the report
     page: bytes = b""

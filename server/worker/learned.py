@@ -1,4 +1,4 @@
-"""What principals' earlier sessions have said, from which their later ones draft.
+"""The texts of principals' earlier sessions, from which their later ones draft.
 
 Each principal's texts have an index of bounded size, which no other principal's drafts read. Drafts change no answer, so
 neither does what was learned.

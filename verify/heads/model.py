@@ -99,7 +99,7 @@ class HeadModel:
 
     @torch.inference_mode()
     def forward(self, cache: HeadCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
-        """As `ModelRunner.forward`. Rows without known ones are committed tokens, which read the target's states.
+        """See `ModelRunner.forward`. Without known rows, rows are committed tokens, which read the target's states.
 
         Other rows read the head's own state of the row above them.
         """

@@ -59,7 +59,7 @@ class EncodedArray(Protocol):
 
 
 class PictureReader:
-    """What a model that reads pictures needs to know of them."""
+    """Properties of a model that reads pictures."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         config: Any = model.config

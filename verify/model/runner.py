@@ -74,7 +74,7 @@ class ModelRunner(ABC):
     @property
     @abstractmethod
     def backends(self) -> str:
-        """What measurements depend on beside the machine and the model."""
+        """Names the kernels on which measurements depend, beside the machine and the model."""
 
     @property
     @abstractmethod

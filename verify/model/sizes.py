@@ -1,4 +1,4 @@
-"""What a model's configuration says of its texts' length and end and of its cache, and the weights that a step reads."""
+"""Reads a model's context length, ends of text and cache layout, and the weights that a step reads."""
 
 from __future__ import annotations
 

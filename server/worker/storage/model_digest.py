@@ -1,4 +1,4 @@
-"""Which model a folder of saved sessions belongs to."""
+"""A digest of the model to which a folder of saved sessions belongs."""
 
 from __future__ import annotations
 

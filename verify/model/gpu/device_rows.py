@@ -48,7 +48,7 @@ class DeviceRows:
     """
 
     def __init__(self, device: torch.device, max_rows: int, max_pages: int, work: TextWork) -> None:
-        """For up to `max_rows` rows of streams with `max_pages` pages each."""
+        """Allocates for up to `max_rows` rows of streams with `max_pages` pages each."""
         self.max_rows, self.work = max_rows, work
         self._device = device
         in_tables = work.most(max_rows) + max_rows * (max_pages + MAX_NODES + 1)

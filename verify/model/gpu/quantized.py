@@ -119,7 +119,7 @@ class BlockLinear(PackedLayer):
         self.nbytes = sum(each.nbytes for each in (blocks.values, *parts))
 
     def apart(self) -> BlockLinear:
-        """As `outrider.verify.model.gpu.triton_products.KernelLinear.apart`."""
+        """See `outrider.verify.model.gpu.triton_products.KernelLinear.apart`."""
         found = copy(self)
         found.constants = (*self.constants[:-1], torch.zeros_like(self.constants[-1]))
         return found

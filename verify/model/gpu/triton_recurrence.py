@@ -37,7 +37,7 @@ def scan(
     streams: torch.Tensor,
     layer: int,
 ) -> torch.Tensor:
-    """What rows read of their streams' states, [H, N, value_dim]; zero without a stream. Keeps keys, writes and decays."""
+    """Reads the streams' states for their rows, [H, N, value_dim]; zero without a stream. Keeps keys, writes and decays."""
     queries, keys, values = (each if each.stride(2) == 1 else each.contiguous() for each in (queries, keys, values))
     heads, count, value_dim = values.shape
     out = torch.zeros(count, heads, value_dim, device=values.device)
