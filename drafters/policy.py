@@ -14,7 +14,7 @@ from outrider.drafters.state import State, array, join, loaded_means, means, num
 
 # An EMA gives its earlier mean this weight.
 DECAY = 0.9
-# Few tokens are accepted per step, so their mean needs more steps than that of a duration.
+# Few tokens are accepted per step, so their mean needs more steps than the mean of a duration.
 TRUST_DECAY = 0.95
 PROBE_INTERVAL = 16
 CALIBRATION_BINS = 10

@@ -124,7 +124,7 @@ def chooser(processor: LogitsProcessorList, sampling: Keyed | None, prompt_token
 
 
 class Target:
-    """The model and its cache, which holds the text but for its last token."""
+    """The model and its cache, which holds the text without its last token."""
 
     def __init__(self, model: PreTrainedModel, cache: Cache, cuts_logits: bool) -> None:
         self.cache = cache

@@ -62,7 +62,7 @@ class ExpertCost:
     """Seconds of the experts that a step touches beyond those of one row."""
 
     def __init__(self, count: int, used: int, seconds: float, left: Sequence[float] | None = None) -> None:
-        """`seconds` are those of one expert more in every mixture, each of which has `count` experts, `used` by a row.
+        """`seconds` is the time of one more expert in every mixture, each of which has `count` experts, `used` by a row.
 
         `left` are the shares of the untouched experts that a row of each kind leaves; None = as random tokens.
         """

@@ -16,7 +16,7 @@ PLAIN = {OUTRIDER: "none"}
 
 
 def record(found: Mapping[Contender, Sequence[Answer]], prompt_tokens: Sequence[int]) -> list[Row]:
-    """A row per contender: what was measured of each answer, in their order. `prompt_tokens` are those of the questions."""
+    """A row per contender: the measurements of each answer, in order. `prompt_tokens` belong to the questions."""
     rows = []
     for contender, answers in found.items():
         plain = found.get(contender._replace(method=PLAIN.get(contender.peer, "plain")), [])

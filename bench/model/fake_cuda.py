@@ -49,7 +49,7 @@ DESCRIBING = {torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.ne
 
 @cache
 def install_guard() -> None:
-    """Compiles and loads guard.cpp, once for each process, which takes 3 seconds."""
+    """Compiles and loads guard.cpp (3 s, once per process)."""
     library = Path(tempfile.mkdtemp()) / "guard.so"
     source, of_torch = Path(__file__).with_name("guard.cpp"), Path(torch.__file__).parent / "lib"
     headers = [f"-I{each}" for each in include_paths()]

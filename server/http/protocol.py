@@ -297,7 +297,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def end_with_connection(cycle: RequestResponseCycle) -> None:
-    """Lets the connection's end be that of a response without a length: HTTP/1.0 has no chunks (RFC 9112, section 6.1)."""
+    """Ends a response without a length by closing the connection: HTTP/1.0 has no chunks (RFC 9112, section 6.1)."""
     send, is_framed = cycle.send, True
 
     async def send_plain(message: Any) -> None:

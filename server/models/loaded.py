@@ -198,7 +198,7 @@ def reader_of(entry: Entry, shared: Shared) -> FastAPI:
 
 
 def settings_of(entry: Entry, sessions: Path | None) -> Settings:
-    """The settings of one model. Its sessions and corpora have a folder of their own in that of all `sessions`."""
+    """The settings of one model. Its sessions and corpora have a folder of their own within `sessions`."""
     model = entry.settings.model.model_copy(update={"name": entry.name})
     own = entry.settings.sessions.model_copy(update={"folder": sessions and sessions / entry.name})
     return entry.settings.model_copy(update={"model": model, "sessions": own})

@@ -41,7 +41,7 @@ class HeadModel:
     On a GPU, its caches are in pages, and few rows are computed by captured graphs, as its target's are.
     """
 
-    pages: int | None = None  # as in `ModelRunner`
+    pages: int | None = None  # see `ModelRunner`
 
     def __init__(self, head: Head, target: Target, pack: bool = True) -> None:
         """Makes the target, which has not started, keep the hidden states that the head reads. `pack` as in LoadOptions."""

@@ -69,7 +69,7 @@ class Normal:
 
 
 def standalone(schema: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """A schema, with those of the definitions that it refers to."""
+    """A schema with the definitions that it refers to."""
     found = as_object(schema)
     used = reachable(found, definitions)
     return {**found, "$defs": {name: definitions[name] for name in used}} if used else found

@@ -322,7 +322,7 @@ FORMATS: Mapping[str, ToolFormat] = {format.name: format for format in TABLE}
 
 
 def detect_format(template: str) -> ToolFormat | None:
-    """The format whose markers a chat template contains; None if it has those of none."""
+    """The format whose markers a chat template contains; None if it contains no format's."""
     for format in TABLE:
         if any(all(text in template for text in texts) for texts in format.markers):
             return format

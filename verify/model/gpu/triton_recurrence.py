@@ -33,7 +33,7 @@ def scan(
     values: torch.Tensor,  # float32 [H, N, value_dim]
     decays: torch.Tensor,  # float32 [H, N]
     beta: torch.Tensor | None,  # float32 [H, N]
-    rows: torch.Tensor,  # as in `DeviceStates`
+    rows: torch.Tensor,  # see `DeviceStates`
     streams: torch.Tensor,
     layer: int,
 ) -> torch.Tensor:
@@ -75,7 +75,7 @@ def convolve(
     inputs: torch.Tensor,  # [N, channels]
     taps: torch.Tensor,  # float32 [window + 1, channels]; the weights
     bias: torch.Tensor | None,  # [channels]
-    rows: torch.Tensor,  # as in `DeviceStates`
+    rows: torch.Tensor,  # see `DeviceStates`
     streams: torch.Tensor,
     layer: int,
 ) -> torch.Tensor:

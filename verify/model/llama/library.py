@@ -160,7 +160,7 @@ class LlamaContext:
         return np.ctypeslib.as_array(found, (int(outputs.sum()), self._model.vocabulary))
 
     def copy(self, source: int, to: int, start: int, end: int) -> None:
-        """Makes the positions of a sequence from `start` to `end` those of another one, too."""
+        """Shares the positions from `start` to `end` of a sequence with another one."""
         with self._lock:
             self._api.llama_memory_seq_cp(self._memory, source, to, start, end)
 
