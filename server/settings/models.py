@@ -124,18 +124,13 @@ class DraftModel(Section):
         description="Draft model, in the forms of model.path, or a draft head; mtp is the multi-token prediction layer of the "
         "target's own checkpoint. null uses none.",
     )
-    revision: str = Field(
-        DEFAULT_REVISION, min_length=1, description="Branch, tag or commit of a Hugging Face id; a commit pins the model."
-    )
+    revision: str = Field(DEFAULT_REVISION, min_length=1, description="See model.revision.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto",
-        description="Data type of the weights; auto uses the checkpoint's. A head has the target's.",
+        "auto", description="See model.dtype; a head has the target's."
     )
-    quantize: Quantize = Field("none", description="Format of the draft model's weights; a head is not quantised.")
+    quantize: Quantize = Field("none", description="See model.quantize; a head is not quantised.")
     device: str = Field(
-        "auto",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="Device of the draft model: auto, cpu, cuda or cuda:N, for example a second GPU.",
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N, for example a second GPU."
     )
     threads: int = Field(1, ge=1, description="CPU threads of the draft model.")
-    trust_remote_code: bool = Field(False, description="Run code from the model's folder; enable only for trusted models.")
+    trust_remote_code: bool = Field(False, description="See model.trust_remote_code.")
