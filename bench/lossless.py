@@ -35,7 +35,7 @@ class Divergence:
     position: int  # in the answer
     plain: int  # token id; -1 after the end of the answer
     drafted: int  # the same
-    margin: float  # score of the plain token minus that of the drafted one: logits, with Gumbel noise if sampled
+    margin: float  # the plain token's score minus the drafted one's: logits, with Gumbel noise if sampled
 
 
 def run(settings: Settings, plan: Plan) -> list[Divergence]:
@@ -86,7 +86,7 @@ def token_at(tokens: Sequence[int], position: int) -> int:
 def tie_margin(
     runtime: Runtime, prompt: Ints, plain: Sequence[int], drafted: Sequence[int], position: int, params: SamplingParams
 ) -> float:
-    """Score of plain decoding's token minus that of the drafted one, from one forward; NaN if an answer has ended."""
+    """The plain token's score minus the drafted one's, from one forward; NaN if an answer has ended."""
     tokens = (token_at(plain, position), token_at(drafted, position))
     if min(tokens) < 0:
         return float("nan")

@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """What a model says about a text."""
+    """A model's scores of a text."""
 
     nats: torch.Tensor  # float64 [T], of each token after the first of its window
     choices: torch.Tensor  # int64 [T], the most probable tokens
@@ -73,7 +73,7 @@ def run(settings: Settings, text: Path, window: int, tokens: int, out: Path | No
 
 
 def places(windows: Sequence[Sequence[int]], reference: Scores, settings: Settings) -> Iterator[Place]:
-    """Where servers are asked for log-probabilities: after parts of each window."""
+    """The places at which servers are asked for log-probabilities: after parts of each window."""
     model, before = settings.model, 0
     tokenizer = load_tokenizer(model.path, model.trust_remote_code, model.revision)
     for window in windows:

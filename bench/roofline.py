@@ -62,7 +62,7 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is not counted. docs/roofline.md names the source of each."""
+    """Assumptions about everything that is not counted. docs/roofline.md names the source of each."""
 
     readable: float = 0.90  # of the data sheet's bandwidth: what a sum over a large tensor reads
     kernel: float = 0.86  # of the readable bandwidth: what one kernel reads

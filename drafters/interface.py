@@ -305,7 +305,7 @@ class Drafter(Protocol):
         """Ends the request, finished or cancelled."""
 
     def state(self) -> State:
-        """What the drafter has learned, by which a new one goes on as this one would. The arrays may be its own: copy them."""
+        """The drafter's learned state, from which a new one continues like this one. Copy the arrays: they may be its own."""
 
     def load(self, saved: State, text: Sequence) -> None:
         """Restores a state, once, in a new drafter of a session with this text. Raises StateError if it does not fit."""

@@ -14,7 +14,7 @@ from outrider.drafters.state import State, array, join, loaded_means, means, num
 
 # An EMA gives its earlier mean this weight.
 DECAY = 0.9
-# Few tokens are accepted per step, so their mean needs more steps than that of a duration.
+# Few tokens are accepted per step, so their mean needs more steps than the mean of a duration.
 TRUST_DECAY = 0.95
 PROBE_INTERVAL = 16
 CALIBRATION_BINS = 10
@@ -84,7 +84,7 @@ class CostBenefit:
         return tokens * (self.token_seconds or 0.0) >= (self.seconds or 0.0)
 
     def is_worth_or_probe(self, tokens: float) -> bool:
-        """As `is_worth`, but also true when a probe is due. Call once per step."""
+        """`is_worth`, or whether a probe is due. Call once per step."""
         probe = self._probe.tick()
         return self.is_worth(tokens) or probe
 

@@ -44,7 +44,7 @@ class PromptLookupDrafter(Stateless):
 
 
 def last_match(text: Ints) -> tuple[int, int]:
-    """Where the text's longest repeated ending of at most LONGEST tokens last occurred before its end: (end, length)."""
+    """Finds the last earlier occurrence of the text's longest repeated ending of at most LONGEST tokens: (end, length)."""
     found = np.empty(0, np.int64)  # ends of the earlier occurrences of the last `length` tokens
     for length in range(1, min(LONGEST + 1, len(text))):
         ends = np.arange(length, len(text)) if length == 1 else found[found >= length]

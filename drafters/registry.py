@@ -120,7 +120,7 @@ def clone(drafter: Drafter, text: Sequence, cloned: Sequence) -> Drafter:
 
 
 def arrays_of(drafter: Drafter) -> dict[str, NDArray[Any]]:
-    """What is saved of a drafter: its state, and the layout of all states."""
+    """The arrays to save: the drafter's state and the layout version."""
     return {"layout": np.array([LAYOUT]), **drafter.state()}
 
 

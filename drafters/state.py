@@ -1,4 +1,4 @@
-"""What drafters have learned, as arrays by name: it is saved with a session, and loaded into a new drafter.
+"""Drafters' learned state, as arrays by name: saved with a session, and loaded into a new drafter.
 
 Each class that learns says what its state is: `state` returns the arrays, `load` restores them in a new object. A class with
 parts that learn joins their states under their names. Buffers, tables that sessions share, and draft models are no state.

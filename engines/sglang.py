@@ -130,7 +130,7 @@ def register() -> None:
 
 
 def set_defaults(arguments: Any) -> None:
-    """What SGLang sets for its own n-gram drafts. Raises ValueError for what this algorithm does not have."""
+    """Sets SGLang's defaults for its own n-gram drafts. Raises ValueError for arguments that this algorithm does not have."""
     if arguments.speculative_ngram_external_corpus_path is not None:
         raise ValueError(NO_CORPORA)
     arguments.speculative_num_draft_tokens = arguments.speculative_num_draft_tokens or NODES

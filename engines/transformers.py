@@ -112,7 +112,7 @@ def keyed(config: GenerationConfig, seed: int | None) -> Keyed:
 
 
 def chooser(processor: LogitsProcessorList, sampling: Keyed | None, prompt_tokens: int) -> Choose:
-    """What gets a text, int64 [1, T], and the model's logits after it, [V], and returns the target's next token."""
+    """A function of a text, int64 [1, T], and the model's logits after it, [V], that returns the target's next token."""
 
     def choose(text: torch.Tensor, logits: torch.Tensor) -> int:
         scores = processor(text.to(logits.device), logits[None].float())[0]
@@ -124,7 +124,7 @@ def chooser(processor: LogitsProcessorList, sampling: Keyed | None, prompt_token
 
 
 class Target:
-    """The model and its cache, which holds the text but for its last token."""
+    """The model and its cache, which holds the text without its last token."""
 
     def __init__(self, model: PreTrainedModel, cache: Cache, cuts_logits: bool) -> None:
         self.cache = cache

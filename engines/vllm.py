@@ -77,7 +77,7 @@ class Proposer:
         return Session(self.drafter, self._resources) if found is None else before.pop(found)
 
     def _end(self, session: Session) -> None:
-        """Forgets a request, but for what it said."""
+        """Forgets a request, except for its text."""
         if self._learned is not None:
             self._learned.add(self._ended, session.tokens)
         self._ended += 1

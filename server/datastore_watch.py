@@ -57,7 +57,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Update:
-    """What an update changed, and the store after it."""
+    """The changes by an update, and the store after it."""
 
     changed: int  # files added or edited
     deleted: int
@@ -92,7 +92,7 @@ class WatchedStore:
         self._lock.close()
 
     def update(self, files: Mapping[str, Stamp]) -> Update:
-        """Makes the store's content that of `files`. Writes nothing if the indexed text is the same. Raises DatastoreError."""
+        """Makes the store hold the text of `files`. Writes nothing if the text is the same. Raises DatastoreError."""
         started = time.perf_counter()
         old = {document.path: document for document in self._documents}
         kept = {path: old[path] for path, stamp in files.items() if path in old and old[path].stamp == stamp}

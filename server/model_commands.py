@@ -107,7 +107,7 @@ def remove(name: Annotated[str, typer.Argument(help="Hugging Face id, as `outrid
 
 
 def cache() -> HFCacheInfo:
-    """What the hub's cache holds."""
+    """The models in the hub's cache."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.constants import HF_HUB_CACHE
 

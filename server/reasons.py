@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def reason(error: BaseException, *private: Path | str) -> str:
-    """What an error says, without the file of an OSError, and without the paths `private`, longest first."""
+    """An error's message, without the file of an OSError, and without the paths `private`, longest first."""
     text = error.strerror or type(error).__name__ if isinstance(error, OSError) else str(error)
     for path in private:
         text = text.replace(str(path), "its file")

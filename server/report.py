@@ -1,4 +1,4 @@
-"""What a report of a fault needs to say about this machine and this server, in one paste. It has no secrets."""
+"""The facts about this machine and server that a report of a fault needs, in one paste without secrets."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def exceeds(bound: int, held: Mapping[str, int], principal: str, amount: int) ->
 
 
 class Ledger:
-    """What each principal holds. Any thread may call it."""
+    """The amount that each principal holds. Any thread may call it."""
 
     def __init__(self, bound: int) -> None:
         """`bound`: of all principals together, in any unit. Callers refuse what is larger than it alone."""

@@ -1,4 +1,4 @@
-"""What only some operating systems have: locks of files between processes, and limits of a process."""
+"""Features of some operating systems only: locks of files between processes, and limits of a process."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def is_stopped(process: int) -> bool:
 
 
 def fields_of(process: int) -> list[str]:
-    """What the system says about a process, from its state on; empty if it says nothing."""
+    """The fields of /proc/PID/stat from the state on; empty without them."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -42,7 +42,7 @@ FULL_BUDGET_GAIN = 1.5
 
 @dataclass(frozen=True)
 class Draft:
-    """What a stream proposes for one step."""
+    """A stream's proposal for one step."""
 
     tree: DraftTree
     depth: int = UNLIMITED  # depth of the deepest node that the step may verify
@@ -146,7 +146,7 @@ class Budget:
 
 
 def divide_nodes(drafts: Sequence[Draft], budgets: Sequence[Budget], most: int | None = None) -> list[Choice]:
-    """Chooses the nodes that one round verifies of each stream's draft: those with which it emits the most tokens per second.
+    """Chooses the nodes of each stream's draft with which one round emits the most tokens per second.
 
     `most` bounds their number where the round also reads a prompt. Has no side effects.
     """

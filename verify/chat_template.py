@@ -76,7 +76,7 @@ def leave_open(message: dict[str, Any]) -> str:
 
 
 def cut(rendered: str, end: str) -> str:
-    """What was rendered up to the mark of the last message's end. Raises ValueError if there is none."""
+    """The rendered text up to the mark of the last message's end. Raises ValueError if there is none."""
     place = rendered.rfind(OPEN_END.strip())
     if place < 0 or end.strip() not in rendered:
         raise ValueError("The template leaves out the end of the last message, which should be continued.")
@@ -100,7 +100,7 @@ def to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separato
 
 
 def refuse(message: str) -> None:
-    """What templates call to refuse a conversation."""
+    """Refuses a conversation; templates call it."""
     raise TemplateError(message)
 
 

@@ -1,4 +1,4 @@
-"""Where a model's files are, and which packages their format needs. Knows nothing about torch."""
+"""Finds a model's files, and the packages that their format needs. Knows nothing about torch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ READERS = frozenset(
 
 @dataclass(frozen=True)
 class Location:
-    """What transformers loads from: a folder or a hub id, and in it, for some models, a GGUF file."""
+    """The folder or hub id that transformers loads from, and in it, for some models, a GGUF file."""
 
     source: str
     gguf: str | None = None

@@ -40,7 +40,7 @@ EVALUATED_ROUNDS = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """What a round computes, and the prediction on which this rests."""
+    """The nodes and prompt tokens that a round computes, and the prediction behind them."""
 
     choices: Sequence[Choice]  # the nodes of each draft
     chunk_tokens: int = 0  # tokens of waiting prompts
@@ -60,7 +60,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Times:
-    """What a round took that no other round overlapped, in seconds."""
+    """The seconds of a round that no other round overlapped."""
 
     host: float  # drafting and accepting, without waiting for the device
     device: float  # from the forward's start to the first stream's verdict; 0 if the round had no steps

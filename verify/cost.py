@@ -33,7 +33,7 @@ CONTEXT_TOKENS = 64
 
 
 class Costs(NamedTuple):
-    """What a step costs after some number of tokens."""
+    """The cost of a step after some number of tokens."""
 
     seconds: NDArray[np.float64]  # by draft nodes, float64 [nodes]
     least_probability: float  # below which no node pays: what the cheapest further node costs, over a step without any
@@ -97,7 +97,7 @@ class CostCurve:
         return self._around(context).least_probability
 
     def _around(self, context: int) -> Costs:
-        """What a step costs after about `context` tokens."""
+        """The cost of a step after about `context` tokens."""
         place = context // CONTEXT_TOKENS
         if place not in self._costs:
             weights = neighbours(self.contexts, place * CONTEXT_TOKENS)
@@ -168,7 +168,7 @@ class CostCurve:
             limit(changed, value, out=changed)
 
     def state(self) -> dict[str, Any]:
-        """What `parse` reads, for JSON."""
+        """The state that `parse` reads, for JSON."""
         return {
             "nodes": self.nodes,
             "contexts": self.contexts,

@@ -1,4 +1,4 @@
-"""What a mixture's experts add to the cost of a step: nodes cost by the experts that they touch, not by their number.
+"""The cost of experts in a step: nodes cost by the experts that they touch, not by their number.
 
 A step reads each expert once that any of its rows uses. Of the experts that the rows before it have not touched, a row leaves a
 share: 1 - used / count if it chooses like a random token, more if it chooses like those rows. How much more depends on what the
@@ -27,7 +27,7 @@ LEAST_LEFT = 0.03
 
 
 class Kind(IntEnum):
-    """What a row of a step is, beside the first root."""
+    """The kind of a step's row, except for the first root."""
 
     NEXT = 0  # its parent's likeliest child
     SIBLING = 1
@@ -40,7 +40,7 @@ NO_ROWS: Kinds = np.empty(0, np.int64)
 
 
 class Touched(NamedTuple):
-    """What a forward of steps has touched."""
+    """The experts that a forward of steps has touched."""
 
     kinds: Kinds  # of its rows, without the first root
     experts: float  # mean over the mixtures of the model
@@ -62,7 +62,7 @@ class ExpertCost:
     """Seconds of the experts that a step touches beyond those of one row."""
 
     def __init__(self, count: int, used: int, seconds: float, left: Sequence[float] | None = None) -> None:
-        """`seconds` are those of one expert more in every mixture, each of which has `count` experts, `used` by a row.
+        """`seconds` is the time of one more expert in every mixture, each of which has `count` experts, `used` by a row.
 
         `left` are the shares of the untouched experts that a row of each kind leaves; None = as random tokens.
         """
@@ -98,7 +98,7 @@ class ExpertCost:
 
 
 def parse_expert_cost(saved: dict[str, Any]) -> ExpertCost:
-    """What `state` returned. Raises ValueError, KeyError or TypeError."""
+    """Parses the result of `state`. Raises ValueError, KeyError or TypeError."""
     count, used, seconds = int(saved["count"]), int(saved["used"]), float(saved["seconds"])
     left = [float(each) for each in saved["left"]]
     if not (0 < used < count and 0 <= seconds < math.inf and len(left) == len(Kind) and all(0 < each <= 1 for each in left)):

@@ -86,7 +86,7 @@ class FastTokenizer:
 
     @property
     def eos_token(self) -> str | None:
-        """That token's text."""
+        """The text of the token that ends a text."""
         return self.special_tokens_map.get("eos_token")
 
     @property

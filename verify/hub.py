@@ -15,7 +15,7 @@ CONFIG = "config.json"
 
 
 def hub_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """What reading a file or downloading it raises, and `others`, for an `except` clause. Imports nothing."""
+    """The exceptions of reading or downloading a file, and `others`, for an `except` clause. Imports nothing."""
     modules = [module for name in MODULES if (module := sys.modules.get(name)) is not None]
     found = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
     return (OSError, ValueError, *others, *(each for each in found if issubclass(each, Exception) and each is not Exception))

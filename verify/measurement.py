@@ -200,7 +200,7 @@ def estimate(runner: ModelRunner) -> CostCurve:
 
 
 def cost_file(runner: ModelRunner, folder: Path | None) -> Path | None:
-    """Where the model's curve on this machine is saved."""
+    """The file of the model's curve on this machine."""
     return folder and folder / f"{machine_key(runner)}.json"
 
 

@@ -187,7 +187,7 @@ class Round:
             self._outcomes[stream] = outcome
 
     def _each(self, streams: Iterable[Stream], phase: Callable[[Stream], T]) -> dict[Stream, T]:
-        """What a phase returns for each stream, without those that have failed in it."""
+        """The results of a phase by stream, without the streams that failed in it."""
         found = {stream: self._attempt(stream, partial(phase, stream)) for stream in streams}
         return {stream: result for stream, result in found.items() if result is not None}
 

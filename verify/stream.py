@@ -60,7 +60,7 @@ class DecodeOptions:
 
 @dataclass(frozen=True)
 class Part:
-    """What one forward computes of a stream: a chunk of its prompt, or as a `StepPart`, a step."""
+    """A stream's part of one forward: a chunk of its prompt, or a step (`StepPart`)."""
 
     segment: Segment
 

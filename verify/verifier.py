@@ -279,7 +279,7 @@ class Verifier:
 
     @property
     def _shift(self) -> int:
-        """As in `Segment`, of the next rows."""
+        """`Segment.shift` of the next rows."""
         return sum(len(each.tokens) - each.advance for each in self._pictures if each.end <= self.cache.length)
 
     def _as_model_reads(self, prompt: Ints) -> Ints:

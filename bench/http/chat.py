@@ -15,7 +15,7 @@ from bench.plan import BenchError
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server, or another program, answered."""
+    """The answer of a server, or of another program."""
 
     tokens: int
     seconds: float  # prompt included
@@ -72,7 +72,7 @@ def read(arrived: list[tuple[float, bytes]]) -> Answer:
 
 
 def text_of(delta: Mapping[str, Any]) -> str:
-    """What a chunk adds to an answer, reasoning and calls of tools included."""
+    """The text that a chunk adds to an answer, reasoning and calls of tools included."""
     calls = [call.get("function") or {} for call in delta.get("tool_calls") or ()]
     called = "".join(f"{call.get('name') or ''}{call.get('arguments') or ''}" for call in calls)
     return f"{delta.get('reasoning_content') or ''}{delta.get('content') or ''}{called}"

@@ -1,4 +1,4 @@
-"""What a step of a GPU reads, writes and launches, by part."""
+"""Counts the reads, writes and launches of a step on a GPU, by part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PARTS = ("linear", "attention", "elementwise", "sampling")
 
 @dataclass
 class Counts:
-    """What one step reads, writes and launches."""
+    """The bytes and launches of one step."""
 
     bytes: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     launches: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PARTS, 0))
@@ -19,7 +19,7 @@ class Counts:
 
     @property
     def needed_bytes(self) -> float:
-        """What any engine reads."""
+        """The bytes that any engine reads."""
         return self.weight_bytes + self.text_bytes
 
     def add(self, part: str, nbytes: float, launches: int) -> None:

@@ -49,7 +49,7 @@ DESCRIBING = {torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.ne
 
 @cache
 def install_guard() -> None:
-    """Compiles and loads guard.cpp, once for each process, which takes 3 seconds."""
+    """Compiles and loads guard.cpp (3 s, once per process)."""
     library = Path(tempfile.mkdtemp()) / "guard.so"
     source, of_torch = Path(__file__).with_name("guard.cpp"), Path(torch.__file__).parent / "lib"
     headers = [f"-I{each}" for each in include_paths()]
@@ -88,7 +88,7 @@ class Device(TorchDispatchMode):
 
     @contextmanager
     def capture(self, device: torch.device) -> Iterator[Any]:
-        """As `outrider.verify.model.gpu.staged_graph.Capture`: notes what CUDA would refuse to capture."""
+        """See `outrider.verify.model.gpu.staged_graph.Capture`; notes operations that CUDA would refuse to capture."""
         self._is_capturing = True
         try:
             yield lambda: None

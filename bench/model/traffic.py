@@ -108,7 +108,7 @@ class Recorder(Device):
             self.counts.add("attention", sum(sizes) + sum(writes), KERNELS[name])
 
     def _product(self, name: str, inputs: list[torch.Tensor], out: torch.Tensor) -> None:
-        """Of experts' weights, a share is read. Products without weights are in the rotary embedding, and tiny."""
+        """Counts only a share of experts' weights. Products without weights are in the rotary embedding, and tiny."""
         stored = [each for each, storage in zip(inputs, storages(inputs), strict=True) if storage in self._weights]
         if not stored:
             self.counts.add("linear", out.nbytes + sum(each.nbytes for each in inputs), 1)
@@ -133,7 +133,7 @@ class Recorder(Device):
 
 
 def storages(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """What tells the tensors' memory apart."""
+    """Keys that tell the tensors' memory apart."""
     return [each.untyped_storage()._cdata for each in tensors]
 
 

@@ -1,4 +1,4 @@
-"""What the servers are asked: chats, code, edits of a file, questions about files, and turns of an agent.
+"""Prompts for the servers: chats, code, edits of a file, questions about files, and turns of an agent.
 
 The files are those of the drafters' package, so everybody with the same version asks the same.
 """

@@ -82,7 +82,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Choice:
-    """What is asked."""
+    """The choice of prompts."""
 
     tasks: Sequence[str]
     contexts: Sequence[int]  # tokens of files before a question

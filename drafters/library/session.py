@@ -102,7 +102,7 @@ class Session:
         self._drafter.observe(Verdict(tree, tree.follow(emitted[:-1]), emitted, top_ids, top_probs))
 
     def read(self, text: ArrayLike) -> None:
-        """For programs that pass the whole text, token ids [T], at every step: observes what is new in it.
+        """Observes the new end of a text, token ids [T], for programs that pass all of it at every step.
 
         A text that does not continue the last one begins a request.
         """
@@ -125,7 +125,7 @@ class Session:
         self._running = False
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """What the session has learned and its text, by which a new one goes on; numpy's `savez` can write it."""
+        """The session's learned state and text, from which a new one continues; numpy's `savez` can write it."""
         learned = {f"drafter.{name}": value.copy() for name, value in arrays_of(self._drafter).items()}
         return {"text": self._sequence.tokens.copy(), **learned}
 

@@ -45,7 +45,7 @@ class ModelChain:
     """The chain of one session. `draft_during` starts drafting that ends in `observe` or `end`."""
 
     def __init__(self, model: LanguageModel, options: PearlOptions, choices: int = 1) -> None:
-        """With two `choices`, the tree of the chain also has the model's second choice next to each token."""
+        """Two `choices` add the model's second choice next to each token of the chain."""
         self._model = model
         self._options = options
         self._choices = choices

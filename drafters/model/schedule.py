@@ -32,7 +32,7 @@ MIN_GAIN = 0.02
 
 @dataclass(frozen=True)
 class ModelWork:
-    """What the draft model does in one step."""
+    """The draft model's work in one step."""
 
     before: bool = False  # it drafts before the verification
     during: bool = False  # it drafts during it
@@ -115,7 +115,7 @@ class Schedule:
 
     @property
     def net_of_before(self) -> float:
-        """What drafting before a verification is worth, in tokens."""
+        """The tokens gained by drafting before a verification."""
         seconds = self.token_seconds
         return max(0.0, self._before_gain - (self._before.seconds or 0.0) / seconds) if seconds else 0.0
 

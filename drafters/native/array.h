@@ -1,4 +1,4 @@
-// What crosses from Python: numpy's arrays. A structure of arrays is a NamedTuple there, field by field.
+// Arguments from Python: numpy's arrays. A structure of arrays is a NamedTuple there, field by field.
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// What Python calls: the address of each function, as module_function, and the size of each structure.
+// Exports to Python: the address of each function, as module_function, and the size of each structure.
 //
 // `library.py` knows the types of a function from its declaration in Python.
 #include "automaton.h"

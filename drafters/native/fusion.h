@@ -28,7 +28,7 @@ struct Tree {
 
   bool full() const { return size == budget; }
 
-  // What a path's probability must exceed.
+  // The bound that a path's probability must exceed.
   double worst() const { return full() ? nodes.path[rank[size - 1]] : least; }
 
   // Adds a child of `node` to the ranked nodes after `at`; of `budget` nodes, it replaces the least likely one.

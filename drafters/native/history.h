@@ -151,7 +151,7 @@ inline void follow_copy(const History& history, const Array<int64_t>& before, in
   after[SKIPPED] = skipped;
 }
 
-// What the trust in a copy depends on.
+// The properties of a copy that its trust depends on.
 struct Phase {
   int64_t phase, run, changes;  // the matched tokens or their class
 };

@@ -189,7 +189,7 @@ def merge(out: Path, folders: Sequence[Path]) -> None:
 
 
 def _start(out: Path, plan: str) -> Path:
-    """The folder to build in: that of an interrupted build with the same plan, or an empty one."""
+    """The folder to build in: an interrupted build's with the same plan, or an empty one."""
     partial = out.with_name(out.name + ".partial")
     old = out.with_name(out.name + ".old")
     if old.exists() and not out.exists():  # an earlier `publish` was interrupted between its two renames

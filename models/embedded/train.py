@@ -286,7 +286,7 @@ class Optimization:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Any]:
-        """What `load` restores."""
+        """The state that `load` restores."""
         return {"model": self._model.state_dict(), "optimizers": [each.state_dict() for each in self._optimizers]}
 
     def load(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""From the bodies of Anthropic's API to chats.
+"""Converts the bodies of Anthropic's API to chats.
 
 Promises that the same beginning of a conversation gives the same beginning of a chat, so that prefixes are reused.
 """

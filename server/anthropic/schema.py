@@ -324,7 +324,7 @@ class CountTokensBody(Body):
 
     @property
     def ignored(self) -> list[str]:
-        """What is left out of the prompt: tools that the client does not run, and what the model cannot read."""
+        """Names of content left out of the prompt: tools that the client does not run, and media that the model cannot read."""
         names = [f"tools.{tool.type}" for tool in self.tools or () if isinstance(tool, ServerTool)]
         blocks = (block for turn in self.messages for block in turn.blocks)
         inner = (each for block in blocks for each in (block.blocks if isinstance(block, ToolResultBlock) else [block]))

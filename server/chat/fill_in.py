@@ -70,7 +70,7 @@ class ContextFile(NamedTuple):
 
 @dataclass(frozen=True)
 class FillInText:
-    """What a client gives."""
+    """The text around the cursor, as a client sends it."""
 
     prefix: str | list[int]  # text or token ids
     suffix: str
@@ -111,7 +111,7 @@ class FillInParts:
 
     @property
     def context(self) -> list[int]:
-        """What precedes the current file; empty without files."""
+        """The tokens before the current file; empty without files."""
         return [*self.before_files, *chain.from_iterable(self.files), *self.after_files] if self.files else []
 
 

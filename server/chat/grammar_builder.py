@@ -1,4 +1,4 @@
-"""From jobs to grammars in llguidance's serialization, or in Lark. Runs in the validator process, which may die of it.
+"""Builds grammars from jobs, in llguidance's serialization or in Lark. Runs in the validator process, which may die of it.
 
 A schema is relaxed where no grammar can enforce it, and what is not enforced is named. A strict schema is refused then.
 """

@@ -1,4 +1,4 @@
-"""What a request asks its grammar to enforce. The front end sends jobs as JSON to the validator process, which builds them.
+"""The structure that a request asks its grammar to enforce. The front end sends jobs as JSON to the validator process.
 
 A schema that need not be strict may be left out of its job: because it is too large, or because it has ended the process.
 """
@@ -136,5 +136,5 @@ def decode(line: str) -> GrammarJob:
 
 
 def too_deep(levels: int) -> str:
-    """What is wrong with a structure of more than `levels` levels."""
+    """The error message for a structure of more than `levels` levels."""
     return f"it is nested deeper than {levels} levels; flatten it."

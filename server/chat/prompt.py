@@ -1,4 +1,4 @@
-"""From messages or text to token ids.
+"""Encodes messages or text as token ids.
 
 Promises that the text of a message, tool or template argument never becomes a special token, whatever it contains.
 """
@@ -100,7 +100,7 @@ class PromptEncoder:
 
     @property
     def response_template(self) -> Any:
-        """What the tokenizer says about the model's answers; None if it says nothing."""
+        """The tokenizer's `response_template`; None if it has none."""
         return getattr(self._tokenizer, "response_template", None)
 
     @cached_property
@@ -224,7 +224,7 @@ class PromptEncoder:
     def _encode_plain(
         self, field: str, context_tokens: int, tokenizer: AnyTokenizer, text: str, continues: bool = False
     ) -> list[int]:
-        """As `PlainText.encode`. Raises APIError if the text spells more markers than the context has tokens."""
+        """See `PlainText.encode`. Raises APIError if the text spells more markers than the context has tokens."""
         markers = self._plain.count_markers(text)
         if markers > context_tokens:
             raise ContextExceeded(markers, context_tokens, field)

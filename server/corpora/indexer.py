@@ -111,7 +111,7 @@ def read_listing(folder: Path) -> Listing | None:
 
 
 def write_listing(folder: Path, listing: Listing) -> None:
-    """Makes the listing that of the folder, in one step."""
+    """Replaces the folder's listing in one step."""
     partial = folder / f"{LISTING}.partial"
     partial.write_bytes(encode_listing(listing))
     os.replace(partial, folder / LISTING)

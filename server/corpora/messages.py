@@ -26,7 +26,7 @@ class Document(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Listing(msgspec.Struct, frozen=True, dict=True):
-    """What a corpus consists of."""
+    """The name, block and documents of a corpus."""
 
     name: str
     block: str  # file name
@@ -68,7 +68,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def listed_bytes(documents: Iterable[Document]) -> int:
-    """What documents take beside the block, also those whose text is empty."""
+    """The bytes that documents take beside the block, even with empty text."""
     return sum(DOCUMENT_BYTES + len(document.path.encode("utf-8", "surrogatepass")) for document in documents)
 
 

@@ -163,7 +163,7 @@ class Corpora(Shelves):
 
     @cached_property
     def _root(self) -> Path:
-        """The folder of this tokenizer's corpora: in that of the sessions, or a temporary one."""
+        """The folder of this tokenizer's corpora, within the sessions' folder or a temporary one."""
         if self._sessions_folder is not None:
             return self._home / short_digest(self._fingerprint())
         self._temporary = Path(tempfile.mkdtemp(prefix="outrider-corpora-"))

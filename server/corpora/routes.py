@@ -108,7 +108,7 @@ def new_reading_router(corpora: Shelves) -> APIRouter:
 
 
 def card(corpora: Shelves, http: Request, corpus: Listing) -> dict[str, Any]:
-    """What the routes say about a corpus."""
+    """A corpus, as the routes describe it."""
     return {
         "object": "corpus",
         "name": corpus.name,

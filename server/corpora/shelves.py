@@ -86,7 +86,7 @@ class Shelves:
 
 
 class Usage:
-    """What the corpora of all models take, by the models' folders. Those of a model that is not loaded are read once."""
+    """The bytes of all models' corpora, by the models' folders. A model that is not loaded is read once."""
 
     def __init__(self, sessions: Sequence[Path] = ()) -> None:
         """`sessions`: the folders of the models' sessions."""

@@ -37,7 +37,7 @@ def check_classes(path: str, revision: str) -> str:
 
 
 def named_classes(folder: Path) -> Iterator[Any]:
-    """What a model's configuration files name as classes."""
+    """The class names in a model's configuration files."""
     modules = read(str(folder), "", MODULES, False)
     folders: list[Path] = []
     for module in modules if isinstance(modules, list) else ():

@@ -31,7 +31,7 @@ class Model(Protocol):
 
     @property
     def loaded(self) -> Loaded:
-        """What the front end is told about it."""
+        """The model's description for the front end."""
 
     def answer(self, request: Any) -> Vectors | Scores:
         """The answer to a request of its kind."""
@@ -90,7 +90,7 @@ class Embedder:
 
     @property
     def loaded(self) -> Loaded:
-        """As `Model`."""
+        """See `Model`."""
         return Loaded(self.model.get_embedding_dimension(), finite(self.model.max_seq_length))
 
     def answer(self, request: Embed) -> Vectors:
@@ -121,7 +121,7 @@ class Reranker:
 
     @property
     def loaded(self) -> Loaded:
-        """As `Model`."""
+        """See `Model`."""
         return Loaded(None, finite(self.model.max_length))
 
     def answer(self, request: Score) -> Scores:

@@ -16,7 +16,7 @@ SENTENCE, MODULES, MODEL = "config_sentence_transformers.json", "modules.json", 
 
 
 def kind_of(path: str, revision: str, download: bool) -> Kind | None:
-    """What an encoder does; None for any other model. Of a Hugging Face id, the files in its cache count, or with `download`
+    """The task of an encoder; None for any other model. Of a Hugging Face id, the files in its cache count, or with `download`
     those of the hub.
     """
     if path.endswith(".gguf"):
@@ -30,7 +30,7 @@ def kind_of(path: str, revision: str, download: bool) -> Kind | None:
 
 
 def kind_of_config(config: Mapping[str, Any]) -> Kind | None:
-    """What a model does that was not saved by sentence-transformers."""
+    """The task of a model that sentence-transformers did not save."""
     if config.get("model_type") == "model2vec":
         return "embeddings"
     listed = config.get("architectures")

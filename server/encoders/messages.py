@@ -51,7 +51,7 @@ class Scores(msgspec.Struct, frozen=True, tag=True):
     """The scores of documents."""
 
     values: list[float]
-    tokens: list[int]  # as in `Vectors`, of each query and document together
+    tokens: list[int]  # see `Vectors`; of each query and document together
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

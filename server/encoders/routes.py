@@ -162,7 +162,7 @@ def usage(tokens: Sequence[int], service: EncoderService) -> dict[str, int]:
 
 
 def cut_texts(field: str, texts: Sequence[str], tokens: Sequence[int], service: EncoderService) -> list[str]:
-    """What the header of left-out values names: texts of which only the beginning was read, by index."""
+    """Names for the header: texts of which only the beginning was read, by index."""
     limit = service.loaded.max_tokens
     return [
         f"{field}.{index}"

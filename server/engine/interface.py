@@ -1,4 +1,4 @@
-"""What the application needs of an engine: the one on this machine, or one that sends requests to a cluster's replicas."""
+"""The interface of an engine, on this machine or in front of a cluster's replicas."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """What a model takes, in bytes."""
+    """The memory of a model, in bytes."""
 
     file: int | None  # of its weights on the disk; None where they are not looked for
     weights: int

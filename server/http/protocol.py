@@ -50,7 +50,7 @@ TOO_LARGE = (
 
 
 class Connections:
-    """What the connections of a server share: their bounds, and the order in which they became idle."""
+    """State that a server's connections share: their bounds, and the order in which they became idle."""
 
     def __init__(self, most: int, metrics: Metrics) -> None:
         """`most` connections are open at a time; a further one replaces an idle one, or gets a 503 if none is idle."""
@@ -301,7 +301,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def end_with_connection(cycle: RequestResponseCycle) -> None:
-    """Lets the connection's end be that of a response without a length: HTTP/1.0 has no chunks (RFC 9112, section 6.1)."""
+    """Ends a response without a length by closing the connection: HTTP/1.0 has no chunks (RFC 9112, section 6.1)."""
     send, is_framed = cycle.send, True
 
     async def send_plain(message: Any) -> None:

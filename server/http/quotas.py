@@ -66,7 +66,7 @@ class Quotas:
         self._usage: dict[str, Usage] = {}
 
     async def admit(self, principal: str) -> None:
-        """As `QuotaKeeper`."""
+        """See `QuotaKeeper`."""
         try:
             self.enter(principal, self._seconds_per_request())
         except QuotaExceeded as error:
@@ -87,7 +87,7 @@ class Quotas:
         usage.concurrent += 1
 
     async def release(self, principal: str) -> None:
-        """As `QuotaKeeper`."""
+        """See `QuotaKeeper`."""
         self.adopt(principal, -1)
 
     def adopt(self, principal: str, requests: int) -> None:
@@ -95,7 +95,7 @@ class Quotas:
         self._refill(principal)[0].concurrent += requests
 
     def charge(self, principal: str, requests: int) -> None:
-        """As `QuotaKeeper`."""
+        """See `QuotaKeeper`."""
         usage, _ = self._refill(principal)
         usage.allowance -= requests
 

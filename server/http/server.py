@@ -55,7 +55,7 @@ def is_main_thread() -> bool:
 
 
 class Drainable(Protocol):
-    """What accepts and answers requests: an engine, or the engines of several models."""
+    """An engine, or the engines of several models."""
 
     def drain(self) -> None:
         """Refuses new requests from now on; accepted ones continue."""

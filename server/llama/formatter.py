@@ -17,7 +17,7 @@ from outrider.server.openai.usage import Usage
 
 @dataclass
 class Progress:
-    """What has been generated of a choice."""
+    """The generated part of a choice."""
 
     last: ChoiceOutput
     tokens: int = 0

@@ -1,4 +1,4 @@
-"""Where an editor's completion ends: at a line of less indentation, or at the end of a line once its time is over."""
+"""Ends an editor's completion at a line of less indentation, or at the end of a line once its time is over."""
 
 from __future__ import annotations
 

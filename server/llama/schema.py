@@ -79,7 +79,7 @@ class InfillBody(GenerationBody):
         return self.n_cmpl or self.n or 1
 
     def new_stop(self) -> LineLimits:
-        """What ends the answer at a line."""
+        """The limits that end the answer at a line."""
         return LineLimits(self.n_indent or 0, max(0, self.t_max_predict_ms or 0) / 1e3)
 
     @property

@@ -34,7 +34,7 @@ class Entry:
 
     @property
     def path(self) -> str:
-        """Where it is, as in `model.path`."""
+        """The model's file, folder or id, like `model.path`."""
         return self.settings.model.path
 
 

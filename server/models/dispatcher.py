@@ -80,7 +80,7 @@ class Dispatcher:
             await loaded.app(scope, replayed, send)
 
     async def _named(self, scope: Scope, data: bytes) -> Named:
-        """What a body names. Raises APIError if it is no JSON object."""
+        """The model that a body names. Raises APIError if it is no JSON object."""
         if not data:
             return Named()
         if len(data) <= INLINE_BYTES:
@@ -138,7 +138,7 @@ def check_kind(model: Model[Served], kind: Kind | None) -> None:
 
 
 def named_in(data: bytes) -> Named:
-    """What a body names. Raises APIError if it is no JSON object."""
+    """The model that a body names. Raises APIError if it is no JSON object."""
     try:
         return msgspec.json.decode(data, type=Named)
     except (msgspec.DecodeError, RecursionError):

@@ -33,7 +33,7 @@ from outrider.verify.errors import ModelError
 
 @dataclass(frozen=True)
 class Shared:
-    """What all models share."""
+    """Objects that all models share."""
 
     settings: Settings
     grammars: GrammarChecker
@@ -60,7 +60,7 @@ class Served(Loaded, Protocol):
 
     @property
     def card(self) -> dict[str, Any]:
-        """What /v1/models says about it."""
+        """The model's entry in /v1/models."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,29 +76,29 @@ class LoadedModel:
 
     @property
     def seconds_per_request(self) -> float:
-        """As `Served`."""
+        """See `Served`."""
         return self.engine.seconds_per_request
 
     @property
     def card(self) -> dict[str, Any]:
-        """As `Served`."""
+        """See `Served`."""
         return self.endpoints.models.card
 
     @property
     def failure(self) -> str | None:
-        """As `Loaded`."""
+        """See `Loaded`."""
         return self.engine.failure
 
     def drain(self) -> None:
-        """As `Loaded`."""
+        """See `Loaded`."""
         self.engine.drain()
 
     def abort(self) -> None:
-        """As `Loaded`."""
+        """See `Loaded`."""
         self.engine.abort()
 
     async def stop(self) -> None:
-        """As `Loaded`."""
+        """See `Loaded`."""
         await self.engine.stop()
         await self.endpoints.pictures.close()
         if self.corpora is not None:
@@ -118,12 +118,12 @@ class LoadedEncoder:
 
     @property
     def kind(self) -> Kind | None:
-        """As `Loaded`."""
+        """See `Loaded`."""
         return self.service.kind
 
     @property
     def card(self) -> dict[str, Any]:
-        """As `Served`."""
+        """See `Served`."""
         tokens, dimensions = self.service.loaded.max_tokens, self.service.loaded.dimensions
         return {
             "max_model_len": tokens,
@@ -133,14 +133,14 @@ class LoadedEncoder:
         }
 
     def drain(self) -> None:
-        """As `Loaded`. The pool refuses new requests."""
+        """See `Loaded`. The pool refuses new requests."""
 
     def abort(self) -> None:
-        """As `Loaded`."""
+        """See `Loaded`."""
         self.service.abort()
 
     async def stop(self) -> None:
-        """As `Loaded`."""
+        """See `Loaded`."""
         await self.service.stop()
         forget_routes()
 
@@ -198,7 +198,7 @@ def reader_of(entry: Entry, shared: Shared) -> FastAPI:
 
 
 def settings_of(entry: Entry, sessions: Path | None) -> Settings:
-    """The settings of one model. Its sessions and corpora have a folder of their own in that of all `sessions`."""
+    """The settings of one model. Its sessions and corpora have a folder of their own within `sessions`."""
     model = entry.settings.model.model_copy(update={"name": entry.name})
     own = entry.settings.sessions.model_copy(update={"folder": sessions and sessions / entry.name})
     return entry.settings.model_copy(update={"model": model, "sessions": own})

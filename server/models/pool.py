@@ -1,4 +1,4 @@
-"""Which models are in memory: loaded on use, one at a time; the least recently used idle one makes room, or leaves in time.
+"""Loads models on use, one at a time; unloads the least recently used idle one for room, and any after its idle time.
 
 Promises that a model with a running request is never unloaded, that requests for a loaded model do not wait for another one to
 load, and that a model which cannot be loaded fails its own requests only.
@@ -37,7 +37,7 @@ class Loaded(Protocol):
 
     @property
     def kind(self) -> Kind | None:
-        """What an encoder does; None for a model that writes text."""
+        """The task of an encoder; None for a model that writes text."""
 
     @property
     def failure(self) -> str | None:
@@ -68,7 +68,7 @@ class Model(Generic[L]):
 
     @property
     def kind(self) -> Kind | None:
-        """What an encoder does; None for a model that writes text, or of which nothing is known yet."""
+        """The task of an encoder; None for a model that writes text, or that is not known yet."""
         return self.entry.kind if self.loaded is None else self.loaded.kind
 
     @property

@@ -51,7 +51,7 @@ class EncodedChat:
     left_out: Sequence[str] = ()  # what the chat template does not render
 
     def ignored(self, names: Sequence[str]) -> list[str]:
-        """What a request's body names as left out, without the pictures that the model reads, and what the template leaves."""
+        """The left-out parts: a body's names, without pictures that the model reads, and those of the template."""
         return [*(name for name in names if not (self.reads_pictures and name.rpartition(".")[2] in PICTURES)), *self.left_out]
 
 
@@ -66,7 +66,7 @@ class PreparedChat:
     unenforced: Sequence[str] = ()  # names of what the grammar leaves to the model
 
     def ignored(self, names: Sequence[str]) -> list[str]:
-        """What a request's body names as left out, as `EncodedChat.ignored`, and what is not enforced."""
+        """`EncodedChat.ignored`, and the names of keywords that are not enforced."""
         return [*self.prompt.ignored(names), *self.unenforced]
 
 
@@ -104,7 +104,7 @@ class ChatEndpoint:
 
     @property
     def capabilities(self) -> list[str]:
-        """What the model can do on this server, as its card names it."""
+        """The model's capabilities on this server, as its card names them."""
         known = {
             "chat": bool(self._prompts.templates),
             "tools": bool(self._prompts.templates) and self._tool_format is not None,

@@ -146,7 +146,7 @@ class CustomToolCall(Body):
 
 
 def tool_type(value: Any) -> str | None:
-    """The tag of the `type` of a tool, a `tool_choice` or a call; that of a function if there is no type."""
+    """The tag of the `type` of a tool, a `tool_choice` or a call; a function's if there is no type."""
     given = (value.get("type") if isinstance(value, dict) else getattr(value, "type", None)) or "function"
     return f"[{given}]" if given in ("function", "custom") else None
 

@@ -110,7 +110,7 @@ def json_type(value: Any) -> str | None:
 
 
 def prompt_type(prompt: Any) -> str | None:
-    """As `json_type`; the first element of a list tells what it is a list of."""
+    """`json_type`, with the type of a list's first element."""
     if not isinstance(prompt, list):
         return json_type(prompt)
     first = prompt[0] if prompt else 0

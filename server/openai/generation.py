@@ -116,7 +116,7 @@ class Formatter(Protocol):
 
 
 class Cut(NamedTuple):
-    """Where a choice ends."""
+    """The end of a choice."""
 
     characters: int  # characters of the last text that belong to the choice
     finish: Finish
@@ -172,7 +172,7 @@ class GenerationRunner:
     def __init__(
         self, engine: TokenSource, metrics: Metrics, tick_seconds: float = 0.0, keep_alive_seconds: float = math.inf
     ) -> None:
-        """With `tick_seconds` > 0, streams are coalesced into one batch of events per tick.
+        """`tick_seconds` > 0 coalesces streams into one batch of events per tick.
 
         A stream whose events have brought no bytes for `keep_alive_seconds` gets a keep-alive.
         """

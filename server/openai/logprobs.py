@@ -96,7 +96,7 @@ class CompletionLogprobs:
         }
 
     def _starts(self, output: ChoiceOutput) -> Iterator[int]:
-        """Where each token begins."""
+        """The character at which each token begins."""
         if output.echoed_tokens:
             echo, _ = output.pieces[0]
             for token in output.tokens[: output.echoed_tokens]:

@@ -1,4 +1,4 @@
-"""From the text of an answer to reasoning, content and tool calls."""
+"""Parses the text of an answer into reasoning, content and tool calls."""
 
 from __future__ import annotations
 

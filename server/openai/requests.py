@@ -1,4 +1,4 @@
-"""From a validated body to the engine's requests; checks the bounds that the settings and the model impose."""
+"""Builds the engine's requests from a validated body; checks the bounds that the settings and the model impose."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SEED_STRIDE = 0x9E3779B97F4A7C15
 
 
 def no_corpus(principal: str, name: str | None) -> None:
-    """As `Corpora.block`, on a server that keeps no corpora."""
+    """`Corpora.block` of a server that keeps no corpora."""
     if name is not None:
         message = f"This server keeps no corpora; leave 'speculation.corpus' out instead of naming {name!r}."
         raise APIError(400, message, "speculation.corpus", "no_corpora")
@@ -217,7 +217,7 @@ class RequestBuilder:
 
 
 def affinity_of(principal: str, session: str | None, body: GenerationBody, prompt: Sequence[int]) -> str:
-    """What the requests of one conversation have in common, as a digest.
+    """A digest that the requests of one conversation have in common.
 
     That is their session, or else how the conversation begins. Principals do not share it.
     """

@@ -274,7 +274,7 @@ class ChatBody(GenerationBody):
 
     @property
     def ignored(self) -> list[str]:
-        """What the model cannot read and is left out of the prompt."""
+        """Names of media that the model cannot read and that are left out of the prompt."""
         names = [*media_names("messages", (message.content for message in self.messages))]
         names += [f"messages.{name}" for message in self.messages for name in message.ignored]
         return list(dict.fromkeys(names))

@@ -135,7 +135,7 @@ class PictureService:
         return data, hashlib.blake2b(data, digest_size=16, key=hashlib.sha256(principal.encode()).digest()).digest()
 
     def _prepare(self, request: bytes) -> Prepared:
-        """What the process makes of a file. Raises APIError and EngineError."""
+        """Lets the process prepare a file. Raises APIError and EngineError."""
         if not self._load():
             raise WorkerLost("The process that prepares pictures cannot be started again; leave the pictures out.")
         answer = self._ask(request, ANSWER_SECONDS)
@@ -202,7 +202,7 @@ class PictureService:
 
 
 def find(tokens: Sequence[int], part: Sequence[int], start: int) -> int:
-    """Where a part of a prompt begins, from `start` on."""
+    """The index at which a part of a prompt begins, from `start` on."""
     for place in range(start, len(tokens) - len(part) + 1):
         if tokens[place] == part[0] and tokens[place : place + len(part)] == part:
             return place

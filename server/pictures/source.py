@@ -1,4 +1,4 @@
-"""Where pictures come from: the request itself, or an address that the server fetches if the settings allow it.
+"""Reads pictures from the request itself, or fetches them from an address if the settings allow it.
 
 Fetching is limited in bytes and time. Only public addresses are asked: a request must not reach the server's own network.
 """

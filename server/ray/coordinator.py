@@ -22,7 +22,7 @@ SILENT_SECONDS = 4 * REPORT_SECONDS
 
 @dataclass
 class Member:
-    """What the coordinator knows of one process."""
+    """The last report of one process."""
 
     reported_at: float  # the clock's time at the report
     page: bytes = b""

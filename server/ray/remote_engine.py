@@ -108,7 +108,7 @@ class RemoteEngine:
     async def generate(
         self, request: Request, arrived: float | None = None, admitted: bool = False
     ) -> AsyncGenerator[Event | None, None]:
-        """As `EngineLike`. A request that is sent again keeps its place: it is exempt from the queue's bounds."""
+        """See `EngineLike`. A request that is sent again keeps its place: it is exempt from the queue's bounds."""
         if self._draining and not admitted:
             self._metrics.rejected_requests.labels("draining").inc()
             raise ShuttingDown

@@ -1,4 +1,4 @@
-"""Which replica gets a request: consistent hashing, in which a busy machine is not a full one."""
+"""Chooses the replica of a request by consistent hashing; a busy machine is not a full one."""
 
 from __future__ import annotations
 

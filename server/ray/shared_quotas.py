@@ -40,7 +40,7 @@ class SharedQuotas:
         self._calls: set[asyncio.Task[Any]] = set()
 
     async def admit(self, principal: str) -> None:
-        """As `QuotaKeeper`. A request whose client hangs up meanwhile holds no place, at whatever moment that is."""
+        """See `QuotaKeeper`. A request whose client hangs up meanwhile, at any moment, holds no place."""
         if not self._is_limited(principal):
             return
         self.held[principal] += 1
@@ -73,13 +73,13 @@ class SharedQuotas:
             self._call(self._counts.release(principal))
 
     async def release(self, principal: str) -> None:
-        """As `QuotaKeeper`. An answer waits for a lost coordinator for `RELEASE_SECONDS` only."""
+        """See `QuotaKeeper`. An answer waits for a lost coordinator for `RELEASE_SECONDS` only."""
         if self._is_limited(principal):
             self.held[principal] -= 1
             await asyncio.wait({self._call(self._counts.release(principal))}, timeout=RELEASE_SECONDS)
 
     def charge(self, principal: str, requests: int) -> None:
-        """As `QuotaKeeper`."""
+        """See `QuotaKeeper`."""
         if requests and self._is_limited(principal):
             self._counts.charge(principal, requests)
 

@@ -1,4 +1,4 @@
-"""What ingress and replicas send each other through Ray: bytes of msgpack, so that no message can hold code.
+"""Messages between ingress and replicas through Ray: bytes of msgpack, so that no message can hold code.
 
 A call is one request. Its answer is a stream of batches: events, and at most one error at the end.
 """

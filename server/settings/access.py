@@ -20,21 +20,21 @@ class Server(Section):
         0,
         ge=0,
         le=10_000,
-        description="Milliseconds between two parts of a stream, whose times then do not show which drafts were accepted; "
-        "0 sends each token at once.",
+        description="Send streams in parts at this interval of milliseconds, to hide which drafts were accepted; 0 sends each "
+        "token at once.",
     )
     page: bool = Field(True, description="Serve the playground, a web page for trying the model, at /.")
     drain_seconds: float = Field(30.0, ge=0, description="Time that running requests have to finish at shutdown.")
     cors_origins: tuple[str, ...] = Field((), description="Allowed CORS origins; an empty list disables CORS.")
     allowed_hosts: tuple[str, ...] | None = Field(
         None,
-        description="Host names that requests may use in addition to localhost, server.host and IP addresses; * allows "
-        "every name. null allows every name if there are API keys, and otherwise no others.",
+        description="Host names of requests beside localhost, server.host and IP addresses; * allows every name. null allows "
+        "every name if there are API keys, and otherwise no others.",
     )
     trusted_proxies: tuple[str, ...] = Field(
         (),
-        description="Addresses or networks of reverse proxies whose X-Forwarded-For header names the client, because "
-        "without API keys clients are distinguished by their addresses. An empty list ignores the header.",
+        description="Addresses or networks of reverse proxies whose X-Forwarded-For header names the client; an empty list "
+        "ignores the header.",
     )
 
 
@@ -62,12 +62,12 @@ class Auth(Section):
     max_concurrent: int | None = Field(
         64,
         ge=1,
-        description="Maximum concurrent requests per key; null sets no limit. Without keys, the default sets none either.",
+        description="Maximum concurrent requests per key; null sets no limit, like the default without keys.",
     )
     requests_per_minute: int | None = Field(
         None,
         ge=1,
-        description="Maximum requests per minute and key, in which each choice of each prompt counts; null sets no limit.",
+        description="Maximum requests per minute and key, where each choice of each prompt counts; null sets no limit.",
     )
 
     @property

@@ -90,27 +90,24 @@ class Model(Section):
     name: str | None = Field(None, description="Model name in the API; null uses the last part of the path.")
     aliases: tuple[str, ...] = Field(
         (),
-        description="Further names that requests may use for the model; * and ? are wildcards, and * alone allows every name.",
+        description="Further names of the model; * and ? are wildcards, and * alone allows every name.",
     )
     adapters: Mapping[str, str] = Field(
         {},
-        description="LoRA adapters, as peft saves them: folders or Hugging Face ids by the name that requests give as model or "
-        "lora. On a CPU, for models that the library computes.",
+        description="LoRA adapters, as peft saves them: folders or Hugging Face ids by name.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Data type of the weights, also of a draft model's; auto uses the checkpoints'."
     )
     quantize: Quantize = Field(
         "none",
-        description="Format to which the linear layers' weights are quantised while they load.",
+        description="Format of the linear layers' weights.",
     )
-    kv_dtype: KVDtype = Field(
-        "auto", description="Data type of cached keys and values: auto uses the model's; int8 and fp8 take 1 byte per value."
-    )
+    kv_dtype: KVDtype = Field("auto", description="Data type of cached keys and values; auto uses the model's.")
     device: Devices = Field(
         "auto",
-        description="Device of the model: auto (a GPU if there is one), cpu, cuda, cuda:N, or several GPUs that share the "
-        "layers, such as cuda:0,cuda:1.",
+        description="auto (a GPU if there is one), cpu, cuda, cuda:N, or several GPUs that share the layers, such as "
+        "cuda:0,cuda:1.",
     )
     context_tokens: int | None = Field(
         None, ge=16, description="Context length; null uses the model's maximum, or less if memory does not hold it."
@@ -120,28 +117,26 @@ class Model(Section):
     )
     backend: Literal["auto", "outrider", "torch", "llama.cpp"] = Field(
         "auto",
-        description="What computes the model: Outrider's own kernels where they can, PyTorch alone, or llama.cpp, for GGUF "
-        "files of any architecture; auto is llama.cpp for a GGUF file where only llama.cpp has a GPU, and else outrider.",
+        description="What computes the model: Outrider's kernels where they can, PyTorch alone, or llama.cpp for GGUF files; "
+        "auto is llama.cpp if only it has a GPU, and else outrider.",
     )
     invariant: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Compute each row with the same bits in every step, so that drafts change no answer in any dtype. The"
-        " CPU's library always does; on a GPU, auto does if it costs at most 5 % of a step. on refuses to start elsewhere.",
+        description="Compute each row with the same bits in every step, so that drafts change no answer. The CPU's library "
+        "always does; on a GPU, auto does if it costs at most 5 % of a step. on refuses to start elsewhere.",
     )
     tool_format: ToolFormat = Field(
         "auto", description="Format of the model's tool calls; auto detects it from the chat template."
     )
     generation_config: Literal["auto", "none"] = Field(
         "auto",
-        description="Defaults of temperature, top_p, top_k, min_p and repetition_penalty: auto uses those of the model's "
-        "generation_config.json or GGUF file, none the API's.",
+        description="Sampling defaults: auto uses those of generation_config.json or the GGUF file, none the API's.",
     )
     packed_folder: Path | None = Field(
         Path("~/.cache/outrider/packed"),
-        description="Folder of weights in the form that the CPU's library computes with, which later starts and other servers "
-        "map; null packs them at every start.",
+        description="Folder of packed weights, which later starts and other servers map; null packs them at every start.",
     )
-    trust_remote_code: bool = Field(False, description="Run code from the model's folder; enable only for trusted models.")
+    trust_remote_code: bool = Field(False, description="See model.trust_remote_code.")
 
     @property
     def served_name(self) -> str:
@@ -164,12 +159,11 @@ class Models(Section):
 
     paths: tuple[str | dict[str, Any], ...] = Field(
         (),
-        description="GGUF files, folders of checkpoints, Hugging Face ids, and folders that hold several of the first two, or "
-        "mappings of the sections in which a model differs (model, draft_model, speculation); an empty list serves model.path "
-        "alone.",
+        description="GGUF files, folders of checkpoints, Hugging Face ids, folders that hold several models, or mappings of "
+        "the sections in which a model differs (model, draft_model, speculation); an empty list serves model.path alone.",
     )
     idle_seconds: float | None = Field(
-        600.0, gt=0, description="Time without a request after which a model is unloaded; null keeps it until others need room."
+        600.0, gt=0, description="Idle time after which a model is unloaded; null keeps it until others need room."
     )
 
 
@@ -183,18 +177,12 @@ class DraftModel(Section):
 
     path: ModelPath | None = Field(
         None,
-        description="Path of a draft model, as in model.path, or folder or Hugging Face id of a draft head. mtp uses the "
-        "multi-token prediction layer in the target's own checkpoint; null uses no draft model.",
+        description="Draft model, in the forms of model.path, or a draft head; mtp is the multi-token prediction layer of the "
+        "target's own checkpoint. null uses none.",
     )
-    revision: str = Field(
-        DEFAULT_REVISION, min_length=1, description="Branch, tag or commit of a Hugging Face id; a commit pins the model."
-    )
-    quantize: Quantize = Field(
-        "none", description="Format of the draft model's weights, as in model.quantize; a head is not quantised."
-    )
+    revision: str = Field(DEFAULT_REVISION, min_length=1, description="See model.revision.")
+    quantize: Quantize = Field("none", description="See model.quantize; a head is not quantised.")
     device: str = Field(
-        "auto",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="Device of the draft model: auto, cpu, cuda or cuda:N, for example a second GPU.",
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N, for example a second GPU."
     )
-    trust_remote_code: bool = Field(False, description="Run code from the model's folder; enable only for trusted models.")
+    trust_remote_code: bool = Field(False, description="See model.trust_remote_code.")

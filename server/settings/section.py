@@ -1,4 +1,4 @@
-"""What all sections of the settings share."""
+"""The base class of all sections of the settings."""
 
 from __future__ import annotations
 

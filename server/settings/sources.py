@@ -189,7 +189,7 @@ def _insert(tree: dict[str, Any], parts: Sequence[str], value: Any) -> None:
 
 
 def _sentence(error: ValidationError, *section: str) -> str:
-    """What is wrong with a setting, in a tree or in a section of it."""
+    """The error message for a setting, in a tree or in a section of it."""
     first = error.errors()[0]
     name = ".".join(str(part) for part in (*section, *first["loc"]))
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):

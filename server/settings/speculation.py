@@ -23,8 +23,7 @@ class Trigram(Section):
 
     table: str | None = Field(
         None,
-        description="Base table file; null uses the embedded table if the model has the embedded tokenizer, and otherwise "
-        "none.",
+        description="Base table file; null uses the embedded one if the model has its tokenizer.",
     )
 
 
@@ -41,8 +40,7 @@ class Pearl(Section):
 
     only_if_worth: bool = Field(
         True,
-        description="Also draft as `lookup` does, and use the draft model only if that is expected to save time; false "
-        "runs the paper's algorithm.",
+        description="Also draft as `lookup` does, and use the draft model only if that pays; false runs the paper's algorithm.",
     )
 
 
@@ -53,17 +51,16 @@ class Speculation(Section):
         "fusion", description="Default drafter; draft, draft-tree, draft-graph and pearl need a draft model."
     )
     max_nodes: Literal["auto"] | Annotated[int, Field(ge=0, le=MAX_NODES)] = Field(
-        "auto", description="Maximum draft nodes per step; auto chooses the number by measured costs, and 0 is plain decoding."
+        "auto", description="Maximum draft nodes per step; auto chooses by measured costs, 0 is plain decoding."
     )
     cost_folder: Path | None = Field(
         Path("~/.cache/outrider"),
-        description="Folder of what later starts and other servers reuse: measured step costs, chosen kernels, and weights in "
-        "the form that the CPU's library computes with; null measures and packs at every start.",
+        description="Folder of measured step costs and chosen kernels; null measures them at every start.",
     )
     trace: bool | None = Field(
         None,
-        description="Let requests see the drafts of their steps, which may contain text of the datastores and the base table; "
-        "null allows it on a server without API keys.",
+        description="Let requests see the drafts of their steps, which may show text of the datastores and the base table; "
+        "null allows it if there are no API keys.",
     )
     trigram: Trigram = Trigram()
     retrieval: Retrieval = Retrieval()

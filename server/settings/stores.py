@@ -17,24 +17,22 @@ class Sessions(Section):
     kv_bytes: int | None = Field(
         None,
         ge=0,
-        description="Maximum bytes of the sessions' keys and values, in which shared prefixes count once; null allows a "
-        "quarter of the free memory.",
+        description="Maximum bytes of the sessions' keys and values, where shared prefixes count once; null allows a quarter "
+        "of the free memory.",
     )
     automatic: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Find sessions by the prompt's text, also for requests that name no session; auto does so unless the "
-        "address is public and there are no API keys.",
+        description="Find sessions by the prompt's text; auto does unless the address is public and there are no API keys.",
     )
     learn: Literal["session", "key"] = Field(
         "session",
-        description="What drafts learn from: their session, or with key also earlier sessions of the same API key, if "
-        "sessions are found by text.",
+        description="Drafts learn from their session, or with key also from earlier sessions of the same API key that are "
+        "found by text.",
     )
     ttl_seconds: float = Field(1800.0, gt=0, description="Idle time after which a session is evicted.")
     folder: Path | None = Field(
         None,
-        description="Folder where sessions are saved, so that they outlive a restart; only its owner can read the files. "
-        "null saves nothing.",
+        description="Folder where sessions are saved, so that they outlive a restart; null saves nothing.",
     )
     folder_bytes: int = Field(
         16 << 30, ge=0, description="Maximum bytes of sessions.folder per model; the oldest files are removed first."
@@ -42,8 +40,8 @@ class Sessions(Section):
     slots: int | None = Field(
         None,
         ge=1,
-        description="Number of KV caches on the device; other sessions are swapped out to host memory. null makes as many "
-        "as fit. On a GPU, all sessions share the pages of this many full contexts.",
+        description="Number of KV caches on the device; other sessions are swapped out to host memory. null makes as many as "
+        "fit.",
     )
 
 
@@ -53,7 +51,7 @@ class Responses(Section):
     total_bytes: int = Field(
         256 << 20,
         ge=0,
-        description="Maximum size of all stored responses, as JSON; each key may use an equal share, at most 64 MiB.",
+        description="Maximum size of all stored responses; each key may use an equal share, at most 64 MiB.",
     )
 
 
@@ -63,6 +61,6 @@ class Corpora(Section):
     total_bytes: int = Field(
         64 << 20,
         ge=0,
-        description="Maximum size of all corpora of all models, as indexed; each key may use an equal share. They are kept "
-        "with the sessions if sessions.folder is set, else in a temporary folder. 0 keeps none.",
+        description="Maximum size of all corpora, as indexed; each key may use an equal share. They are kept with the "
+        "sessions if sessions.folder is set, else in a temporary folder. 0 keeps none.",
     )

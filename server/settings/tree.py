@@ -23,24 +23,22 @@ class Scheduling(Section):
         None,
         ge=1,
         le=64,
-        description="Maximum requests that answer concurrently, while KV caches that are left read long prompts; null allows "
-        "up to 8, as many as have KV caches and speed up decoding on this machine.",
+        description="Maximum requests that answer concurrently; null allows up to 8, as many as have KV caches and speed up "
+        "decoding.",
     )
     max_gap_ms: float | None = Field(
         None,
         gt=0,
-        description="Maximum milliseconds between the tokens of an answer while another prompt is read; null allows 1.8 "
-        "times the usual time.",
+        description="Maximum milliseconds between the tokens of an answer while another prompt is read; null allows 1.8 times "
+        "the usual.",
     )
-    max_waiting: int = Field(
-        64, ge=0, description="Maximum queued requests, above which keys have equal shares; further ones get a 429."
-    )
+    max_waiting: int = Field(64, ge=0, description="Maximum queued requests, above which keys have equal shares.")
     queue_seconds: float | None = Field(None, gt=0, description="Maximum time in the queue before a 503; null sets no limit.")
     request_seconds: float | None = Field(
         None, gt=0, description="Maximum time per request before an error; null sets no limit."
     )
     overlap: bool = Field(
-        True, description="On a GPU, compute one half of the answers while the host works for the other, where that pays."
+        True, description="On a GPU, compute one half of the answers while the host works for the other, if that pays."
     )
     stall_seconds: float = Field(
         120.0, gt=0, description="Time after which a busy worker that reports no progress is restarted."

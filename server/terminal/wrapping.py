@@ -31,7 +31,7 @@ class Wrapper:
         self._is_code = False
 
     def feed(self, text: str, source: str | None, paint: Callable[[str, str | None], str]) -> str:
-        """What to write for the next text, painted by its source."""
+        """The characters to write for the next text, painted by its source."""
         return painted(self._characters(text, source), paint)
 
     def _characters(self, text: str, source: str | None) -> Iterator[tuple[str, str | None]]:

@@ -55,7 +55,7 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str], keep: bool = False) -> None:
-        """With `keep`, the text includes the stop string."""
+        """`keep` includes the stop string in the text."""
         self._stops = [stop for stop in stops if stop]
         self._keep = keep
         self._held = ""  # with hidden text
@@ -104,7 +104,7 @@ class StopStrings:
 
 
 def occurrences(text: str, part: str) -> Iterator[int]:
-    """Where `part` begins in `text`."""
+    """The indices at which `part` begins in `text`."""
     at = -1
     while (at := text.find(part, at + 1)) >= 0:
         yield at

@@ -1,4 +1,4 @@
-"""Which sessions give way when there are too many, or when their rows take too much memory.
+"""Chooses the sessions that give way when there are too many, or when their rows take too much memory.
 
 Every principal may use an equal share. Whoever uses more gives way first, so no principal's sessions take another's place; only
 when the memory itself runs short, the largest give way whoever they belong to. Knows nothing about how a session is dropped.
@@ -25,7 +25,7 @@ MEMORY_SHARE = 1 - RESERVED_SHARE
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the sessions may use."""
+    """Bounds on the sessions."""
 
     sessions: int  # number of sessions kept for later requests
     kept_bytes: int  # bytes of the rows of all sessions, which count shared pages once

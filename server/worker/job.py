@@ -125,7 +125,7 @@ def placed(picture: PictureInput, runner: ModelRunner) -> Picture:
 
 
 def make_detokenizer(request: Request, tokens: Vocabulary) -> Detokenizer:
-    """Of an answer that starts a text of its own, or continues the prompt's."""
+    """A detokenizer for an answer that starts a text of its own, or continues the prompt's."""
     hidden = tokens.special_ids.difference(request.shown_tokens) if request.skip_special_tokens else ()
     return Detokenizer(tokens.bytes_of, hidden, tokens.drops_space(request.prompt, request.continues_prompt))
 

@@ -89,7 +89,7 @@ class MemoryWishes:
 
     @property
     def caches(self) -> int:
-        """The most KV caches that are of use: those of kept sessions and of running requests."""
+        """The most KV caches that are of use: for kept sessions and running requests."""
         return self.sessions + (self.max_active or DEFAULT_MAX_ACTIVE)
 
 

@@ -294,7 +294,7 @@ def load_curve(runner: ModelRunner, settings: Settings) -> CostCurve | None:
 
 
 def memory_of(runtime: Runtime, settings: Settings, slot_bytes: int) -> Memory:
-    """What the model and its worker take."""
+    """The memory of the model and its worker."""
     runner, own, caches = runtime.runner, own_bytes(), runtime.slots * slot_bytes
     on_host = runner.device.type == "cpu"
     rest = None if own is None else max(0, own - runner.held_bytes * (on_host and not runner.maps_weights))

@@ -1,4 +1,4 @@
-"""Which requests run: each waits in a line, runs as a job, may be paused, and leaves.
+"""Decides which requests run: each waits in a line, runs as a job, may be paused, and leaves.
 
 Promises that a paused job and one that waits hold nothing that another needs. Knows nothing about messages and forwards.
 """

@@ -53,7 +53,7 @@ class Session:
 
     @property
     def rows(self) -> Rows:
-        """Where its keys and values are."""
+        """The session's keys and values."""
         return self.verifier.rows
 
     def drafter(self, name: DrafterName, resources: Resources) -> Drafter:

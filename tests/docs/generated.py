@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from bench import roofline as roofs
 from outrider.server.openai.responses import schema as responses
@@ -50,8 +48,8 @@ def api(page: str) -> str:
         "completions": UNSUPPORTED_IN_COMPLETIONS,
         "responses": responses.UNSUPPORTED,
     }
-    rows = [row for name, fields in endpoints.items() for row in _unsupported_rows(name, fields)]
-    table = "\n".join(["| field | in | accepted values |", "|---|---|---|", *rows])
+    rows = [f"| {name} | {', '.join(f'`{field}`' for field in fields)} |" for name, fields in endpoints.items()]
+    table = "\n".join(["| in | fields |", "|---|---|", *rows])
     names = textwrap.fill(", ".join(f"`{name}`" for name in WITHOUT_EFFECT) + ".", 128, break_on_hyphens=False)
     return _replace(_replace(page, "unsupported", f"\n{table}\n"), "without effect", names)
 
@@ -66,14 +64,6 @@ def _replace(page: str, title: str, text: str) -> str:
     """The page with `text` between the comments of `title`."""
     begin, end = f"<!-- begin {title} -->", f"<!-- end {title} -->"
     return re.sub(f"{begin}.*{end}", lambda _: f"{begin}\n{text}\n{end}", page, flags=re.DOTALL)
-
-
-def _unsupported_rows(endpoint: str, fields: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    """One row per set of accepted values."""
-    names: dict[str, list[str]] = {}
-    for name, values in fields.items():
-        names.setdefault(", ".join(f"`{json.dumps(value)}`" for value in values), []).append(f"`{name}`")
-    return [f"| {', '.join(group)} | {endpoint} | {values} |" for values, group in names.items()]
 
 
 def is_value(setting: Setting) -> bool:

@@ -1,1 +1,1 @@
-"""What an answer may contain: grammars, and limits of reasoning."""
+"""Constraints on an answer: grammars, and limits of reasoning."""

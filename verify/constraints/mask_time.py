@@ -29,7 +29,7 @@ class Bucket:
 
     @property
     def left(self) -> float:
-        """What may be spent; negative if more was."""
+        """The seconds that are left; negative if more were spent."""
         now = self._clock()
         self._left, self._at = min(self._bound, self._left + self._share * (now - self._at)), now
         return self._left

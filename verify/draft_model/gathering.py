@@ -76,7 +76,7 @@ class Gathering:
                 self._changed.notify()
 
     def _all_waiting(self) -> list[tuple[Segment, Future[Logits]]]:
-        """What waits for a forward, once no work goes on without it; empty once all work has ended."""
+        """The segments that wait for a forward, once no work goes on without it; empty once all work has ended."""
         with self._changed:
             self._changed.wait_for(lambda: not self._working)
             waiting, self._waiting = self._waiting, []

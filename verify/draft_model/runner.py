@@ -59,7 +59,7 @@ class DraftRunner:
         return SessionDraft(self)
 
     def cache_for(self, session: SessionDraft) -> KVCache:
-        """The session's cache; if it has none, that of a session that has ended, a new one, or the least recently used one."""
+        """The session's cache; if it has none, the cache of an ended session, a new one, or the least recently used one."""
         while True:
             with self._assigning:
                 cache, taken = self._caches.pop(ref(session), None), None

@@ -1,1 +1,1 @@
-"""What GGUF files say of a model: its metadata and its tokenizer."""
+"""Reads a model's metadata and tokenizer from GGUF files."""

@@ -44,5 +44,5 @@ def library() -> Any:
 
 
 def last_error() -> str:
-    """What the library has said of its last failure, as the rest of a sentence."""
+    """The library's message for its last failure, as the rest of a sentence."""
     return ERRORS[0].rpartition(": ")[2].rstrip(".") if ERRORS else "it names no cause"

@@ -132,7 +132,7 @@ def read_entries(file: str | Path, prefix: str) -> dict[str, Any]:
 
 
 def reading(file: str | Path, work: Callable[[Cursor, int], T]) -> T:
-    """What `work` finds in a file with a cursor and the file's size. Raises ModelError."""
+    """Runs `work` with a cursor over a file and the file's size. Raises ModelError."""
     try:
         with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             if content[: len(MAGIC)] != MAGIC:

@@ -166,7 +166,7 @@ class FileTokenizer(FastTokenizer):
 
     @cached_property
     def backend_tokenizer(self) -> Tokenizer:  # type: ignore[override]
-        """What encodes and decodes texts. Raises ModelError."""
+        """The tokenizer that encodes and decodes texts. Raises ModelError."""
         backend = self._model.build()
         backend.add_tokens(self._added)
         backend.post_processor = post_processor(self._vocabulary)
@@ -177,11 +177,11 @@ class FileTokenizer(FastTokenizer):
 
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """As `FastTokenizer`."""
+        """See `FastTokenizer`."""
         return {self._vocabulary.ids[token.content]: token for token in self._added}
 
     def get_vocab(self) -> dict[str, int]:
-        """As `FastTokenizer`."""
+        """See `FastTokenizer`."""
         return self._vocabulary.ids
 
     def _id_of(self, token: str) -> int | None:

@@ -41,7 +41,7 @@ class HeadModel:
     On a GPU, its caches are in pages, and few rows are computed by captured graphs, as its target's are.
     """
 
-    pages: int | None = None  # as in `ModelRunner`
+    pages: int | None = None  # see `ModelRunner`
 
     def __init__(self, head: Head, target: Target, pack: bool = True) -> None:
         """Makes the target, which has not started, keep the hidden states that the head reads. `pack` as in LoadOptions."""
@@ -99,7 +99,7 @@ class HeadModel:
 
     @torch.inference_mode()
     def forward(self, cache: HeadCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
-        """As `ModelRunner.forward`. Rows without known ones are committed tokens, which read the target's states.
+        """See `ModelRunner.forward`. Without known rows, rows are committed tokens, which read the target's states.
 
         Other rows read the head's own state of the row above them.
         """

@@ -45,7 +45,7 @@ class UnfitAdapter(Exception):
 
 @dataclass(frozen=True)
 class LowRank:
-    """What an adapter adds to one linear layer: `up @ (down @ x)`."""
+    """An adapter's addition to one linear layer: `up @ (down @ x)`."""
 
     down: NDArray[np.float32]  # float32 [rank, inputs]
     up: NDArray[np.float32]  # float32 [outputs, rank], scaled

@@ -1,4 +1,4 @@
-"""Which backend computes a model: the compiled library, transformers' code, or llama.cpp. Only the second imports torch."""
+"""Chooses a model's backend: the compiled library, transformers' code, or llama.cpp. Only the second imports torch."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def start(
     finding: Path | None = None,
     tokenizer: AnyTokenizer | None = None,
 ) -> None:
-    """As `outrider.verify.model.loading.start_model`, for the runner of any backend."""
+    """`outrider.verify.model.loading.start_model` for the runner of any backend."""
     if isinstance(runner, LlamaRunner) and invariant == "on":
         raise ModelError("The bits of llama.cpp's logits depend on the rows beside them; set model.invariant to auto.")
     if isinstance(runner, LlamaRunner | native.NativeRunner):

@@ -58,5 +58,5 @@ class ForwardBatch:
         return self.known == len(self) - 1 and (self.ancestors is None or bool(self.ancestors[-1].all()))
 
     def ancestor_mask(self) -> NDArray[np.bool_]:
-        """Which rows each row attends to, itself included, [N, N]."""
+        """A mask of the rows to which each row attends, itself included, [N, N]."""
         return np.tri(len(self), dtype=np.bool_) if self.ancestors is None else self.ancestors

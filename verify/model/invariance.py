@@ -44,7 +44,7 @@ COST_CONTEXT, COST_ROWS, COST_ROUNDS = 256, (1, 9), 9
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What was found for a model on this machine."""
+    """The result of probing a model on this machine."""
 
     bounds: InvariantRange | None  # None = no invariant range was found
     cost: float  # share of a step's time that padding and splitting add; 0 without a range, or if nothing is padded
@@ -52,7 +52,7 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class LinearShape:
-    """What the kernel of a linear layer depends on."""
+    """The properties of a linear layer that choose its kernel."""
 
     inputs: int
     outputs: int
@@ -88,7 +88,7 @@ def start(runner: TorchRunner, context_tokens: int, invariant: Invariant, file: 
 
 
 def describe(found: ProbeResult, chosen: InvariantRange | None) -> str:
-    """What was found and chosen, in a few words."""
+    """Describes the result and the choice in a few words."""
     if found.bounds is None:
         return "impossible with this machine's kernels"
     cost = f", costs {found.cost:.1%} of a step" if found.cost else ""

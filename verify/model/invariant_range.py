@@ -1,4 +1,4 @@
-"""What makes a row's bits independent of the others: blocks of text summed in order, and numbers of rows that agree."""
+"""Makes a row's bits independent of the others: blocks of text summed in order, and numbers of rows that agree."""
 
 from __future__ import annotations
 

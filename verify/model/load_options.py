@@ -18,7 +18,7 @@ Quantize = Literal["none", "int8", "int4"]
 
 @dataclass(frozen=True)
 class Quantization:
-    """To what a model's linear layers are quantised. The embedding table is not: a step reads a few rows of it."""
+    """The format of a model's linear layers. The embedding table is not quantised: a step reads a few rows of it."""
 
     layers: Quantize = "none"  # the layer that computes logits gets 8 bits
 

@@ -50,7 +50,7 @@ class Mode:
         return self.backend
 
     def forwards(self, segments: Sequence[Segment]) -> list[tuple[list[int], list[Segment]]]:
-        """What is computed at once: segments and their numbers."""
+        """Groups segments that are computed at once, with their numbers."""
         forwards: list[tuple[list[int], list[Segment]]] = []
         for number, segment in enumerate(segments):
             fitting = (each for each in forwards if self._fits(segment, each[1]))

@@ -38,7 +38,7 @@ class Picture:
         return self.start + len(self.tokens)
 
     def rows(self, first: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and positions on a device; that of the first token is `first`."""
+        """Tokens and positions on a device; the first token's position is `first`."""
         return to_device(self.tokens, device), to_device(self.positions + first, device)
 
     def pixels(self, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -59,7 +59,7 @@ class EncodedArray(Protocol):
 
 
 class PictureReader:
-    """What a model that reads pictures needs to know of them."""
+    """Properties of a model that reads pictures."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         config: Any = model.config

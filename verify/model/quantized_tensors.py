@@ -43,7 +43,7 @@ class Computed(Stored):
         return compute()
 
     def take(self, places: NDArray[np.int64] | slice) -> Stored:
-        """As `Stored.take`."""
+        """See `Stored.take`."""
         return Stored(self.rows, self.type, self.shape).take(places)
 
 

@@ -29,7 +29,7 @@ class ModelRunner(ABC):
     stop_tokens: frozenset[int]  # that end an answer
     weight_bytes: int  # read by each step
     held_bytes: int  # of all weights
-    maps_weights = False  # whether their memory is that of a file, which the system may take back
+    maps_weights = False  # whether they are a mapped file, whose memory the system may take back
     weight_bits: float  # mean, scales included
     model_tokens: int  # the longest context that the model supports
     context_tokens: int
@@ -74,7 +74,7 @@ class ModelRunner(ABC):
     @property
     @abstractmethod
     def backends(self) -> str:
-        """What measurements depend on beside the machine and the model."""
+        """Names the kernels on which measurements depend, beside the machine and the model."""
 
     @property
     @abstractmethod

@@ -246,7 +246,7 @@ def draft_tree(nodes: Sequence[int]) -> DraftTree:
 
 
 def _suspects(runner: TorchRunner) -> str:
-    """Which layers probably keep a state: the message's subject and verb."""
+    """Names layers that probably keep a state: the message's subject and verb."""
     types = getattr(runner.model.config.get_text_config(), "layer_types", None) or ()
     others = sorted({kind for kind in types if kind not in ATTENTION})
     return f"its {' and '.join(others)} layers probably keep" if others else "one of its layers probably keeps"

@@ -1,4 +1,4 @@
-"""What a model's configuration says of its texts' length and end and of its cache, and the weights that a step reads."""
+"""Reads a model's context length, ends of text and cache layout, and the weights that a step reads."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def weight_size(model: PreTrainedModel) -> tuple[int, int]:
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor; of a quantised one, those of its parts."""
+    """Bytes of a tensor, or of a quantised tensor's parts."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return tensor.nbytes
     return sum(stored_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])

@@ -139,7 +139,7 @@ def as_gguf(path: str, tensors: Mapping[str, Stored], architecture: Architecture
 
 
 def file_name(names: Any, name: str) -> str | None:
-    """What GGUF files call a checkpoint's tensor, by a table of names; None if it is not there."""
+    """A checkpoint tensor's name in GGUF files, by a table of names; None if it is not there."""
     if (scale := ROUTER_SCALES.search(name)) is not None:
         return f"blk.{scale[1]}.{'ffn_gate_inp' if scale[2] == 'scale' else 'ffn_down_exps'}.scale"
     if (residual := RESIDUALS.search(name)) is not None:

@@ -86,7 +86,7 @@ class TorchRunner(ModelRunner):
             self.start(self.context_tokens)
 
     def start(self, context_tokens: int, bounds: InvariantRange | None = None) -> None:
-        """As `ModelRunner.start`. With `bounds`, on a GPU, graphs have these sizes."""
+        """See `ModelRunner.start`. On a GPU, `bounds` are the sizes of graphs."""
         self.context_tokens = min(self.model_tokens, context_tokens)
         self.mode = Mode(self.in_pages, self._is_recurrent, bounds)
         keep_freed_memory()
@@ -132,29 +132,29 @@ class TorchRunner(ModelRunner):
 
     @property
     def in_pages(self) -> bool:  # type: ignore[override]
-        """On a GPU, caches are pages of a pool, and steps are computed by kernels over them."""
+        """Whether caches are pages of a pool, with kernels over them: on a GPU."""
         return bool(self.device.type == "cuda")
 
     @property
     def backends(self) -> str:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         packed = sorted({type(layer).__name__ for layer in packed_layers(self.model)})
         return f"packed {packed}, {self.weight_bytes} bytes, compiled {self._compile}, {self.kernels}"
 
     @property
     def machine(self) -> tuple[str, ...]:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else processor()
         return name, str(self.threads or torch.get_num_threads())
 
     def use_threads(self, count: int) -> None:
-        """As in `ModelRunner`; before `start`, since how a machine's kernels sum may depend on the threads."""
+        """See `ModelRunner`. Call it before `start`: a machine's kernels may sum differently with other threads."""
         self.threads = count
         torch.set_num_threads(count)
 
     @property
     def kernels(self) -> str:
-        """Those that were chosen for this CPU; empty on a GPU."""
+        """The kernels that were chosen for this CPU; empty on a GPU."""
         if self.device.type != "cpu":
             return ""
         layers = sorted({layer.kernel for layer in packed_layers(self.model)}) or ["PyTorch"]
@@ -162,17 +162,17 @@ class TorchRunner(ModelRunner):
 
     @property
     def invariant_range(self) -> InvariantRange | None:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         return self.mode.bounds
 
     @property
     def max_rows(self) -> int:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         return self.mode.max_rows
 
     @property
     def is_invariant(self) -> bool:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         return self.mode.backend is not None and self.mode.backend.is_invariant
 
     @property
@@ -181,12 +181,12 @@ class TorchRunner(ModelRunner):
         return self.cache_shape.is_uniform and not self._is_recurrent
 
     def draft_depth(self, length: int) -> int:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         return self.mode.draft_depth(length)
 
     @property
     def draft_nodes(self) -> int:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         return self.mode.draft_nodes
 
     def _graphed(self, pool: PagePool, compile: Compile) -> ForwardBackend:
@@ -238,17 +238,17 @@ class TorchRunner(ModelRunner):
 
     @property
     def free_pages(self) -> int | None:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         return None if self._pool is None else self._pool.free
 
     def new_cache(self) -> TensorCache:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         if self._pool is not None:
             return PagedCache(self._pool, self._positions)
         return TensorCache(self.cache_shape, self._positions)
 
     def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """As `ModelRunner.forward_all`, as many at once as the backend takes."""
+        """`ModelRunner.forward_all` with as many segments at once as the backend takes."""
         for segment in segments:
             segment.cache.release()
         if self._pool is not None:

@@ -1,1 +1,1 @@
-"""From the target's logits to accepted tokens: processing, sampling, and the acceptance rules."""
+"""Turns the target's logits into accepted tokens: processing, sampling, and the acceptance rules."""

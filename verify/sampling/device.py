@@ -1,4 +1,4 @@
-"""What a device decides: choices and rankings of whole batches of rows, by torch. Only `distribution` waits for a GPU.
+"""Choices and rankings of whole batches of rows, by torch on their device. Only `distribution` waits for a GPU.
 
 The same rules as in `outrider.verify.sampling.sampler`, which decides row by row on the host, with the same noise. Draft models
 sample with it on a CPU, too.
@@ -32,25 +32,25 @@ class DeviceArrays:
         self._device = device
 
     def of(self, array: NDArray[Any]) -> torch.Tensor:
-        """As in `Arrays`."""
+        """See `Arrays`."""
         return to_device(torch.from_numpy(array), self._device)
 
     def masks(self, allowed: NDArray[np.bool_]) -> torch.Tensor:
-        """As in `Arrays`. They are packed for the way to the device: eight masks are as many bytes as one."""
+        """See `Arrays`. Masks travel to the device in packed form: one bit per token."""
         packed = self.of(np.packbits(allowed, 1, bitorder="little"))
         bits = packed[..., None] >> torch.arange(8, dtype=torch.uint8, device=self._device) & 1
         return bits.flatten(1)[:, : allowed.shape[1]].bool()
 
     def float32(self, logits: torch.Tensor) -> torch.Tensor:
-        """As in `Arrays`."""
+        """See `Arrays`."""
         return logits.to(torch.float32, copy=True)
 
     def where(self, condition: torch.Tensor, this: Any, other: Any) -> torch.Tensor:
-        """As in `Arrays`."""
+        """See `Arrays`."""
         return torch.where(condition, this, other)
 
     def largest(self, logits: torch.Tensor) -> torch.Tensor:
-        """As in `Arrays`."""
+        """See `Arrays`."""
         return logits.amax(-1, keepdim=True)
 
 
@@ -202,7 +202,7 @@ def choices(logits: torch.Tensor, params: SamplingParams, positions: Sequence[in
 def draw(
     logits: torch.Tensor, params: SamplingParams, positions: Sequence[int], sampler: DeviceSampler, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each row of logits [M, V], the `count` tokens of the best scores, and their probabilities, [M, count].
+    """The `count` tokens of the best scores in each row of logits [M, V], and their probabilities, [M, count].
 
     So they are sampled without replacement. `sampler` is the request's.
     """
@@ -217,14 +217,14 @@ def draw(
 
 
 def distribution(logits: torch.Tensor, params: SamplingParams) -> NDArray[np.float64]:
-    """As `outrider.verify.sampling.sampler.distribution`; waits for the device."""
+    """`outrider.verify.sampling.sampler.distribution`; waits for the device."""
     found: NDArray[np.float64] = warp_logits(logits[None], params)[0].double().softmax(-1).cpu().numpy()
     check_finite(found.sum())
     return found
 
 
 def logprobs(logits: torch.Tensor, tokens: NDArray[np.int32], count: int) -> list[Any]:
-    """As `outrider.verify.sampling.logprobs.logprobs_of`, the arrays of its result."""
+    """The arrays of `outrider.verify.sampling.logprobs.logprobs_of`."""
     values = logits.float().log_softmax(-1)
     chosen = values.gather(1, to_device(torch.from_numpy(tokens).long(), values.device)[:, None])[:, 0]
     top, ids = values.topk(count, -1)
@@ -232,13 +232,13 @@ def logprobs(logits: torch.Tensor, tokens: NDArray[np.int32], count: int) -> lis
 
 
 def copies(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """As in `outrider.verify.sampling.rows`."""
+    """See `outrider.verify.sampling.rows`."""
     rows = joined(parts)
     return [each.clone() for each in parts] if rows is None else [*rows.clone().split([*map(len, parts)])]
 
 
 @contextmanager
 def decided_together(parts: Sequence[torch.Tensor]) -> Iterator[None]:
-    """As in `outrider.verify.sampling.rows`."""
+    """See `outrider.verify.sampling.rows`."""
     with one_copy(), ranked_together(parts):
         yield

@@ -1,4 +1,4 @@
-"""What makes choices equal wherever they are made: masses are integers, and logits are finite."""
+"""Makes choices equal on every device: masses are integers, and logits are finite."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Ranking:
         return logits is self._rows or first_row(logits, self._rows) is not None
 
     def of(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `likeliest`, of some of the rows."""
+        """`likeliest` for a subset of the rows."""
         first = self._first(logits)
         ids, probabilities = (each[first : first + len(logits), :count] for each in self._ranked(count)[:2])
         return ids, probabilities
@@ -64,7 +64,7 @@ class Ranking:
         return self._found
 
     def _first(self, logits: torch.Tensor) -> int:
-        """Which row these logits begin with."""
+        """The number of the row with which these logits begin."""
         first = 0 if logits is self._rows else first_row(logits, self._rows)
         assert first is not None
         return first
@@ -114,7 +114,7 @@ def is_one_storage(parts: Sequence[torch.Tensor]) -> bool:
 
 
 def first_row(part: torch.Tensor, rows: torch.Tensor) -> int | None:
-    """Where a view [N, V] of rows [M, V] begins; None if it is not one."""
+    """The first row of a view [N, V] of rows [M, V]; None if it is not one."""
     if part.dtype != rows.dtype or part.stride() != rows.stride() or not is_one_storage([part, rows]):
         return None
     first, rest = divmod(int(part.storage_offset()) - int(rows.storage_offset()), rows.stride(0))

@@ -84,15 +84,15 @@ class HostArrays:
     masks = of
 
     def float32(self, logits: NDArray[Any]) -> NDArray[np.float32]:
-        """As in `Arrays`."""
+        """See `Arrays`."""
         return np.array(logits, np.float32)
 
     def where(self, condition: Any, this: Any, other: Any) -> Any:
-        """As in `Arrays`."""
+        """See `Arrays`."""
         return np.where(condition, this, other)
 
     def largest(self, logits: NDArray[Any]) -> NDArray[Any]:
-        """As in `Arrays`."""
+        """See `Arrays`."""
         found: NDArray[Any] = logits.max(-1, keepdims=True)
         return found
 

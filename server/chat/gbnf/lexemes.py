@@ -1,4 +1,4 @@
-"""Where lexemes end, so that llguidance's lexer loses no text that a grammar allows.
+"""Finds the ends of lexemes, so that llguidance's lexer loses no text that a grammar allows.
 
 llguidance matches all lexemes that may stand at a place at once, and ends them where no byte continues any. So a lexeme is lost
 if its text may be followed by a byte with which another one, or a longer text of its own, goes on. Where that is possible, the
@@ -86,7 +86,7 @@ class LexemeCutter:
             raise ValueError("too many of its alternatives can begin with the same characters; simplify it")
 
     def _starts_of(self, node: Node) -> Starts:
-        """What a node may begin with."""
+        """The lexemes that a node may begin with."""
         if node not in self._starts:
             found: Starts = defaultdict(int)
             seen: set[str] = set()
@@ -109,7 +109,7 @@ class LexemeCutter:
         return self._starts[node]
 
     def _following(self, node: Node) -> dict[Junction, Node]:
-        """What may follow a node, whatever comes before it, by the junction before it."""
+        """The nodes that may follow a node, by the junction before it."""
         if node not in self._after:
             found: dict[Junction, Node] = {}
             seen: set[Node] = set()

@@ -171,7 +171,7 @@ def reached(bodies: Mapping[str, Node]) -> Collection[str]:
 
 
 def recursion(name: str, parts: Sequence[Node]) -> str:
-    """Where a series of nodes refers to the rule `name`: "left", "right", "both", or "optional" at an optional end."""
+    """The end at which nodes refer to the rule `name`: "left", "right", "both", or "optional" at an optional end."""
     ends = [isinstance(part, Reference) and part.name == name for part in (parts[0], parts[-1])] if parts else [False, False]
     if all(ends):
         return "itself" if len(parts) == 1 else "both"

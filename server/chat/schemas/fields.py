@@ -75,7 +75,7 @@ class FieldReader:
         return found
 
     def _alternatives(self, schemas: Sequence[Any], depth: int) -> list[Fields] | None:
-        """The alternatives of those of the schemas that allow objects."""
+        """The alternatives of the schemas that allow objects."""
         found: list[Fields] = []
         for schema in schemas:
             if schema is False or "object" not in types_of(schema, self._definitions, self._types):

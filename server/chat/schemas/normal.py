@@ -69,7 +69,7 @@ class Normal:
 
 
 def standalone(schema: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """A schema, with those of the definitions that it refers to."""
+    """A schema with the definitions that it refers to."""
     found = as_object(schema)
     used = reachable(found, definitions)
     return {**found, "$defs": {name: definitions[name] for name in used}} if used else found
@@ -181,7 +181,7 @@ class Normaliser:
         return reference
 
     def _end(self, place: Place, path: Path) -> Place | None:
-        """Where a chain of mere references ends; None, and a note, if it never does."""
+        """The schema at the end of a chain of references; None, and a note, if the chain never ends."""
         seen: set[int] = set()
         while isinstance(place.schema, dict) and id(place.schema) not in seen:
             seen.add(id(place.schema))

@@ -1,4 +1,4 @@
-"""What of a schema is not enforced: as a name for a header, and as a sentence for an error. Knows nothing about schemas."""
+"""Notes on keywords that are not enforced: a name for a header, and a sentence for an error. Knows nothing about schemas."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class References:
             self._dynamic["#"] = self._dynamic.get("#", 0) + 1
 
     def target(self, place: Place, keyword: str = "$ref") -> Place | None:
-        """What a keyword of a schema refers to; None if that is not in the schema, or depends on the path that leads here."""
+        """The schema that a keyword refers to; None if it is not in this schema, or depends on the path that leads here."""
         reference = place.schema.get(keyword)
         if not isinstance(reference, str):
             return None

@@ -1,4 +1,4 @@
-"""What normalised schemas say about the types of values, and about texts. Reads every schema once."""
+"""Reads the types of values and the limits of texts from normalised schemas, each once."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def types_of_value(value: Any) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Texts:
-    """Which texts a schema allows."""
+    """The texts that a schema allows."""
 
     values: list[str] | None  # all of them; None = any
     least: int  # characters

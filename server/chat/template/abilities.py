@@ -1,4 +1,4 @@
-"""What a chat template can render, found by rendering short conversations and looking for their words.
+"""Finds out what a chat template can render, by rendering short conversations and looking for their words.
 
 Promises nothing about the meaning of a template's text: a template takes what it renders in the conversation's order.
 """
@@ -15,7 +15,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class TemplateAbilities:
-    """What a chat template takes as it is. Whatever it does not take is rewritten by `form.fit`."""
+    """The forms of a conversation that a chat template takes; `form.fit` rewrites the others."""
 
     parts_only: bool = False  # content is left out unless it is a list of parts
     argument_texts: bool = False  # calls are left out unless their arguments are JSON texts

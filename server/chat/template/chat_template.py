@@ -90,7 +90,7 @@ class ChatTemplate:
 
     @cached_property
     def abilities(self) -> TemplateAbilities:
-        """What the template takes."""
+        """The forms of a conversation that the template takes."""
         return probe(self.try_render)
 
     @cached_property

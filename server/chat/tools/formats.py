@@ -38,7 +38,7 @@ class ToolFormat:
 
     @property
     def words(self) -> Words:
-        """What the first call begins with and consists of, without whitespace."""
+        """The words before and in the first call, without whitespace."""
         return tuple(word for word in (*self.before, *self.call) if word.strip())
 
     @property
@@ -49,12 +49,12 @@ class ToolFormat:
 
     @property
     def first_word(self) -> str:
-        """What a call begins with, after the opening marker."""
+        """The first word of a call after the opening marker."""
         return next(word for word in self.call if word.strip() and word != self.opening)
 
     @property
     def enclosure(self) -> tuple[str, str]:
-        """What stands before the first call and after the last one; only brackets if no marker is needed."""
+        """The text before the first call and after the last one; only brackets if no marker is needed."""
         before, after = (
             "".join(word for word in words if not self.bare or word in "[]") for words in (self.before, self.after)
         )
@@ -322,7 +322,7 @@ FORMATS: Mapping[str, ToolFormat] = {format.name: format for format in TABLE}
 
 
 def detect_format(template: str) -> ToolFormat | None:
-    """The format whose markers a chat template contains; None if it has those of none."""
+    """The format whose markers a chat template contains; None if it contains no format's."""
     for format in TABLE:
         if any(all(text in template for text in texts) for texts in format.markers):
             return format

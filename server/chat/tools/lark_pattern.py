@@ -1,4 +1,4 @@
-"""From a Lark grammar without recursion to one regular expression.
+"""Converts a Lark grammar without recursion to one regular expression.
 
 Tool calls carry a custom tool's input inside a JSON string, which a grammar can enforce only by a regular expression.
 """

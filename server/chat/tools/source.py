@@ -42,7 +42,7 @@ class Source:
         self._text, self._at = self._text[self._at :] + text, 0
 
     def hold(self, text: str = "") -> None:
-        """From now on, consumed text is held, after `text`."""
+        """Holds consumed text from now on, after `text`."""
         self._held = [text]
 
     def release(self) -> str:

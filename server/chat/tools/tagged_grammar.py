@@ -54,7 +54,7 @@ class TaggedGrammar:
 
     @property
     def end(self) -> str:
-        """What ends a value."""
+        """The marker that ends a value."""
         return next(word for word in self.words[self.words.index("%value") + 1 :] if word.strip())
 
     def expression(self) -> str:

@@ -1,4 +1,4 @@
-"""What the parsers share: a parser's interface around its reader, and the collection of the parts that it finds."""
+"""Shared by the parsers: the interface around a parser's reader, and the collection of the parts that it finds."""
 
 from __future__ import annotations
 

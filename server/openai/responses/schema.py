@@ -144,7 +144,7 @@ class ResponsesBody(SamplingFields):
 
     @property
     def ignored(self) -> list[str]:
-        """What this server does not have and leaves out: tools, input items, what the model cannot read, and hints."""
+        """Names of unsupported parts that are left out: tools, input items, media that the model cannot read, and hints."""
         names = [f"tools.{tool.type}" for tool in self.tools or () if isinstance(tool, HostedTool)]
         names += [f"tool_choice.{self.tool_choice.type}"] if isinstance(self.tool_choice, HostedChoice) else []
         names += [f"input.{item.type}" for item in self.input if isinstance(item, OtherItem)]

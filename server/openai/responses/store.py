@@ -74,7 +74,7 @@ class Shelf:
 
 
 class ResponseStore:
-    """In memory, bounded in age and, for each principal, in number and bytes. The oldest responses are evicted first.
+    """Responses in memory, bounded in age and, for each principal, in number and bytes. The oldest are evicted first.
 
     A principal sees only its own responses, and evicts only its own.
     """

@@ -1,4 +1,4 @@
-"""From the arguments of the function that stands for a custom tool to the tool's input, while they are generated."""
+"""Converts a custom tool's function arguments to the tool's input, while they are generated."""
 
 from __future__ import annotations
 

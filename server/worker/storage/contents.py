@@ -65,7 +65,7 @@ class Contents:
         verifier: Verifier,
         learned: Mapping[DrafterName, Mapping[str, NDArray[Any]]],
     ) -> Contents:
-        """Those of a session."""
+        """The contents of a session."""
         rows, length = verifier.rows, verifier.committed_rows
         return cls(
             principal,
@@ -110,7 +110,7 @@ class Contents:
         return labels if self.name is None else labels | {"name": self.name}
 
     def tensors(self, rest: HostRows | None) -> dict[str, Any]:
-        """What the session's file holds, arrays and tensors."""
+        """The arrays and tensors of the session's file."""
         arrays = {f"{drafter}:{key}": array for drafter, state in self.learned.items() for key, array in state.items()}
         found: dict[str, Any] = {name: np.ascontiguousarray(array) for name, array in {TEXT: self.text, **arrays}.items()}
         return found | state_tensors(self.states) | ({} if rest is None else {ROWS: rest})

@@ -31,7 +31,7 @@ class ForeignFolder(Exception):
 
 
 class Identity(NamedTuple):
-    """Which version of a file it is."""
+    """Identifies a version of a file."""
 
     inode: int
     mtime_ns: int
@@ -127,7 +127,7 @@ def touch(path: Path) -> bool:
 
 
 def identity(path: Path) -> Identity:
-    """Which version of a file it is. Raises OSError."""
+    """Identifies the version of a file. Raises OSError."""
     found = path.stat()
     return Identity(found.st_ino, found.st_mtime_ns)
 

@@ -119,7 +119,7 @@ class StoredSession:
 
 @dataclass(frozen=True)
 class Fits:
-    """What the rows and tokens of a model look like in a file."""
+    """The shapes of a model's rows in a file, and its vocabulary."""
 
     whole: tuple[int, ...]  # the shape of a page, without its positions
     reduced: tuple[int, ...]  # shape of a page without the rows of layers with a window
@@ -127,7 +127,7 @@ class Fits:
 
     @classmethod
     def of(cls, runner: ModelRunner) -> Fits:
-        """That of a runner's model."""
+        """The shapes of a runner's model."""
         shape = runner.cache_shape
         lasting = tuple(each for each in shape.layers if each.window is None)
         whole, reduced = (row_shape(shape, layers) for layers in (shape.layers, lasting))
@@ -220,7 +220,7 @@ def state_digest(state: Snapshot) -> str:
 
 
 def state_tensors(states: Sequence[Snapshot]) -> dict[str, Any]:
-    """What a file holds of the snapshots."""
+    """The tensors of the snapshots in a file."""
     parts = [(np.array(each.length), each.matrices, each.windows) for each in states]
     return {name: part for index, each in enumerate(parts) for name, part in zip(state_names(index), each, strict=True)}
 

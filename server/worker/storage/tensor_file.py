@@ -50,7 +50,7 @@ NAMES = {name: (dtype, size) for dtype, (name, size) in TYPES.items()}
 
 
 class Entry(msgspec.Struct):
-    """Where a tensor is in a file."""
+    """Data type, shape and byte range of a tensor in a file."""
 
     dtype: str
     shape: list[int]

@@ -1,1 +1,1 @@
-"""What a decoder computes, in plain values: read from a checkpoint's configuration or from a GGUF file. Knows no device."""
+"""Describes a decoder in plain values, read from a checkpoint's configuration or from a GGUF file. Knows no device."""

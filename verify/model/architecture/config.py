@@ -183,7 +183,7 @@ def read_recurrence(config: Mapping[str, Any], family: Family) -> Recurrence:
 
 
 def read_multipliers(config: Mapping[str, Any]) -> dict[str, float]:
-    """What Falcon-H1's linear layers are multiplied by."""
+    """The multipliers of Falcon-H1's linear layers."""
     default = DEFAULTS[config["model_type"]]
     gate, down = config["mlp_multipliers"] or default["mlp_multipliers"]
     given, attention = config["ssm_in_multiplier"], config["attention_in_multiplier"]

@@ -1,4 +1,4 @@
-"""What a configuration says that lacks a name: the numbers with which each family's code was published.
+"""Defaults for names that a configuration lacks: the numbers with which each family's code was published.
 
 Names are those of `outrider.verify.model.architecture.standard`. Files lack names that are younger than they are, and their
 parts about text those whose numbers were not changed.

@@ -60,7 +60,7 @@ class Scores(Enum):
 
 
 class State(Enum):
-    """What a recurrent layer keeps of a text: the last inputs of a convolution, and, but for CONVOLUTION, a matrix per head."""
+    """The state of a recurrent layer: the last inputs of a convolution, and, except for CONVOLUTION, a matrix per head."""
 
     DELTA_RULE = 0  # Yang et al., Gated Delta Networks; Kimi Team, Kimi Linear
     STATE_SPACE = 1  # Dao and Gu, Mamba 2

@@ -10,7 +10,7 @@ from outrider.verify.model.architecture.description import Activation, Norm, Sco
 
 @dataclass(frozen=True)
 class Family:
-    """What the models of a family have in common. Names and numbers that a model states itself are read by the readers."""
+    """Properties that the models of a family share. The readers read names and numbers that a model states itself."""
 
     name: str  # in GGUF files
     norm: Norm = Norm.RMS

@@ -182,7 +182,7 @@ def read_latents(entries: Entries, family: Family, count: int, rotaries: Sequenc
 
 
 def read_recurrent(entries: Entries, family: Family, count: int) -> list[bool]:
-    """Which layers keep a state."""
+    """The layers that keep a state."""
     if family.state is None or family.has_both:
         return [family.has_both] * count
     if family.state is State.DELTA_RULE and not family.is_latent:
@@ -217,7 +217,7 @@ def read_recurrence(entries: Entries, family: Family) -> Recurrence:
 
 
 def read_pattern(entries: Entries, family: Family, count: int) -> list[bool]:
-    """Which layers have a window."""
+    """The layers that have a window."""
     given = entries.get("attention.sliding_window_pattern", family.window_every)
     if isinstance(given, list):
         return [bool(each) for each in given]

@@ -78,7 +78,7 @@ def yarn_attention(scaling: Mapping[str, Any], factor: float) -> float:
 
 
 def magnitude(scale: float, factor: float) -> float:
-    """What the scores of a text grow by that is `factor` times as long as those of the training."""
+    """The growth of the scores in a text that is `factor` times as long as in training."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

@@ -130,7 +130,7 @@ def layer_types(config: Mapping[str, Any], family: Family) -> list[str]:
 
 
 def usual_kinds(config: Mapping[str, Any], family: Family) -> tuple[Callable[[int], bool], str]:
-    """Which layers attend to the whole text where a configuration does not list them, and what the others are."""
+    """The layers that attend to the whole text if a configuration does not list them, and the kind of the others."""
     if family.state is State.DELTA_RULE:
         if family.is_latent:
             numbers = config.get("linear_full_attn_layers") or range(5, config["num_hidden_layers"] + 1, 4)
@@ -169,7 +169,7 @@ def rotated_layers(config: Mapping[str, Any]) -> list[bool]:
 
 
 def own_numbers(config: Mapping[str, Any], family: Family) -> dict[int, Mapping[str, Any]]:
-    """What differs in single layers, by their numbers."""
+    """The differing values of single layers, by their numbers."""
     if family.name != "gemma4" or "per_layer_config" in config:
         return {int(number): own for number, own in (config.get("per_layer_config") or {}).items()}
     own = {"head_dim": config["global_head_dim"]}

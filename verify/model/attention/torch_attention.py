@@ -49,7 +49,7 @@ class TorchAttention:
         return self._masks[window, like.device]
 
     def visible(self, window: int | None) -> torch.Tensor:
-        """Which rows of the batch each of them attends to in layers with this window, bool [N, N]."""
+        """A mask of the rows to which each row attends in layers with this window, bool [N, N]."""
         return torch.from_numpy(self._batch.ancestor_mask())
 
     def _build(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:

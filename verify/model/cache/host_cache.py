@@ -90,7 +90,7 @@ class HostCache(KVCache):
 
     @property
     def released(self) -> Collection[int]:
-        """As in `Rows`."""
+        """See `Rows`."""
         return () if self.windowed is None else self.windowed.released
 
     def commit(self, rows: list[int]) -> None:
@@ -108,15 +108,15 @@ class HostCache(KVCache):
 
     @property
     def snapshots(self) -> Sequence[Snapshot]:
-        """As in `Rows`."""
+        """See `Rows`."""
         return () if self.recurrent is None else self.recurrent.snapshots
 
     def states(self, length: int) -> Sequence[Snapshot]:
-        """As in `Rows`."""
+        """See `Rows`."""
         return () if self.recurrent is None else self.recurrent.states(length, self.length)
 
     def parts(self, length: int, start: int = 0) -> Iterator[Part]:
-        """As in `Rows`; views of a uniform layout."""
+        """See `Rows`; returns views of a uniform layout."""
         for first in range(start, length, paging.PAGE_TOKENS):
             yield self._part(first, min(first + paging.PAGE_TOKENS, length))
 
@@ -146,7 +146,7 @@ class HostCache(KVCache):
             planes[which, :, start:end] = each
 
     def _held(self, start: int) -> Sequence[slice | NDArray[np.int64]]:
-        """Which planes of each array have the rows of the page that begins at `start`."""
+        """The planes of each array that have the rows of the page at `start`."""
         if start // paging.PAGE_TOKENS in self.released:
             return self._unwindowed
         return [slice(None)] * len(self._planes)

@@ -70,20 +70,20 @@ class KVCache(ABC):
 
     @abstractmethod
     def parts(self, length: int, start: int = 0) -> Iterator[Part]:
-        """As in `Rows`."""
+        """See `Rows`."""
 
     @property
     def released(self) -> Collection[int]:
-        """As in `Rows`."""
+        """See `Rows`."""
         return ()
 
     @property
     def snapshots(self) -> Sequence[Snapshot]:
-        """As in `Rows`."""
+        """See `Rows`."""
         return ()
 
     def states(self, length: int) -> Sequence[Snapshot]:
-        """As in `Rows`."""
+        """See `Rows`."""
         return ()
 
     def share(self, count: int) -> list[Page]:

@@ -80,7 +80,7 @@ class Rows(Protocol):
         """States of recurrent layers after some of these rows, as far as they are in memory."""
 
     def states(self, length: int) -> Sequence[Snapshot]:
-        """Those after at most `length` rows; if these are all rows, the last one is after all of them."""
+        """The states after at most `length` rows; if these are all rows, the last state is after all of them."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ class SwappedRows:
     snapshots: Sequence[Snapshot]
 
     def states(self, length: int) -> Sequence[Snapshot]:
-        """As in `Rows`."""
+        """See `Rows`."""
         return [each for each in self.snapshots if each.length <= length]
 
     @property
     def released(self) -> Collection[int]:
-        """As in `Rows`."""
+        """See `Rows`."""
         return [index for index, page in enumerate(self.all_pages) if not page.is_whole]
 
     @property
@@ -110,7 +110,7 @@ class SwappedRows:
         return list(self.pages[:count])
 
     def parts(self, length: int, start: int = 0) -> Iterator[Part]:
-        """As in `Rows`."""
+        """See `Rows`."""
         for first in range(start, length, PAGE_TOKENS):
             rows = self.all_pages[first // PAGE_TOKENS].rows
             assert rows is not None

@@ -77,7 +77,7 @@ class CacheShape:
 
     @property
     def stored_dtype(self) -> Any:
-        """Of keys and values in the cache."""
+        """The data type of keys and values in the cache."""
         return self.coded or self.dtype
 
     def stored_width(self, width: int) -> int:
@@ -86,7 +86,7 @@ class CacheShape:
 
     @property
     def planes(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
-        """Which keys (0) and values (1) of which layers have the same heads and width: they are in one tensor."""
+        """The keys (0) and values (1) of layers by heads and width: equal ones are in one tensor."""
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for layer, each in enumerate(self.layers):
             for part, width in enumerate((each.key_dim, each.value_dim)):

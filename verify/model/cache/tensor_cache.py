@@ -41,7 +41,7 @@ class TensorCache(HostCache):
         return keys[:, :end], values[:, :end]
 
     def fill(self, length: int, noise: torch.Generator | None = None) -> None:
-        """As `HostCache.fill`, or with rows of noise."""
+        """`HostCache.fill`, or fills with rows of noise."""
         super().fill(length)
         if noise is not None:
             for part in self._contents(length):

@@ -1,4 +1,4 @@
-"""What a slot keeps of layers with a sliding window: the rows that windows at the text's end read, and some windows before.
+"""Keeps rows of layers with a sliding window: those that windows at the text's end read, and some windows before.
 
 No later row reads what is further behind than a window, so the memory of such rows returns to the system, page by page. A
 margin is kept for rewinding, and one window of every SPACING: a text that goes back further is continued from the end of the
@@ -23,7 +23,7 @@ FORWARD_TOKENS = 1024
 
 
 class WindowedRows:
-    """Which pages of one slot have rows of layers with a window. Those that do not are released."""
+    """The pages of one slot that have rows of layers with a window; the others are released."""
 
     def __init__(self, window: int, discard: Callable[[slice], None]) -> None:
         """`window` is the largest of the layers'; `discard` returns the memory of their rows at these positions."""

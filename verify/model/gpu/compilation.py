@@ -33,7 +33,7 @@ CompileError = torch._dynamo.exc.TorchDynamoException
 
 
 def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """What is compiled: the layers, and the norms beside them, such as the last one."""
+    """The modules to compile: the layers, and the norms beside them, such as the last one."""
     names = model._no_split_modules or ()
     layers = [module for module in model.modules() if type(module).__name__ in names]
     beside = [module for module in model.get_decoder().children() if "Norm" in type(module).__name__] if layers else []

@@ -35,7 +35,7 @@ class Piece(NamedTuple):
     tokens: NDArray[np.int64]  # [N]
     depths: NDArray[np.int64]  # [N]
     ancestors: NDArray[np.bool_]  # [N, K + N], after K rows that are known; a row itself included, and ancestors precede it
-    shift: int = 0  # as in `Segment`
+    shift: int = 0  # see `Segment`
 
 
 class DeviceRows:
@@ -48,7 +48,7 @@ class DeviceRows:
     """
 
     def __init__(self, device: torch.device, max_rows: int, max_pages: int, work: TextWork) -> None:
-        """For up to `max_rows` rows of streams with `max_pages` pages each."""
+        """Allocates for up to `max_rows` rows of streams with `max_pages` pages each."""
         self.max_rows, self.work = max_rows, work
         self._device = device
         in_tables = work.most(max_rows) + max_rows * (max_pages + MAX_NODES + 1)
@@ -63,7 +63,7 @@ class DeviceRows:
         self.upload(self.packed(pieces, count))
 
     def upload(self, packed: torch.Tensor) -> None:
-        """Uploads what `packed` gave, also that of another device's."""
+        """Uploads the result of `packed`, of this or another device."""
         copy_to_device(packed, self._packed[: len(packed)])
 
     def packed(self, pieces: Sequence[Piece], count: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Where a forward's streams have their recurrent states, and which of its rows descend from which, in device memory.
+"""The places of streams' recurrent states, and the descent of a forward's rows, in device memory.
 
 The states of a stream are tensors of its own (`outrider.verify.model.recurrent.states`), which never move: a captured graph
 reads their addresses. Knows nothing about layers.

@@ -50,11 +50,11 @@ class Forward(Protocol):
 
 
 class Tap(Protocol):
-    """What keeps hidden states, such as `HiddenTap`."""
+    """Keeps hidden states, for example `HiddenTap`."""
 
     @property
     def states(self) -> torch.Tensor:
-        """Those of the last forward's rows, [N, width]."""
+        """The hidden states of the last forward's rows, [N, width]."""
 
 
 class GraphedForward:

@@ -296,7 +296,7 @@ def write(
     value,
     value_head,
     value_row,
-    pool,  # this and all below as in `attend_text`
+    pool,  # see `attend_text` for this and all below
     page_stride,
     layer_offset,
     head_stride,

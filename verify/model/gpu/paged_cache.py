@@ -177,18 +177,18 @@ class PagedCache(TensorCache):
         self.table += taken
 
     def _shared(self, rows: int) -> list[int]:
-        """Which pages of the table `rows` more rows are written to, although other caches hold them, too."""
+        """The indices of pages to which `rows` more rows are written, although other caches hold them, too."""
         size = self.pool.page_tokens
         written = range(self.length // size, min(len(self.table), page_count(self.length + rows, size)))
         return [index for index in written if self.pool.is_shared(self.table[index])]
 
     def places(self, start: int, end: int) -> list[int]:
-        """Where positions are in the pool: page times page_tokens, plus the row in the page."""
+        """The places of positions in the pool: page times page_tokens, plus the row in the page."""
         size = self.pool.page_tokens
         return [self.table[at // size] * size + at % size for at in range(start, end)]
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `TensorCache.write`, after `reserve`; returns copies, because the rows are not contiguous."""
+        """`TensorCache.write` after `reserve`; returns copies, because the rows are not contiguous."""
         self.pool.settle()
         size, start = self.pool.page_tokens, self.length + known
         end = start + key.shape[1]
@@ -225,7 +225,7 @@ class PagedCache(TensorCache):
         self.length += len(rows)
 
     def fork(self, source: Rows, length: int) -> None:
-        """As `HostCache.fork`. Shares the pages of a source in the same pool. Raises OutOfPages, and is unchanged then."""
+        """See `HostCache.fork`. Shares the pages of a source in the same pool. Raises OutOfPages, and is unchanged then."""
         length = min(length, source.length)
         snapshots = source.states(length)
         if self.recurrent is not None:

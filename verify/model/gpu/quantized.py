@@ -54,7 +54,7 @@ class Blocks(NamedTuple):
 
 
 def _joined(parts: Sequence[Blocks]) -> Blocks:
-    """The weights of several layers, or parts of one, as those of one."""
+    """Joins the weights of several layers, or parts of one, into one."""
     minimums = [each.minimums for each in parts if each.minimums is not None]
     values, scales = torch.cat([each.values for each in parts]), torch.cat([each.scales for each in parts])
     return Blocks(values, scales, torch.cat(minimums) if minimums else None)
@@ -119,7 +119,7 @@ class BlockLinear(PackedLayer):
         self.nbytes = sum(each.nbytes for each in (blocks.values, *parts))
 
     def apart(self) -> BlockLinear:
-        """As `outrider.verify.model.gpu.triton_products.KernelLinear.apart`."""
+        """See `outrider.verify.model.gpu.triton_products.KernelLinear.apart`."""
         found = copy(self)
         found.constants = (*self.constants[:-1], torch.zeros_like(self.constants[-1]))
         return found

@@ -88,7 +88,7 @@ def likeliest(
     most_blocks: tl.constexpr,  # a power of two
     low_bits: tl.constexpr,
 ):
-    """The likeliest tokens of one row among those of its blocks."""
+    """The likeliest tokens of one row among its blocks' likeliest."""
     row = tl.program_id(0)
     at = tl.arange(0, most_blocks * most)
     candidates = tl.load(values + row * blocks * most + at, at < blocks * most, -float("inf"))

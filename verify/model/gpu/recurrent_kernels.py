@@ -77,7 +77,7 @@ def _read_state(
     is_delta: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr, block_keys: tl.constexpr,
     block_values: tl.constexpr, block_rows: tl.constexpr,
 ):  # fmt: skip
-    """What a block's queries and keys read of the state, [B, C] each, and their products with the block's keys, [B, B] each.
+    """Reads the state with a block's queries and keys, [B, C] each, and multiplies them by the block's keys, [B, B] each.
 
     What keys read, and their products, are zero unless `is_delta`. Keeps the keys.
     """
@@ -160,7 +160,7 @@ def scan(
     key_dim: tl.constexpr, value_dim: tl.constexpr,
     block_keys: tl.constexpr, block_values: tl.constexpr, block_rows: tl.constexpr,
 ):  # fmt: skip
-    """What one stream's rows read of one head's state after them, some of its columns; keeps their keys, writes and decays."""
+    """Reads some columns of one head's state for one stream's rows; keeps their keys, writes and decays."""
     stream, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     count = tl.load(streams + COUNT * size + stream).to(tl.int32)
     if count > 0:

@@ -302,7 +302,7 @@ def choose(
     draws: tl.constexpr,
     most: tl.constexpr, most_blocks: tl.constexpr, low_bits: tl.constexpr, block: tl.constexpr, slots: tl.constexpr,
 ):  # fmt: skip
-    """The tokens of one row, that of the best score first."""
+    """The tokens of one row, the best score first."""
     index = tl.program_id(0)
     temperature = _fraction(settings, TEMPERATURE, index).to(tl.float32)
     if temperature > 0.0:

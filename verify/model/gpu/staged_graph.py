@@ -38,7 +38,7 @@ class StagedGraph:
         self._stages.append(self._open.enter_context(self._capture(device)))
 
     def copy(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        """As in `Recorder`. The copies have memory of their own, which the next stage reads in every replay."""
+        """See `Recorder`. The copies have memory of their own, which the next stage reads in every replay."""
         self._open.close()
         copies = [tensor.to(device) for tensor in tensors]
         for tensor, copy in zip(tensors, copies, strict=True):
@@ -73,7 +73,7 @@ class CudaCapture:
 
     @contextmanager
     def __call__(self, device: torch.device) -> Iterator[Callable[[], Any]]:
-        """As `Capture`. What other threads ask of the device meanwhile does not end the capture."""
+        """See `Capture`. Other threads' work on the device does not end the capture."""
         graph, thread = torch.cuda.CUDAGraph(), "thread_local"
         with torch.cuda.graph(graph, self._pools[device], self._streams[device], capture_error_mode=thread):
             yield graph.replay

@@ -35,7 +35,7 @@ def tree_attention(
     key: torch.Tensor,  # [kv_heads, N, head_dim]
     value: torch.Tensor,
     pool: torch.Tensor,  # [pages, layers, 2, kv_heads, page_tokens, stored width]; the rows are written to it
-    rows: torch.Tensor,  # int64 [6, max_rows], and tables as in `DeviceRows`
+    rows: torch.Tensor,  # int64 [6, max_rows]; see `DeviceRows` for it and the tables
     tables: torch.Tensor,
     layer: int,
     split: int,  # positions of the first splits

@@ -33,7 +33,7 @@ PROGRAMS, SPLIT_OUTPUTS = 96, 128
 
 
 class Gpu(NamedTuple):
-    """What the sizes of tiles depend on."""
+    """The properties of a GPU that decide the sizes of tiles."""
 
     multiprocessors: int
     shared_bytes: int  # of a program, without what the compiler adds

@@ -33,11 +33,11 @@ def scan(
     values: torch.Tensor,  # float32 [H, N, value_dim]
     decays: torch.Tensor,  # float32 [H, N]
     beta: torch.Tensor | None,  # float32 [H, N]
-    rows: torch.Tensor,  # as in `DeviceStates`
+    rows: torch.Tensor,  # see `DeviceStates`
     streams: torch.Tensor,
     layer: int,
 ) -> torch.Tensor:
-    """What rows read of their streams' states, [H, N, value_dim]; zero without a stream. Keeps keys, writes and decays."""
+    """Reads the streams' states for their rows, [H, N, value_dim]; zero without a stream. Keeps keys, writes and decays."""
     queries, keys, values = (each if each.stride(2) == 1 else each.contiguous() for each in (queries, keys, values))
     heads, count, value_dim = values.shape
     out = torch.zeros(count, heads, value_dim, device=values.device)
@@ -75,7 +75,7 @@ def convolve(
     inputs: torch.Tensor,  # [N, channels]
     taps: torch.Tensor,  # float32 [window + 1, channels]; the weights
     bias: torch.Tensor | None,  # [channels]
-    rows: torch.Tensor,  # as in `DeviceStates`
+    rows: torch.Tensor,  # see `DeviceStates`
     streams: torch.Tensor,
     layer: int,
 ) -> torch.Tensor:

@@ -138,7 +138,7 @@ def choose(logits: torch.Tensor, values: torch.Tensor, sampled: Sequence[Sampled
 def draw(
     logits: torch.Tensor, params: SamplingParams, positions: Sequence[int], draws: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each row of logits [M, V], tokens that are sampled without replacement, int32 [M, draws], and their probabilities.
+    """Samples tokens without replacement for each row of logits [M, V]: int32 [M, draws], and their probabilities.
 
     They are the tokens of the best scores; the probabilities, float32, are those before min-p.
     """

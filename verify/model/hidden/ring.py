@@ -73,7 +73,7 @@ class StateRing:
         self.first = min(self.first, self.end)
 
     def copy(self, source: StateRing | None, length: int) -> None:
-        """Replaces the states with those of `source` before position `length`; None = with none."""
+        """Copies the states of `source` before position `length` over its own; None = no states."""
         self.first = self.end = 0
         if source is not None:
             self._rows.copy_(source._rows)

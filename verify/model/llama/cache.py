@@ -92,11 +92,11 @@ class LlamaCache(KVCache):
         """Nothing: an empty sequence takes no memory."""
 
     def missing_pages(self, rows: int) -> int:
-        """As in `KVCache`."""
+        """See `KVCache`."""
         return max(0, page_count(self.length + rows, paging.PAGE_TOKENS) - self._taken)
 
     def reserve(self, rows: int) -> None:
-        """As in `KVCache`. Raises OutOfPages."""
+        """See `KVCache`. Raises OutOfPages."""
         self.pool.reserve([(self, rows)])
 
     def hold(self, rows: int) -> None:
@@ -127,7 +127,7 @@ class LlamaCache(KVCache):
         return [sequences[column].tolist() for column in below.T]
 
     def commit(self, rows: list[int]) -> None:
-        """As in `KVCache`: the rows are a path from the root."""
+        """See `KVCache`; the rows are a path from the root."""
         start, end = self.length, self.length + len(rows)
         for leaf, sequence in self._leaves.items():
             if self._ancestors[leaf, rows[-1]]:
@@ -146,13 +146,13 @@ class LlamaCache(KVCache):
         self._leaves = {}
 
     def truncate(self, length: int) -> None:
-        """As in `KVCache`."""
+        """See `KVCache`."""
         self.length = min(self.length, length)
         self.release()
         del self.pages[self.length // paging.PAGE_TOKENS :]
 
     def fill(self, length: int, noise: Any = None) -> None:
-        """As in `KVCache`, with the rows of a text of zeros."""
+        """See `KVCache`; computes the rows of a text of zeros."""
         self.truncate(0)
         self.reserve(length)
         for start in range(0, length, MOST_ROWS):
@@ -163,11 +163,11 @@ class LlamaCache(KVCache):
         self.length = self._end = length
 
     def assume(self, length: int) -> None:
-        """As in `KVCache`; there are only the rows that were computed."""
+        """See `KVCache`; there are only the rows that were computed."""
         self.truncate(length)
 
     def fork(self, source: Rows, length: int) -> None:
-        """As in `KVCache`. Rows that are not in llama.cpp's cache are restored in whole pages."""
+        """See `KVCache`. Rows that are not in llama.cpp's cache are restored in whole pages."""
         self.truncate(0)
         length = min(length, source.length)
         if isinstance(source, LlamaCache):
@@ -184,7 +184,7 @@ class LlamaCache(KVCache):
         self.pages = source.share(length // paging.PAGE_TOKENS)
 
     def parts(self, length: int, start: int = 0) -> Iterator[HostRows]:
-        """As in `Rows`: what llama.cpp saves of each page."""
+        """See `Rows`; llama.cpp's saved bytes of each page."""
         for first in range(start, length, paging.PAGE_TOKENS):
             end = min(first + paging.PAGE_TOKENS, length)
             found = np.zeros((1, 1, 1, end - first, self.pool.shape.bytes_for(1)), np.uint8)

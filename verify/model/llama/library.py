@@ -43,7 +43,7 @@ class LlamaModel:
     """The weights of a GGUF file."""
 
     def __init__(self, file: Path, on_gpu: bool) -> None:
-        """With `on_gpu`, the layers are on the GPU as far as the library was built for one. Raises ModelError."""
+        """`on_gpu` offloads the layers if the library supports a GPU. Raises ModelError."""
         self._api = library()
         self.handle = self._load(file, on_gpu and bool(self._api.llama_supports_gpu_offload()))
         self._vocabulary = self._api.llama_model_get_vocab(self.handle)
@@ -160,7 +160,7 @@ class LlamaContext:
         return np.ctypeslib.as_array(found, (int(outputs.sum()), self._model.vocabulary))
 
     def copy(self, source: int, to: int, start: int, end: int) -> None:
-        """Makes the positions of a sequence from `start` to `end` those of another one, too."""
+        """Shares the positions from `start` to `end` of a sequence with another one."""
         with self._lock:
             self._api.llama_memory_seq_cp(self._memory, source, to, start, end)
 

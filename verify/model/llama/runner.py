@@ -71,7 +71,7 @@ class LlamaRunner(ModelRunner):
         return CacheShape((LayerShape(1, len(context.save(0, 1, 0, 1)), 0),), np.dtype(np.uint8), self.device)
 
     def start(self, context_tokens: int, bounds: InvariantRange | None = None) -> None:
-        """As in `ModelRunner`, without an invariant range."""
+        """See `ModelRunner`; there is no invariant range."""
         assert bounds is None
         self.context_tokens = min(self.model_tokens, context_tokens)
         self._sequences = None  # frees its memory first
@@ -96,38 +96,38 @@ class LlamaRunner(ModelRunner):
 
     @property
     def dtypes(self) -> tuple[str, str]:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         return "float32", KV_NAMES[self._kv_dtype]
 
     @property
     def backends(self) -> str:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         return f"{library.name()}, {self.weight_bytes} bytes"
 
     @property
     def machine(self) -> tuple[str, ...]:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         return processor(), str(self.threads)
 
     def use_threads(self, count: int) -> None:
-        """As in `ModelRunner`. PyTorch, if it is loaded for a draft model, would wait for work on the same cores."""
+        """See `ModelRunner`. PyTorch, if it is loaded for a draft model, would wait for work on the same cores."""
         self.threads = count
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)
 
     @property
     def kernels(self) -> str:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         return library.name()
 
     @property
     def max_rows(self) -> int:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         return MOST_ROWS
 
     @property
     def draft_nodes(self) -> int:
-        """As in `ModelRunner`: each session may have a sequence for every node."""
+        """See `ModelRunner`; each session may have a sequence for every node."""
         assert self._sequences is not None
         return min(MAX_NODES, self._sequences.nodes) if self.takes_trees else MAX_NODES
 
@@ -138,7 +138,7 @@ class LlamaRunner(ModelRunner):
         return kind(self._sequences, self._positions)
 
     def forward_all(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
-        """As `ModelRunner.forward_all`: several forwards if the rows are too many for one."""
+        """`ModelRunner.forward_all` by several forwards if the rows are too many for one."""
         caches = [cast(LlamaCache, each.cache) for each in segments]
         for cache in caches:
             cache.release()

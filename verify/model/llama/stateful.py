@@ -55,14 +55,14 @@ class StatefulCache(LlamaCache):
         self.pool.context.forward(tokens, positions, [[self.sequence]] * len(tokens), kept)
 
     def place(self, batch: ForwardBatch) -> list[list[int]]:
-        """As in `LlamaCache`; the batch is a chain."""
+        """See `LlamaCache`; the batch is a chain."""
         self._keep(self._copied() if len(batch) > 1 and self.length else None)
         self._tokens = batch.tokens.astype(np.int32)
         self._end = self.length + len(batch)
         return [[self.sequence]] * len(batch)
 
     def commit(self, rows: list[int]) -> None:
-        """As in `KVCache`; computes the rows again unless all of the last forward are accepted."""
+        """See `KVCache`; computes the rows again unless all of the last forward are accepted."""
         start = self.length
         if start + len(rows) < self._end:
             self._return()
@@ -79,7 +79,7 @@ class StatefulCache(LlamaCache):
             self._end = self.length = 0
 
     def release(self) -> None:
-        """As in `LlamaCache`. Without the states before the rows, all are dropped."""
+        """See `LlamaCache`. All rows are dropped if the states before them are missing."""
         if self._end > self.length:
             length = self.length
             self._return()
@@ -87,28 +87,28 @@ class StatefulCache(LlamaCache):
         self._keep(None)
 
     def truncate(self, length: int) -> None:
-        """As in `KVCache`: drops everything if it has to drop anything."""
+        """See `KVCache`; drops everything if it has to drop anything."""
         self.release()
         if length < self.length:
             self.pool.context.remove(self.sequence, 0)
             self._end = self.length = 0
 
     def fill(self, length: int, noise: Any = None) -> None:
-        """As in `LlamaCache`; `assume` returns to this text."""
+        """See `LlamaCache`; `assume` returns to this text."""
         super().fill(length, noise)
         if self._filled is not None:
             self.pool.give_back(self._filled[1])
         self._filled = length, self._copied()
 
     def assume(self, length: int) -> None:
-        """As in `KVCache`, for the length of `fill`."""
+        """See `KVCache`; only to the length of `fill`."""
         assert self._filled is not None and length == self._filled[0]
         self._keep(None)
         self._return_to(self._filled[1])
         self._end = self.length = length
 
     def fork(self, source: Rows, length: int) -> None:
-        """As in `KVCache`: copies the whole source, or nothing."""
+        """See `KVCache`; copies the whole source, or nothing."""
         self.truncate(0)
         if isinstance(source, StatefulCache) and length >= source.length:
             source.release()

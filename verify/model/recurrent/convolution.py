@@ -6,7 +6,7 @@ import torch
 
 
 def gather_index(ancestors: torch.Tensor, first: int, window: int) -> torch.Tensor:
-    """Where the rows from `first` on find their inputs in the window followed by all rows, int64 [N, window + 1].
+    """Indices of the inputs of rows from `first` on, in the window followed by all rows, int64 [N, window + 1].
 
     `ancestors` is bool [L, L] with parents before children; the inputs are in the order of the text, the row's own last.
     """

@@ -161,7 +161,7 @@ def by_head(rows: torch.Tensor, repeats: int = 1) -> torch.Tensor:
 
 
 def inverse_norms(rows: torch.Tensor) -> torch.Tensor:
-    """What rows are multiplied by to have length 1, as transformers normalises them."""
+    """The factors that scale rows to length 1, as transformers does."""
     return torch.rsqrt(rows.square().sum(-1, keepdim=True) + 1e-6)
 
 

@@ -69,7 +69,7 @@ class RecurrentRows:
         return convolve(joined, index, taps, bias)
 
     def scan(self, number: int, rows: Scan, chunked: Chunked) -> torch.Tensor:
-        """What the rows read of the state, [H, N, value_dim]."""
+        """Reads the state for the rows, [H, N, value_dim]."""
         if self._chunk is None:
             return scan_step(*rows, number, self.tensors)
         outputs, self._chunk.matrices[number] = chunked(self._states.matrices[number])
@@ -97,13 +97,13 @@ class Recurrence:
             start += rows.rows
 
     def convolve(self, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """As `RecurrentRows.convolve`, for the rows of all streams."""
+        """`RecurrentRows.convolve` for the rows of all streams."""
         number, self._convolutions = self._convolutions, self._convolutions + 1
         parts = [rows.convolve(number, inputs[place], taps, bias) for rows, place in self._places()]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def scan(self, rows: Scan, chunked: Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """As `RecurrentRows.scan`, for the rows of all streams; `chunked` also takes which rows a chunk is."""
+        """`RecurrentRows.scan` for the rows of all streams; `chunked` also takes the rows of a chunk."""
         number, self._scans = self._scans, self._scans + 1
         parts = []
         for stream, place in self._places():
@@ -135,7 +135,7 @@ class StateProbe(Recurrence):
         return torch.zeros_like(rows.values)
 
     def shape(self, device: torch.device) -> RecurrentShape:
-        """What was recorded. Raises ValueError if the layers differ, or are not on the device."""
+        """The recorded shape. Raises ValueError if the layers differ, or are not on the device."""
         if self._devices - {device}:
             raise ValueError("its recurrent layers must be on one device; name one in model.device")
         if len(set(self.convolutions)) > 1 or len(set(self.scans)) > 1:

@@ -63,7 +63,7 @@ def reads(
     state: torch.Tensor,
     mask: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each vector reads of the state, [H, R * N, value_dim], and of each row's key, [H, R * N, L]; decayed."""
+    """Reads the decayed state, [H, R * N, value_dim], and each row's key, [H, R * N, L], for each vector."""
     heads, count, width = readers.size(0), mask.size(0), keys.size(2)
     own = decays[:, decays.size(1) - count :]
     if decays.size(2) == 1:

@@ -28,7 +28,7 @@ SNAPSHOT_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class RecurrentShape:
-    """The layers with a state of a model. Those with a convolution and those with a matrix may be the same."""
+    """A model's layers with a state: a convolution, a matrix, or both."""
 
     convolutions: int  # layers
     window: int  # inputs before a row that its convolution reads

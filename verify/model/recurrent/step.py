@@ -34,7 +34,7 @@ def scan_step(
     layer: int,
     stream: list[torch.Tensor],  # `RecurrentRows.tensors`
 ) -> torch.Tensor:
-    """What the rows of one stream read of the state, [H, N, value_dim]."""
+    """Reads the state for the rows of one stream, [H, N, value_dim]."""
     ancestors, mask = stream[5], stream[6]
     end = mask.size(1)
     known = end - mask.size(0)

@@ -1,4 +1,4 @@
-// What LoRA adapters add to the products of the streams that have one.
+// Adds LoRA adapters to the products of the streams that have one.
 #pragma once
 #include <span>
 #include <vector>

@@ -23,7 +23,7 @@ class NativeAdapter(Adapter):
 
 
 def packed_adapter(adapter: AdapterWeights, decoder: Decoder, engine: Engine) -> NativeAdapter:
-    """The adapter of a model. Raises UnfitAdapter if its shapes are those of another one."""
+    """The adapter of a model. Raises UnfitAdapter if its shapes do not fit the model."""
     count = decoder.description.layers
     layers, kept = (structures.AdapterLayer * count)(), list[object]()
     for (layer, name), part in adapter.parts.items():

@@ -52,7 +52,7 @@ inline void correct(const Updates& known, const Residuals& row, float epsilon, c
   }
 }
 
-// Scales values so that their root mean square is that of others.
+// Scales values to the root mean square of others.
 inline void rescale(float* values, const float* like, int size) {
   const float wanted = dot(like, like, size) / size, found = dot(values, values, size) / size;
   const Floats factor = all(std::sqrt(wanted) / std::sqrt(std::fmax(found, 1e-5f)));

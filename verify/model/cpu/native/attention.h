@@ -2,7 +2,7 @@
 //
 // A text is cut into blocks of POSITIONS, whose keys are turned to columns: a score is one chain of sums over the values of a key,
 // as an output is over the positions, so both are products of the same kernel, without a sum over lanes. Blocks are combined in
-// the order of the text. What a key's place in the cache is, and what lies between it and the next, changes nothing, so a row of
+// the order of the text. A key's place in the cache, and the gap to the next key, change nothing, so a row of
 // a draft tree has the bits of the same row decoded alone.
 #pragma once
 #include "buffer.h"
@@ -91,7 +91,7 @@ struct Text {
   const int32_t* slots;
 };
 
-// What a query has summed so far. `sums` and `total` are relative to e^largest.
+// The sums of a query so far. `sums` and `total` are relative to e^largest.
 struct Query {
   const float* query;
   float* sums;    // [width]; at last the output

@@ -41,7 +41,7 @@ inline void find_texts(std::span<const Stream> streams, std::vector<Text>& texts
   }
 }
 
-// What a task computes at most: some rows, and some of the query heads of one key head.
+// The most work of one task: some rows, and some of the query heads of one key head.
 struct AttentionBlock {
   int rows, heads;
   int parts_of(const Stream& stream) const { return (stream.rows + rows - 1) / rows; }

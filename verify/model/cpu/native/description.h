@@ -1,4 +1,4 @@
-// What the library is told of a model and of a step: plain C structures, which description.py repeats field by field. Loading
+// Describes a model and a step to the library: plain C structures, which description.py repeats field by field. Loading
 // compares the sizes of all of them.
 #pragma once
 #include <cstdint>
@@ -13,7 +13,7 @@ enum NormKind : int32_t { NO_NORM = 0, RMS_NORM = 1, LAYER_NORM = 2 };
 enum Activation : int32_t { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, SQUARED_RELU = 4, CLAMPED_SILU = 5, LOGISTIC = 6 };
 // Of the logits of a router: softmax of all, sigmoid, or softmax of those that are chosen.
 enum Scores : int32_t { SOFTMAX = 0, SIGMOID = 1, CHOSEN_SOFTMAX = 2 };
-// What a recurrent layer keeps of the text before a row: the last inputs of its convolution, and, but for CONVOLUTION, a matrix for
+// The state of a recurrent layer before a row: the last inputs of its convolution, and, except for CONVOLUTION, a matrix for
 // each head.
 enum StateKind : int32_t { DELTA_RULE = 0, STATE_SPACE = 1, CONVOLUTION = 2 };
 
@@ -68,8 +68,8 @@ struct Mixture {
 
 // A layer that keeps a state of the text before a row (recurrence.h).
 struct Recurrence {
-  // Of the normed residual. What is convolved: queries and keys of all key heads, then values. CONVOLUTION: `beta` is multiplied with
-  // what is convolved, and `gate` with the result.
+  // Of the normed residual. The convolution's inputs: queries and keys of all key heads, then values. CONVOLUTION: `beta` is multiplied
+  // with what is convolved, and `gate` with the result.
   Linear convolved, gate, beta, step, output;
   Linear keys, values;                    // of what is convolved, where `convolved` is queries only; may be absent
   Linear gate_down, step_down;            // to what `gate` and `step` read instead; both may be absent
@@ -108,7 +108,7 @@ struct Updates {
 };
 
 struct Layer {
-  // Before and after attention and the feed-forward part. What is normed after is the output, before it is added to the residual.
+  // Before and after attention and the feed-forward part. The later norm takes the output, before it is added to the residual.
   Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
   Norm query_norm, key_norm, value_norm;  // of each head, or of all heads together
   Norm embedding_post_norm;
@@ -151,7 +151,7 @@ struct Model {
   int32_t residuals;             // 0 = one, without these
 };
 
-// What an adapter adds to a product of a row: up (down row). No outputs = nothing. Both are float32, and `up` is scaled.
+// An adapter's addition to a product of a row: up (down row). No outputs = nothing. Both are float32, and `up` is scaled.
 struct LowRank {
   Matrix down, up;  // [rank, inputs], [outputs, rank]
 };

@@ -42,7 +42,7 @@ enum Kind : int32_t {
 enum Scales { HALVES = 16, BYTES = 8, NIBBLES = 4 };
 // Minimums: none, stored as scales are and with a factor of their own, or signed bytes that are multiplied by the scale.
 enum Minimums { NONE, ALIKE, ZEROS };
-// What values are indices of: the values of IQ4, of MXFP4, doubled, and of types with fewer bits.
+// Tables that values are indices of: for IQ4, for MXFP4 (doubled), and for types with fewer bits.
 enum TableOf { VALUES, IQ4, FP4, SIGNED3, TERNARY, SHIFTED, MOVED, IQ2, IQ3_EVEN, IQ3_ODD };
 constexpr int8_t TABLES[][16] = {{},
                                  {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},

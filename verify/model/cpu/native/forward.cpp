@@ -42,7 +42,7 @@ void outrider_matrix_pack(Engine* engine, const Matrix* matrix, int32_t first, i
       false, [&](int) { engine->team.share(count, [&](int i) { put_floats(*matrix, first + i, weights + (size_t)i * matrix->inputs); }); });
 }
 
-// The same for rows of blocks of a GGUF file, whose type the matrix has. `grid` as in grids.h; null = none.
+// The same for rows of blocks of a GGUF file, whose type the matrix has. `grid` is from grids.h; null = none.
 void outrider_matrix_pack_stored(Engine* engine, const Matrix* matrix, int32_t first, int32_t count, const uint8_t* blocks,
                                  const uint8_t* grid) {
   const Format& format = format_of(matrix->kind);

@@ -33,7 +33,7 @@ class NativeForward:
     max_rows = 4096
 
     def __init__(self, decoder: Decoder, engine: Engine, tapped: Sequence[int] | None = None) -> None:
-        """With `tapped`, hidden states are kept in the caches: the inputs of these layers, or the normed output without any."""
+        """`tapped` keeps hidden states in the caches: the inputs of these layers, or the normed output without any."""
         self._decoder, self._engine = decoder, engine
         self._tapped = None if tapped is None else np.array(tapped, np.int32)
         self.touched = 0  # experts that the latest call used, of all layers
@@ -67,7 +67,7 @@ class NativeForward:
         return self._logits[:kept]
 
     def _parts_of(self, cache: HostCache) -> ctypes.Array[CachedPart]:
-        """Where the cache has the keys and values of each layer."""
+        """The addresses of each layer's keys and values in the cache."""
         found = self._parts.get(cache)
         if found is None:
             planes = [plane for layer in cache.layers for plane in layer]

@@ -1,4 +1,4 @@
-// Embeddings of a forward's tokens, those of each layer too, and the angles of the rows' positions.
+// Computes the embeddings of a forward's tokens, also those of single layers, and the angles of the rows' positions.
 #pragma once
 #include "forward.h"
 #include "stored.h"

@@ -1,4 +1,4 @@
-// What a forward's layers do to the residual, or to several, beside adding their outputs.
+// Operations of a forward's layers on the residual, or on several, beside adding their outputs.
 #pragma once
 #include "forward.h"
 

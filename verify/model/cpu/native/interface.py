@@ -1,4 +1,4 @@
-"""What loading and runners call of the compiled library. Imports no torch."""
+"""The functions of the compiled library that loading and runners call. Imports no torch."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def build(
     ends: frozenset[int],
     files: Sequence[Path] = (),
 ) -> NativeRunner | None:
-    """Packs the weights, or maps them if an earlier start has packed those of the same files."""
+    """Packs the weights, or maps them if an earlier start has packed the same files."""
     if not supports(known):
         return None
     rounding = precision(options.quantization, options.dtype)

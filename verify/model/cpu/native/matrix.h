@@ -60,7 +60,7 @@ ALWAYS_INLINE PackedBlock block_of(const Format& format, char* panel, int index)
 
 inline int byte_place(int input, int lane) { return (input / TOGETHER * PANEL + lane) * TOGETHER + input % TOGETHER; }
 inline int bit_shift(int input, int bits) { return input / TOGETHER * bits + input % TOGETHER * (32 / TOGETHER); }
-// Where `bits` of an input are: of [words, PANEL], and their shift.
+// The word of `bits` of an input, of [words, PANEL], and their shift.
 inline int word_of(int input, int bits, int lane) { return input / in_word(bits) * PANEL + lane; }
 inline int shift_of(int input, int bits) { return bit_shift(input % in_word(bits), bits); }
 

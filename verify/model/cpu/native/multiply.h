@@ -99,7 +99,7 @@ void multiply_blocks(const Matrix& matrix, const char* panel, const Rows& rows, 
 #if TILES
   if constexpr (R >= TILED_ROWS) begin_products<FORMAT, R>();
 #endif
-  const Format& format = format_of(matrix.kind);  // like FORMAT, but for its table and unit
+  const Format& format = format_of(matrix.kind);  // like FORMAT, except for its table and unit
   const int8_t (&table)[16] = TABLES[format.table];
   const int blocks = matrix.inputs / BLOCK;
   const RowBlock* x = rows.blocks + (size_t)first * blocks;

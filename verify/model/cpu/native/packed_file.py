@@ -39,7 +39,7 @@ class PackedFile:
     """Memory for a model's weights: of its file if there is one, and else new memory, which `save` writes to that file."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """Without `file`, all memory is new. `taken` are the bytes of all weights so far."""
+        """All memory is new if there is no `file`. `taken` are the bytes of all weights so far."""
         self._file, self.taken, self._new = file, 0, list[NDArray[np.uint8]]()
         self._content = None if file is None else mapped(file)
 

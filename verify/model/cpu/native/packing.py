@@ -23,7 +23,7 @@ PLAIN = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationTyp
 
 @dataclass(frozen=True)
 class Precision:
-    """To what a checkpoint's weights are rounded; None = as they are, in the form that the library has for them."""
+    """The kinds to which a checkpoint's weights are rounded; None = as they are, in the library's form for them."""
 
     layers: Kind | None = None
     head: Kind | None = None
@@ -150,7 +150,7 @@ class Packer:
         return structures.Linear(weights.matrix, self.vector(f"{name}.bias", outputs))
 
     def multiplier(self, name: str) -> float:
-        """What the outputs of a linear layer are multiplied by."""
+        """The multiplier of a linear layer's outputs."""
         return self.architecture.multipliers.get(name, 1.0)
 
 

@@ -1,4 +1,4 @@
-// What is computed for each row alone: norms, rotations and activations.
+// Operations on each row alone: norms, rotations and activations.
 #pragma once
 #include "description.h"
 

@@ -16,7 +16,7 @@ namespace outrider {
 // Vectors of a column block: their sums fill some registers, and the state's rows of a block the nearest cache.
 constexpr int MOST_COLUMNS = 4;
 
-// What a row does to the matrix of one head.
+// The update of one head's matrix by a row.
 struct Write {
   const float *key, *written;  // [key_dim], [value_dim]
   const float* decay;          // of the matrix, or [key_dim]
@@ -45,7 +45,7 @@ struct Columns {
     for (int i = 0; out && i < COUNT; i++) out[i] = read[i];
   }
 
-  // What a key reads.
+  // Reads the matrix with a key.
   void read(const float* from, const float* key, Floats* out) const {
     for (int i = 0; i < COUNT; i++) out[i] = Floats{};
     for (int k = 0; k < key_dim; k++)
@@ -136,7 +136,7 @@ struct Paths {
   }
 };
 
-// What precedes steps in a row of `Recurring`'s `mixed`: a state space has the sizes of steps there.
+// The values before the steps in a row of `Recurring`'s `mixed`: a state space has the sizes of steps there.
 inline int beta_width(const Recurrence& layer) { return layer.kind == STATE_SPACE ? layer.heads : layer.beta.matrix.outputs; }
 inline int mixed_width(const Recurrence& layer) {
   return layer.channels + layer.gate.matrix.outputs + beta_width(layer) + layer.step.matrix.outputs;

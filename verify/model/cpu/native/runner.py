@@ -77,7 +77,7 @@ class NativeRunner(ModelRunner):
         self._forward: NativeForward | None = None
 
     def start(self, context_tokens: int, bounds: InvariantRange | None = None) -> None:
-        """As in `ModelRunner`, without an invariant range."""
+        """See `ModelRunner`; there is no invariant range."""
         assert bounds is None
         self.context_tokens = min(self.model_tokens, context_tokens)
         self.decoder.fit(self.context_tokens)
@@ -89,7 +89,7 @@ class NativeRunner(ModelRunner):
             raise ModelError(f"The model at {self._path!r} computes NaN; check its weights.")
 
     def use_threads(self, count: int) -> None:
-        """As in `ModelRunner`. PyTorch's threads, if there are any, would wait for work on the same cores."""
+        """See `ModelRunner`. PyTorch's threads, if there are any, would wait for work on the same cores."""
         self.threads = count
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)
@@ -106,38 +106,38 @@ class NativeRunner(ModelRunner):
 
     @property
     def backends(self) -> str:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         return f"{self.kernels}, {self.weight_bytes} bytes"
 
     @property
     def machine(self) -> tuple[str, ...]:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         return processor(), str(self.threads or os.cpu_count())
 
     @property
     def kernels(self) -> str:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         return f"compiled library for {variant()}"
 
     @property
     def alone(self) -> str:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         bits = self._engine.call("outrider_alone") if self._engine.threads > 1 else 0
         return ", ".join(f"{1 << i >> 1}-{(1 << i) - 1}" for i in range(1, bits.bit_length()) if bits >> i & 1)
 
     @property
     def max_rows(self) -> int:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         return NativeForward.max_rows
 
     def new_cache(self) -> HostCache:
-        """As in `ModelRunner`."""
+        """See `ModelRunner`."""
         recurrent = self.cache_shape.recurrent
         states = None if recurrent is None else NativeStates(recurrent, self.decoder, self._engine)
         return HostCache(self.cache_shape, self.context_tokens + MARGIN_POSITIONS, states)
 
     def forward_all(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
-        """As `ModelRunner.forward_all`, as many at once as the library takes."""
+        """`ModelRunner.forward_all` with as many segments at once as the library takes."""
         assert self._forward is not None
         for segment in segments:
             segment.cache.release()

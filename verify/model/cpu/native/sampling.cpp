@@ -125,7 +125,7 @@ int32_t outrider_contenders(const float* logits, int32_t count, float temperatur
     best = std::max(best, score);
     found.emplace_back(score, token);
   };
-  // The leading 31 of the bits bound 1 - u from below. What rounding can take from the comparison is less than SLACK.
+  // The leading 31 of the bits bound 1 - u from below. Rounding changes the comparison by less than SLACK.
   alignas(64) int32_t leading[PART];
   constexpr float SLACK = 0x1p-22f;
   const float likeliest = (float)noise(random_bits(key, first_likeliest));

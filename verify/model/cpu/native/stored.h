@@ -10,7 +10,7 @@
 
 namespace outrider {
 
-// Where a value of the block with this index in its superblock lies: the byte of its lower bits, and their shift.
+// The place of a value of the block with this index in its superblock: the byte of its lower bits, and their shift.
 struct Place {
   int byte, shift;
 };
@@ -176,7 +176,7 @@ using Kinds = std::make_integer_sequence<int, std::size(FORMATS)>;
 constexpr auto PUTS = puts_of(Kinds());
 constexpr auto TAKES = takes_of(Kinds());
 
-// Packs the blocks of one output, of the file's type that the matrix has. `grid` as in grids.h.
+// Packs the blocks of one output, of the file's type that the matrix has. `grid` is from grids.h.
 inline void put_stored(const Matrix& matrix, int output, const uint8_t* from, const uint8_t* grid) {
   PUTS[matrix.kind - INT8](matrix, output, from, grid);
 }

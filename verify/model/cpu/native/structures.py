@@ -142,13 +142,13 @@ class Model(Structure):
 
 
 class LowRank(Structure):
-    """What an adapter adds to a linear layer."""
+    """An adapter's addition to a linear layer."""
 
     _fields_ = (("down", Matrix), ("up", Matrix))
 
 
 class AdapterLayer(Structure):
-    """What an adapter adds to a layer."""
+    """An adapter's additions to a layer."""
 
     _fields_ = tuple((name, LowRank) for name in PROJECTIONS)
 

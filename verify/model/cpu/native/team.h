@@ -19,11 +19,10 @@ inline void pause() {
 #endif
 }
 
-// How jobs of one kind end sooner: in all threads, or in the caller's alone. Where one core reads nearly as fast as the memory can be
-// read, or where other programs use the cores, so that threads wait for each other's turn at every barrier, more threads only
-// disturb. The other way is tried now and then, the less often the more it loses, and in turns with the usual one: jobs that follow
-// each other have about the same size. Threads must gain more than they take from what else the cores have to do between two jobs,
-// such as sending tokens.
+// Learns whether jobs of one kind end sooner in all threads or in the caller's alone. Where one core reads nearly as fast as the memory can
+// be read, or where other programs use the cores, so that threads wait for each other's turn at every barrier, more threads only disturb.
+// The other way is tried now and then, the less often the more it loses, and in turns with the usual one: jobs that follow each other have
+// about the same size. Threads must gain more than they take from what else the cores have to do between two jobs, such as sending tokens.
 class Habit {
  public:
   explicit Habit(bool is_alone = false) : is_alone_(is_alone) {}

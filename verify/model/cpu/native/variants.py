@@ -31,7 +31,7 @@ def runnable() -> list[Path]:
 
 
 def processor_flags() -> set[str]:
-    """What the CPU has, by the names of /proc/cpuinfo; empty where there is no such file, and for machines of other kinds."""
+    """The CPU's features, by the names of /proc/cpuinfo; empty without that file, and for machines of other kinds."""
     name = {"x86_64": "flags", "AMD64": "flags", "aarch64": "Features"}.get(platform.machine())
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
