@@ -1,7 +1,6 @@
-"""ADED as a drafter: it learns within a session only, unless `adaptive` is off."""
+"""ADED as a drafter: it learns within a session only."""
 
 import numpy as np
-import pytest
 
 from outrider.drafters.interface import EMPTY, Verdict
 from outrider.drafters.options import TrigramOptions
@@ -13,13 +12,8 @@ NONE = np.empty(0, np.int32)
 PHRASE = np.array([11, 12, 13, 14, 15], np.int32)
 
 
-@pytest.fixture(params=["mcts", "best-first"])
-def options(request: pytest.FixtureRequest) -> TrigramOptions:
-    return TrigramOptions(search=request.param)
-
-
-def test_emitted_tokens_are_learned(options: TrigramOptions) -> None:
-    drafter = Driven(TrigramDrafter(base_table.empty_base(), options))
+def test_emitted_tokens_are_learned() -> None:
+    drafter = Driven(TrigramDrafter(base_table.empty_base(), TrigramOptions()))
     drafter.begin(np.array([1], np.int32))
     assert len(drafter.propose(16)) == 0
     drafter.observe(Verdict(EMPTY, NONE, PHRASE))
@@ -28,17 +22,11 @@ def test_emitted_tokens_are_learned(options: TrigramOptions) -> None:
     assert tree.tokens[0] == 13
 
 
-def test_what_is_learned_stays_in_the_session(options: TrigramOptions) -> None:
+def test_what_is_learned_stays_in_the_session() -> None:
     base = base_table.empty_base()
-    first, second = Driven(TrigramDrafter(base, options)), Driven(TrigramDrafter(base, options))
+    first, second = Driven(TrigramDrafter(base, TrigramOptions())), Driven(TrigramDrafter(base, TrigramOptions()))
     first.begin(PHRASE)
     first.end()
     for drafter, expected in ((first, [13]), (second, [])):
         drafter.begin(PHRASE[:2])
         assert drafter.propose(16).tokens[:1].tolist() == expected
-
-
-def test_without_adaptation_only_the_base_table_drafts() -> None:
-    drafter = Driven(TrigramDrafter(base_table.empty_base(), TrigramOptions(adaptive=False)))
-    drafter.begin(np.concatenate([PHRASE, PHRASE]))
-    assert len(drafter.propose(16)) == 0
