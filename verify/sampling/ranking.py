@@ -26,13 +26,13 @@ class Ranking:
         return logits is self._rows or first_row(logits, self._rows) is not None
 
     def of(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `likeliest`, of some of the rows."""
+        """`likeliest` for a subset of the rows."""
         first = self._first(logits)
         ids, probabilities = (each[first : first + len(logits), :count] for each in self._ranked(count)[:2])
         return ids, probabilities
 
     def sampled(self, logits: torch.Tensor, params: SamplingParams, positions: Sequence[int]) -> torch.Tensor:
-        """The tokens of some of the rows, int32 [M], as `DeviceSampler.sample`. If shared, memory that `sample` writes to."""
+        """The tokens of some of the rows, int32 [M]. If shared, memory that `sample` writes to."""
         first = self._first(logits)
         self._sampled.append((first, params, positions))
         if not self._is_shared:
