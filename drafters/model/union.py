@@ -1,12 +1,14 @@
 """`pearl`, and `fusion` with a draft model: one tree of the tables' and the model's drafts.
 
-The model's chain is drafted before a verification or during it, or not at all (`outrider.drafters.model.schedule`). During each
-one and without tables, that is PEARL (arXiv 2408.11850, Algorithm 2). Each step verifies the current chain while the model
-extends it. If the emitted tokens agree with it, its rest is the next step's draft (post-verify). If not, the next step verifies
-no draft while the model drafts anew, so the target's own token checks the first draft token early (pre-verify).
- A step without a chain verifies the tables' tree alone, so none is without a draft. Tokens
-that the model sampled for rejection sampling are all kept, because dropping some by their tokens would bias it. The tables'
-tokens fill the rest of the budget."""
+The model's chain is drafted before a verification or during it, or not at all (`outrider.drafters.model.schedule`). A step
+without a chain verifies the tables' tree alone, so none is without a draft. Tokens that the model sampled for rejection
+sampling are all kept, because dropping some by their tokens would bias it. The tables' tokens fill the rest of the budget.
+
+Without tables, and with a chain that is drafted during each verification, this is PEARL (arXiv 2408.11850, Algorithm 2). Each
+step verifies the current chain while the model extends it. If the emitted tokens agree with it, its rest is the next step's
+draft (post-verify). If not, the next step verifies no draft while the model drafts anew, so the target's own token checks the
+first draft token early (pre-verify).
+"""
 
 from __future__ import annotations
 
