@@ -153,8 +153,16 @@ SAMPLINGS = [
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("rule", ["keyed", "rejection"])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.parametrize(("vocabulary", "dtype"), [(3, torch.float32), (3, torch.bfloat16), (9000, torch.float32)])
+@pytest.mark.parametrize(
+    ("on_device", "vocabulary", "dtype"),
+    [
+        (False, 3, torch.float32),
+        (False, 3, torch.bfloat16),
+        (False, 9000, torch.float32),
+        (True, 3, torch.float32),
+        (True, 3, torch.bfloat16),
+    ],
+)
 def test_logits_that_are_not_finite_are_one_error_under_every_rule(
     value: float,
     rule: Literal["keyed", "rejection"],
