@@ -193,6 +193,7 @@ def test_a_draft_model_that_computes_nan_changes_no_distribution() -> None:
     assert emitted(target, broken, [2], [1]) == pytest.approx(target, abs=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of Triton's interpreter
 def test_logits_of_nodes_that_are_not_reached_do_not_matter() -> None:
     pytest.importorskip("triton")
     tree = chain(np.array([1], np.int32), np.full(1, 0.5, np.float32), Source.LOOKUP)
