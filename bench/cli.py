@@ -172,7 +172,7 @@ def bench_replay(
 ) -> None:
     """Replay recorded answers: tokens per step of drafters, without a model.
 
-    The drafters' options also work as flags, such as --trigram.order 2.
+    The drafters' options also work as flags, such as --trigram.depth 4.
     """
     from bench.drafter_options import change_options, take_options
     from bench.plan import parse_counts, parse_drafters

@@ -1,4 +1,4 @@
-"""Drafter options as command-line flags of the benchmarks, such as `--trigram.max_length 16` or `--draft.only_if_worth false`.
+"""Drafter options as command-line flags of the benchmarks, such as `--trigram.depth 4` or `--draft.only_if_worth false`.
 
 The server sets few of the options; experiments set any field of `outrider.drafters.options.Options`.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
@@ -21,7 +22,8 @@ from outrider.drafters.options import DrafterName
 from outrider.server.settings import Settings
 from outrider.server.worker.runtime import Runtime, load
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.sampling.device import gumbel, warp_logits
+from outrider.verify.sampling.device import warp_logits
+from outrider.verify.sampling.sampler import gumbel
 from outrider.verify.sampling_params import SamplingParams
 
 
@@ -94,8 +96,8 @@ def tie_margin(
     logits = torch.as_tensor(runtime.runner.forward(runtime.runner.new_cache(), ForwardBatch.chain(text), logits=False))
     scores = logits[0].float()
     if not params.greedy:
-        noise = gumbel(params.for_prompt(len(prompt)).seed, [position], torch.arange(logits.shape[-1]))[0]
-        scores = warp_logits(logits, params)[0] + noise.to(scores.device)
+        noise = gumbel(params.for_prompt(len(prompt)).seed, position, np.arange(logits.shape[-1]))
+        scores = warp_logits(logits, params)[0] + torch.from_numpy(noise).to(scores.device)
     return float(scores[tokens[0]] - scores[tokens[1]])
 
 

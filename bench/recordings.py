@@ -101,6 +101,6 @@ def index_tokens(tokens: NDArray[np.uint32], separator: int, options: Options) -
         return Resources(options, vocabulary=separator + 1)
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "table"
-        base_table.build(table, [tokens], "replay", separator, options.trigram.successors, order=options.trigram.order)
+        base_table.build(table, [tokens], "replay", separator)
         base = base_table.load(table)
         return Resources(options, base, [suffix.index(tokens, separator)], separator + 1)

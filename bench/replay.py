@@ -73,7 +73,7 @@ def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:
 
 
 def learned(resources: Resources, lines: Sequence[Line]) -> Resources:
-    """What drafters know once a key's earlier sessions had these texts."""
+    """The resources of drafters after a key's earlier sessions had these texts."""
     text = LearnedText(LEARNED_TOKENS, resources.vocabulary)
     for number, line in enumerate(lines):
         text.add(number, np.concatenate([line.prompt, line.answer]))

@@ -15,22 +15,19 @@ from numpy.typing import NDArray
 from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict
 from outrider.drafters.native.library import native
 from outrider.drafters.options import FusionOptions
-from outrider.drafters.prediction import realign
+from outrider.drafters.prediction import MEMORY, realign
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.base_table import BaseArrays
 from outrider.drafters.tables.contexts import Contexts, Sources, enter, new_contexts
 from outrider.drafters.tables.dice import Dice, at, new_dice, throw
 from outrider.drafters.tables.history import new_history
-from outrider.drafters.tables.learned_table import absorb, new_rows
-from outrider.drafters.tables.levels import TABLE_ORDER, Scratch, new_scratch
+from outrider.drafters.tables.learned_table import FEEDBACK, SUCCESSORS, TABLE_ORDER, absorb, new_rows
+from outrider.drafters.tables.levels import Scratch, new_scratch
 from outrider.drafters.tables.mixture import STRENGTH, load_prior
 from outrider.drafters.tables.nodes import Nodes, draft_tree, new_nodes
 from outrider.drafters.tables.suffix import LONGEST_CONTEXT, Corpus, index
 from outrider.drafters.trigram import CONTEXT
-
-# This many of the last tokens are used to find the position in the prediction.
-REALIGN_TOKENS = 8
 
 # At most this many outcomes of steps wait for the next draft: learning them together takes less time, and none while nothing
 # is drafted.
@@ -43,6 +40,7 @@ MIN_PATH = 1e-6
 class FusionDrafter:
     """Fusion for one session. Implements `Drafter`."""
 
+    feedback = FEEDBACK
     prunable = True
 
     def __init__(self, base: BaseArrays, corpora: Collection[Corpus], options: FusionOptions, vocabulary: int) -> None:
@@ -56,21 +54,20 @@ class FusionDrafter:
             (),
             new_history(options.capacity),
             base,
-            new_rows(options.contexts, options.successors),
+            new_rows(options.contexts, SUCCESSORS),
             np.zeros(1, np.int32),
             trust * STRENGTH,
             np.full(len(trust), STRENGTH),
             boost,
         )
         self._contexts = new_contexts(1 + MAX_NODES, len(self._corpora))
-        self._scratch = new_scratch(vocabulary, len(self._corpora), 2 * options.successors)
+        self._scratch = new_scratch(vocabulary, len(self._corpora), 2 * SUCCESSORS)
         self._nodes = new_nodes(1 + MAX_NODES)
         self._sequence = Sequence()
         self._reader = Reader()
         self._unlearned: list[tuple[int, Verdict]] = []  # outcomes in order, each with the length of the text after it
         self._expected_before = 0  # position in the prediction before the last step
         self._dice = new_dice()
-        self.feedback = options.feedback
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         expected = np.concatenate([[len(prediction)], prediction]).astype(np.int32)
@@ -143,7 +140,7 @@ class FusionDrafter:
         expected = self._sources.expected[1:]
         if len(expected) and self._contexts.expected[0, 0] == 0:
             near = max(0, self._expected_before - 1) + emitted
-            position = realign(expected, self._sequence.tokens[max(0, length - REALIGN_TOKENS) : length], near)
+            position = realign(expected, self._sequence.tokens[max(0, length - MEMORY) : length], near)
             self._contexts.expected[0] = (1 + min(len(expected), position), 0)
 
 

@@ -46,11 +46,9 @@ class LookaheadDrafter:
         self._refines = False  # whether the verifier reports the target's choices, without which no window is worth its rows
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
-        random = np.random.default_rng(self._options.seed)
-        self._levels = [random.choice(sequence.tokens, self._options.window)]
+        self._levels = [np.random.default_rng(0).choice(sequence.tokens, self._options.window)]
         self._sequence = sequence
-        if self._options.pool_from_prompt:
-            self._learn(0)
+        self._learn(0)
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         self._proposed = budget > 0

@@ -16,6 +16,8 @@ from outrider.drafters.tables.automaton import TOKENS, Automaton, append, new_au
 from outrider.drafters.tables.dice import Dice, at, new_dice, throw
 from outrider.drafters.tables.nodes import Nodes, draft_tree, new_nodes
 
+# The longest continuation.
+MAX_DEPTH = 16
 # On average, this many candidates for each draft node fit into the search.
 BRANCHES = 16
 
@@ -35,7 +37,7 @@ class LookupDrafter:
     prunable = True
 
     def __init__(self, options: LookupOptions) -> None:
-        self._options = options
+        self._shortest = options.shortest
         self._automaton = new_automaton(options.capacity)
         self._reader = Reader()
         self._sequence = Sequence()
@@ -51,10 +53,10 @@ class LookupDrafter:
         if budget <= 0 or not self._automaton.size[TOKENS]:
             return EMPTY
         state = repeated_suffix(self._automaton)
-        if self._automaton.lengths[state] < self._options.shortest:
+        if self._automaton.lengths[state] < self._shortest:
             return EMPTY
         dice = at(self._dice, self._sequence.emitted)
-        size = _grow(self._automaton, self._candidates, state, budget, self._options.length, dice)
+        size = _grow(self._automaton, self._candidates, state, budget, MAX_DEPTH, dice)
         return draft_tree(self._candidates.nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:

@@ -9,10 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
-from outrider.drafters.options import PredictionOptions
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import Stateless
 
+# The tokens that are drafted per step.
+LENGTH = 32
+# The emitted tokens by which the position is found again.
+MEMORY = 8
+# The assumed probability that the next predicted token is accepted while the answer follows the prediction.
+CERTAINTY = 0.97
 # A match of a single token counts only within this many tokens.
 MAX_JUMP = 32
 
@@ -20,11 +25,7 @@ MAX_JUMP = 32
 class PredictionDrafter(Stateless):
     """Prediction for one session; drafts nothing in requests without a prediction. Implements `Drafter`."""
 
-    feedback = 0
-    prunable = True
-
-    def __init__(self, options: PredictionOptions) -> None:
-        self._options = options
+    def __init__(self) -> None:
         self._expected = NOTHING
         self._position = 0  # position of the next expected token
         self._sequence = Sequence()
@@ -35,11 +36,11 @@ class PredictionDrafter(Stateless):
         self._sequence = sequence
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
-        tokens = self._expected[self._position : self._position + min(budget, self._options.length)]
+        tokens = self._expected[self._position : self._position + min(budget, LENGTH)]
         if not len(tokens):
             return EMPTY
         steps = np.arange(1, len(tokens) + 1, dtype=np.float32)
-        return chain(tokens, np.float32(self._options.certainty) ** steps, Source.PREDICTION)
+        return chain(tokens, np.float32(CERTAINTY) ** steps, Source.PREDICTION)
 
     def observe(self, verdict: Verdict) -> None:
         if not len(self._expected):
@@ -53,7 +54,7 @@ class PredictionDrafter(Stateless):
         self._expected = NOTHING
 
     def _realign(self, near: int) -> int:
-        emitted = self._sequence.answer[-self._options.memory :]
+        emitted = self._sequence.answer[-MEMORY:]
         return realign(self._expected, emitted, near)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
+from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, chain
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import Stateless
 
@@ -17,9 +17,6 @@ LENGTH = 10
 
 class PromptLookupDrafter(Stateless):
     """Prompt lookup in one request's text; learns nothing. Implements `Drafter`."""
-
-    feedback = 0
-    prunable = True
 
     def __init__(self) -> None:
         self._sequence = Sequence()
@@ -35,12 +32,6 @@ class PromptLookupDrafter(Stateless):
             return EMPTY
         certainty = np.float32(length / (length + 1))
         return chain(tokens.copy(), certainty ** np.arange(1, len(tokens) + 1, dtype=np.float32), Source.LOOKUP)
-
-    def observe(self, verdict: Verdict) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
 
 
 def last_match(text: Ints) -> tuple[int, int]:

@@ -16,11 +16,9 @@ from outrider.drafters.interface import Drafter
 from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.model.chain import ModelChain
-from outrider.drafters.model.draft import DraftDrafter
 from outrider.drafters.model.draft_graph import DraftGraphDrafter
 from outrider.drafters.model.draft_tree import DraftTreeDrafter
 from outrider.drafters.model.language_model import LanguageModel
-from outrider.drafters.model.pearl import PearlDrafter
 from outrider.drafters.model.schedule import Schedules
 from outrider.drafters.model.union import UnionDrafter
 from outrider.drafters.none import NoDrafter
@@ -81,7 +79,7 @@ def make(name: DrafterName, resources: Resources) -> Drafter:
         case "lookahead":
             return LookaheadDrafter(options.lookahead)
         case "prediction":
-            return PredictionDrafter(options.prediction)
+            return PredictionDrafter()
         case "fusion":
             tables = FusionDrafter(resources.base, resources.corpus, options.fusion, resources.vocabulary)
             if resources.model is None or options.fusion.draft == "never":
@@ -91,27 +89,28 @@ def make(name: DrafterName, resources: Resources) -> Drafter:
     model = resources.model()
     match name:
         case "draft":
-            return DraftDrafter(model, options.draft)
+            return DraftTreeDrafter(model, options.draft)
         case "draft-tree":
             return DraftTreeDrafter(model, options.draft_tree)
         case "draft-graph":
             return DraftGraphDrafter(model, options.draft_graph)
         case "pearl":
-            if options.pearl.only_if_worth and options.pearl.pre_verify and options.pearl.post_verify:
+            if options.pearl.only_if_worth:
                 return _union(name, LookupDrafter(options.lookup), model, resources, "auto")
-            return PearlDrafter(model, options.pearl)
+            return _union(name, NoDrafter(), model, resources, "during", choices=1)  # the paper's algorithm
     raise ValueError(f"There is no drafter {name!r}; choose one of {', '.join(resources.names)}.")
 
 
-def make_uncompiled(resources: Resources, has_prediction: bool) -> Drafter:
+def make_uncompiled(has_prediction: bool) -> Drafter:
     """A drafter for one request where the compiled library is missing."""
-    return PredictionDrafter(resources.options.prediction) if has_prediction else PromptLookupDrafter()
+    return PredictionDrafter() if has_prediction else PromptLookupDrafter()
 
 
-def _union(name: DrafterName, tables: Drafter, model: LanguageModel, resources: Resources, time: DraftTime) -> UnionDrafter:
-    options = resources.options
-    chain = ModelChain(model, options.pearl, choices=2)
-    return UnionDrafter(tables, chain, resources.schedules[name], options.draft.gamma, time)
+def _union(
+    name: DrafterName, tables: Drafter, model: LanguageModel, resources: Resources, time: DraftTime, choices: int = 2
+) -> UnionDrafter:
+    chain = ModelChain(model, resources.options.pearl, choices)
+    return UnionDrafter(tables, chain, resources.schedules[name], resources.options.draft.steps, time)
 
 
 def clone(drafter: Drafter, text: Sequence, cloned: Sequence) -> Drafter:

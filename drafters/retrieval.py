@@ -13,27 +13,27 @@ from numpy.typing import NDArray
 
 from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Verdict
 from outrider.drafters.native.library import native
-from outrider.drafters.options import MAX_MATCH, RetrievalOptions
+from outrider.drafters.options import RetrievalOptions
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import Stateless
 from outrider.drafters.tables.dice import at, new_dice, throw, weigh_tree
 from outrider.drafters.tables.nodes import choose_likeliest, draft_tree
-from outrider.drafters.tables.suffix import Corpus
+from outrider.drafters.tables.suffix import MAX_MATCH, Corpus
 from outrider.drafters.tables.trie import Trie, new_trie, restart
+
+# At most this many matches are read per step, an even sample of all. REST reads up to 5000.
+MAX_MATCHES = 128
 
 
 class RetrievalDrafter(Stateless):
     """REST for one session over any number of corpus blocks. Implements `Drafter`."""
 
-    feedback = 0
-    prunable = True
-
     def __init__(self, corpus: Collection[Corpus], options: RetrievalOptions) -> None:
         """Each request reads the blocks that `corpus` has when it begins; their number must not change."""
         self._corpus = corpus
         self._blocks: tuple[Corpus, ...] = ()  # blocks that the current request reads
-        self._options = options
-        self._trie = new_trie(2 + options.matches * options.length if corpus else 2)
+        self._length = options.length
+        self._trie = new_trie(2 + MAX_MATCHES * options.length if corpus else 2)
         self._low = np.zeros((len(corpus), MAX_MATCH + 1), np.int64)  # suffix ranges of the last 0, 1, 2 ... tokens
         self._high = np.zeros_like(self._low)
         self._sequence = Sequence()
@@ -46,13 +46,12 @@ class RetrievalDrafter(Stateless):
         self._read(sequence.tokens[-MAX_MATCH:])
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
-        options = self._options
         if budget <= 0 or not self._blocks:
             return EMPTY
-        occurs = (self._high > self._low)[:, options.shortest : options.longest + 1].any(axis=0)
+        occurs = (self._high > self._low)[:, 1:].any(axis=0)
         size = 1
         for length in np.flatnonzero(occurs)[::-1].tolist():
-            if (size := self._collect(options.shortest + length)) > 1:
+            if (size := self._collect(1 + length)) > 1:
                 break
         _weigh(self._trie, size)
         weigh_tree(at(self._dice, self._sequence.emitted), self._trie.nodes, size, self._trie.scratch)
@@ -68,11 +67,11 @@ class RetrievalDrafter(Stateless):
     def _collect(self, match: int) -> int:
         """Fills the trie with the continuations of the last `match` tokens; returns its size, 1 if there are none."""
         low, high = self._low[:, match], self._high[:, match]
-        stride = max(1, -(-int((high - low).sum()) // self._options.matches))  # spreads the matches over all blocks
+        stride = max(1, -(-int((high - low).sum()) // MAX_MATCHES))  # spreads the matches over all blocks
         restart(self._trie)
         size = 1
         for block, start, end in zip(self._blocks, low.tolist(), high.tolist(), strict=True):
-            size = insert(self._trie, size, block, start, end, match, stride, self._options.length)
+            size = insert(self._trie, size, block, start, end, match, stride, self._length)
         return size
 
     def _read(self, tokens: Ints) -> None:

@@ -7,12 +7,15 @@ parts that learn joins their states under their names. Buffers, tables that sess
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.sequence import Sequence
+
+if TYPE_CHECKING:
+    from outrider.drafters.interface import Verdict
 
 State = Mapping[str, NDArray[Any]]
 
@@ -22,7 +25,16 @@ class StateError(ValueError):
 
 
 class Stateless:
-    """A drafter that learns nothing beyond a request."""
+    """A drafter that learns nothing beyond a request, and by default nothing at all."""
+
+    feedback = 0
+    prunable = True
+
+    def observe(self, verdict: Verdict) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
 
     def state(self) -> State:
         return {}

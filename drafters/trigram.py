@@ -1,7 +1,9 @@
 """`trigram`: ADED / Adaptix (arXiv 2407.12021), with the errors of its public code corrected.
 
-A base tri-gram table counted from a corpus, an adaptive layer per session (Algorithm 2), and a search for the
-continuations worth verifying (Algorithm 1). Sessions do not share what they learn.
+A base tri-gram table counted from a corpus, an adaptive layer per session, and a search for the continuations worth verifying.
+The search is best-first or, as in the paper, Monte Carlo. The n-grams of the whole text are learned once; the paper's Algorithm
+2 learns those of the last tokens in each step. The target's likeliest tokens are learned, too. Sessions share nothing that they
+learn.
 """
 
 from __future__ import annotations
@@ -14,33 +16,41 @@ from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.base_table import BaseArrays
 from outrider.drafters.tables.dice import at, new_dice, throw
-from outrider.drafters.tables.learned_table import absorb, learn, new_rows
+from outrider.drafters.tables.learned_table import FEEDBACK, SUCCESSORS, TABLE_ORDER, absorb, learn, new_rows
 from outrider.drafters.tables.nodes import draft_tree
-from outrider.drafters.tables.search import RANKINGS, Trigrams, best_first, monte_carlo, new_pool
+from outrider.drafters.tables.search import Trigrams, best_first, monte_carlo, new_pool, new_visits
 
-# The longest n-gram has this many context tokens.
+# The context tokens of the longest n-gram that the library knows.
 CONTEXT = 3
+# The weight that is added per raised n-gram, and the bound of a raised weight; a row of the base table has total weight 1. The
+# paper gives neither.
+INCREMENT, MAXIMUM = 1.0, 16.0
+# The minimum path probability that the search expands.
+FLOOR = 0.002
+# Appendix F, for the Monte Carlo search: rollouts per draft (s), continuations in a draft (n) and exploration constants.
+ROLLOUTS, CONTINUATIONS, C1, C2 = 150, 24, 32.0, 8.0
+# Of the rollouts' random numbers.
+SEED = 0x9E3779B97F4A7C15
 
 
 class TrigramDrafter:
     """ADED for one session. Implements `Drafter`."""
 
+    feedback = FEEDBACK
     prunable = True
 
     def __init__(self, base: BaseArrays, options: TrigramOptions) -> None:
         self._base = base
         self._options = options
-        self._rows = new_rows(options.contexts, options.successors)
-        self._trigrams = Trigrams(base, self._rows, options.order)
-        self._pool = new_pool(1 + options.successors * max(options.iterations, MAX_NODES), options.successors)
+        self._rows = new_rows(options.contexts, SUCCESSORS)
+        self._trigrams = Trigrams(base, self._rows, TABLE_ORDER)
+        nodes = 1 + SUCCESSORS * (ROLLOUTS if options.search == "mcts" else MAX_NODES)
+        self._pool, self._visits = new_pool(nodes, SUCCESSORS), new_visits(nodes if options.search == "mcts" else 0)
         self._sequence = Sequence()
         self._reader = Reader()
-        self._random = np.array([0], np.uint64)
         self._dice = new_dice()
-        self.feedback = options.feedback if options.adaptive and not options.max_length else 0
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
-        self._random[0] = np.uint64(self._options.seed * 2 + 0x9E3779B97F4A7C15)
         self._sequence = sequence
         self._dice = throw(self._dice, sampling, sequence.tokens)
         self._learn(self._reader.begin(sequence))
@@ -48,16 +58,15 @@ class TrigramDrafter:
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         if budget <= 0 or not len(self._sequence):
             return EMPTY
-        size = self._search(budget)
-        return draft_tree(self._pool.nodes, size, budget)
+        return draft_tree(self._pool.nodes, self._search(budget), budget)
 
     def observe(self, verdict: Verdict) -> None:
         start = len(self._sequence) - len(verdict.tokens)
-        if not verdict.topk_ids.shape[-1] or not self.feedback:
+        if not verdict.topk_ids.shape[-1]:
             self._learn(start)
             return
-        context, tree, order = self._sequence.context(CONTEXT, start), verdict.tree, self._options.order
-        absorb(self._base, self._rows, context, tree.tokens, tree.parents, verdict.topk_ids, verdict.topk_probs, order)
+        context, tree = self._sequence.context(CONTEXT, start), verdict.tree
+        absorb(self._base, self._rows, context, tree.tokens, tree.parents, verdict.topk_ids, verdict.topk_probs, TABLE_ORDER)
 
     def end(self) -> None:
         pass
@@ -71,21 +80,15 @@ class TrigramDrafter:
 
     def _search(self, budget: int) -> int:
         """Marks the nodes of a draft in the pool; returns the pool's size."""
-        options, search = self._options, (self._trigrams, self._pool, self._sequence.context(CONTEXT), self._options.depth)
-        if options.search == "mcts":
-            ranking, summed = RANKINGS.index(options.ranking), options.reward == "sum"
-            constants = (options.iterations, options.candidates, options.c1, options.c2)
-            return monte_carlo(*search, *constants, self._random, ranking, summed)
+        context, depth = self._sequence.context(CONTEXT), self._options.depth
+        if self._options.search == "mcts":
+            random = np.array([SEED], np.uint64)
+            constants = (depth, ROLLOUTS, CONTINUATIONS, C1, C2, random, new_dice())
+            return monte_carlo(self._trigrams, self._pool, self._visits, context, *constants)
         dice = at(self._dice, self._sequence.emitted)
-        return best_first(*search, budget, options.floor, 1 if options.search == "greedy" else options.successors, dice)
+        return best_first(self._trigrams, self._pool, context, depth, budget, FLOOR, dice)
 
     def _learn(self, start: int) -> None:
-        """Learns the n-grams that end at position `start` or later; with `max_length`, those within the last tokens."""
-        options = self._options
-        if not options.adaptive:
-            return
-        shortest, text, count = 2, self._sequence.tokens[max(0, start - CONTEXT) :], len(self._sequence) - start
-        if options.max_length:
-            shortest, text = options.order, self._sequence.tokens[-options.max_length :]
-            count = len(text)
-        learn(self._base, self._rows, text, count, options.order, options.increment, options.maximum, shortest)
+        """Learns the n-grams that end at position `start` or later."""
+        text, count = self._sequence.tokens[max(0, start - CONTEXT) :], len(self._sequence) - start
+        learn(self._base, self._rows, text, count, TABLE_ORDER, INCREMENT, MAXIMUM)

@@ -14,9 +14,6 @@ from outrider.drafters.state import Stateless
 class Oracle(Stateless):
     """Drafts the known continuation `answer`, `length` tokens at a time, with every `wrong`-th token falsified."""
 
-    feedback = 0
-    prunable = True
-
     def __init__(self, answer: list[int], length: int = 6, wrong: int = 0) -> None:
         self._answer = np.array(answer, np.int32)
         self._length = length
@@ -53,9 +50,6 @@ class Bush(Oracle):
 
 class Chaos(Stateless):
     """Drafts random two-way trees over a small vocabulary."""
-
-    feedback = 0
-    prunable = True
 
     def __init__(self, vocabulary: int, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)

@@ -21,10 +21,9 @@ from outrider.verify.model.cache.paging import Rows, SwappedRows
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
 from outrider.verify.sampling.acceptance import Rule, rule_of
-from outrider.verify.sampling.largest import likeliest
 from outrider.verify.sampling.logits import LogitsProcessor, ProcessedLogits
-from outrider.verify.sampling.logprobs import logprobs_of
 from outrider.verify.sampling.rows import Logits, in_place
+from outrider.verify.sampling.topk import likeliest, logprobs_of
 from outrider.verify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

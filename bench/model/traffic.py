@@ -31,7 +31,7 @@ from outrider.verify.model.invariant_range import BLOCK
 from outrider.verify.model.recurrent.mixers import Mixer
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling.acceptance import Keyed
-from outrider.verify.sampling.largest import likeliest
+from outrider.verify.sampling.topk import likeliest
 from outrider.verify.sampling_params import SamplingParams
 
 PRODUCTS = {"linear", "matmul", "mm", "addmm", "bmm", "_grouped_mm", "grouped_mm"}

@@ -57,9 +57,6 @@ class ModelChain:
         self._waited_seconds = 0.0  # seconds that the current verification has waited for the draft model
         self._background: Future[None] | None = None
         self._verified = threading.Event()  # ends background drafting
-        self.drafted_tokens = 0
-        self.accepted_tokens = 0  # includes the tokens that pre-verify checked
-        self.rejections = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A new chain with what this one has learned, because the model may be drafting."""
@@ -180,7 +177,6 @@ class ModelChain:
             added = self._forward(min(length - len(self), self._model.space) - 1, guide)
             self._draft_seconds = ema(self._draft_seconds, (time.perf_counter() - started) / added)
             drafted += added
-        self.drafted_tokens += drafted
 
     def _forward(self, max_predraft: int, guide: DraftTree) -> int:
         """Runs one forward of the model; returns the number of tokens that it adds to the chain."""
@@ -241,9 +237,7 @@ class ModelChain:
             accepted = choices.index(token) if token in choices else None
             self._calibration.record(range(len(choices)), [drafted.share, *(share for _, share in second)], accepted)
             if accepted != 0:
-                self.rejections += 1
                 return
-            self.accepted_tokens += 1
 
 
 def link(candidates: Candidates, row: int) -> Link:

@@ -1,8 +1,8 @@
-"""`draft-tree`: a draft model's tree, level by level (TSD in GSD's terms, arXiv 2407.16207).
+"""`draft` and `draft-tree`: a draft model's chain or tree, level by level (SSD and TSD in GSD's terms, arXiv 2407.16207).
 
 A node's children are the model's top k candidates. Nodes that are unlikely, absolutely or relative to their likeliest
-sibling, are leaves (section 4.2). Each level takes one draft-model forward over its new rows. With k = 1 this is plain
-speculative decoding. Not in the paper: a level that is expected to cost more time than it saves is not drafted.
+sibling, are leaves (section 4.2). Each level takes one draft-model forward over its new rows. With k = 1 this is a
+chain, plain speculative decoding. Not in the paper: a level that is expected to cost more time than it saves is not drafted.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class DraftTreeDrafter:
         self._level_benefit = CostBenefit()
         self._first_gain = 1.0  # accepted tokens of the first level (EMA)
         self._started = 0.0  # time.perf_counter() at the start of the step
-        self.drafted_tokens = 0
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._sequence = sequence
@@ -89,7 +88,6 @@ class DraftTreeDrafter:
             started = time.perf_counter()
             level = self._grow(chosen, budget)
             self._level_benefit.record_action(time.perf_counter() - started)
-        self.drafted_tokens += len(self._nodes)
         return self._tree(budget)
 
     def observe(self, verdict: Verdict) -> None:

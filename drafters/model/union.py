@@ -1,9 +1,14 @@
-"""`fusion` with a draft model: one tree of the tables' and the model's drafts.
+"""`pearl`, and `fusion` with a draft model: one tree of the tables' and the model's drafts.
 
-The model's chain is drafted before a verification or during it, as in PEARL, or not at all
-(`outrider.drafters.model.schedule`). A step without a chain verifies the tables' tree alone, so none is without a draft. Tokens
-that the model sampled for rejection sampling are all kept, because dropping some by their tokens would bias it. The tables'
-tokens fill the rest of the budget."""
+The model's chain is drafted before a verification or during it, or not at all (`outrider.drafters.model.schedule`). A step
+without a chain verifies the tables' tree alone, so none is without a draft. Tokens that the model sampled for rejection
+sampling are all kept, because dropping some by their tokens would bias it. The tables' tokens fill the rest of the budget.
+
+Without tables, and with a chain that is drafted during each verification, this is PEARL (arXiv 2408.11850, Algorithm 2). Each
+step verifies the current chain while the model extends it. If the emitted tokens agree with it, its rest is the next step's
+draft (post-verify). If not, the next step verifies no draft while the model drafts anew, so the target's own token checks the
+first draft token early (pre-verify).
+"""
 
 from __future__ import annotations
 
@@ -46,11 +51,6 @@ class UnionDrafter:
         self._drafted_during = False  # whether the model drafted during the last step
         self._started = 0.0  # time.perf_counter() at the start of the step
         self._draft_seconds = 0.0  # seconds of drafting before this verification
-
-    @property
-    def drafted_tokens(self) -> int:
-        """Tokens that the model has drafted, in total."""
-        return self._chain.drafted_tokens
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._tables.begin(sequence, prediction, sampling)

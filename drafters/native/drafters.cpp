@@ -27,6 +27,7 @@ STRUCTURE(Scratch)
 STRUCTURE(Sources)
 STRUCTURE(Trie)
 STRUCTURE(Trigrams)
+STRUCTURE(Visits)
 
 FUNCTION(automaton, append)
 FUNCTION(automaton, clear)

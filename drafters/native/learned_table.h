@@ -103,13 +103,13 @@ inline void raise_weight(const BaseArrays& base, const LearnedRows& rows, uint64
   weight = (float)std::min(weight + increment, maximum);
 }
 
-// Raises all n-grams of `shortest` to `order` tokens that end in the last `fresh` tokens of `text`.
+// Raises all n-grams of 2 to `order` tokens that end in the last `fresh` tokens of `text`.
 inline void learn(const BaseArrays& base, const LearnedRows& rows, const Array<int32_t>& text, int64_t fresh, int64_t order,
-                  double increment, double maximum, int64_t shortest) {
+                  double increment, double maximum) {
   for (int64_t i = std::max<int64_t>(1, text.size() - fresh); i < text.size(); i++) {
     const auto raise = [&](uint64_t key) { raise_weight(base, rows, key, text[i], increment, maximum); };
-    if (shortest <= 2) raise(context_key(-1, -1, text[i - 1]));
-    if (i >= 2 && order >= 3 && shortest <= 3) raise(context_key(-1, text[i - 2], text[i - 1]));
+    raise(context_key(-1, -1, text[i - 1]));
+    if (i >= 2 && order >= 3) raise(context_key(-1, text[i - 2], text[i - 1]));
     if (i >= 3 && order >= 4) raise(context_key(text[i - 3], text[i - 2], text[i - 1]));
   }
 }

@@ -16,8 +16,12 @@ from outrider.drafters.interface import Floats, Ints
 from outrider.drafters.native.library import native, structure
 from outrider.drafters.tables.base_table import BaseArrays
 
-# A probe window has this many slots.
-PROBES = 8
+# The table's n-grams are bi-grams and tri-grams.
+TABLE_ORDER = 3
+# The successors that are stored per context (t in the paper).
+SUCCESSORS = 12
+# The target's likeliest tokens that are learned at every verified node, rejected ones included. Not in the paper.
+FEEDBACK = 8
 
 
 @structure
@@ -54,9 +58,8 @@ def learn(
     order: int,
     increment: float,
     maximum: float,
-    shortest: int = 2,
 ) -> None:
-    """Raises all n-grams of `shortest` to `order` tokens that end in the last `fresh` tokens of `text`, int32 [T]."""
+    """Raises all n-grams of 2 to `order` tokens that end in the last `fresh` tokens of `text`, int32 [T]."""
 
 
 def absorb(

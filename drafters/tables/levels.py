@@ -25,8 +25,6 @@ SIZE_EDGES = (1, 2, 3, 5, 9, 20, 100)
 DIVERSITY_EDGES = (0.0, 0.125, 0.25, 0.5, 0.75)
 SIZES, DIVERSITIES = len(SIZE_EDGES) + 1, len(DIVERSITY_EDGES) + 1
 BUCKETS = 5 * LENGTHS * SIZES * DIVERSITIES
-# The table's n-grams are bi-grams and tri-grams.
-TABLE_ORDER = 3
 # This is subtracted from each count, for contexts that occurred more than once (absolute discounting).
 DISCOUNT = 0.5
 MAX_SUCCESSORS = 512

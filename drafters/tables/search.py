@@ -1,7 +1,6 @@
-"""Two searches for likely continuations: ADED's Monte Carlo tree search, and best-first search by path probability.
+"""Two searches for likely continuations: best-first by path probability, and ADED's Monte Carlo tree search.
 
-Both grow a `Pool` of nodes from the session's tri-gram distribution and mark the nodes of a draft. They are
-deterministic for given tables and seed, and use memory that does not grow with the text.
+Both grow a `Pool` of nodes from the session's tri-gram distribution, and mark the nodes of a draft.
 """
 
 from __future__ import annotations
@@ -17,10 +16,6 @@ from outrider.drafters.tables.dice import Dice
 from outrider.drafters.tables.learned_table import LearnedRows
 from outrider.drafters.tables.nodes import Nodes, new_nodes
 
-# How continuations are ranked: by path probability, by the sum of their visits' rewards, or nodes by their visits.
-RANKINGS = ("path", "score", "visits")
-PATH, SCORE, VISITS = range(3)
-
 
 @structure
 class Trigrams(NamedTuple):
@@ -33,36 +28,50 @@ class Trigrams(NamedTuple):
 
 @structure
 class Pool(NamedTuple):
-    """Search nodes; a node's children are contiguous, likeliest first."""
+    """Search nodes, and a buffer."""
 
     nodes: Nodes  # [P]
-    first_child: NDArray[np.int32]  # [P]; 0 = not expanded
-    children: NDArray[np.int32]  # [P]; number of children
-    prior: NDArray[np.float32]  # [P]; probability given the parent: P(s, a) of Eq. 2
-    visits: NDArray[np.int32]  # [P]; N(s, a)
-    reward: NDArray[np.float64]  # [P]; sum over visits, so Q(s, a) = reward / visits
     row_tokens: NDArray[np.int32]  # [S]; buffer for one successor list
     row_probabilities: NDArray[np.float32]  # [S]
 
 
 def new_pool(nodes: int, row: int) -> Pool:
     """Room for `nodes` search nodes with at most `row` children each."""
-    return Pool(
-        nodes=new_nodes(nodes),
-        first_child=np.zeros(nodes, np.int32),
-        children=np.zeros(nodes, np.int32),
-        prior=np.zeros(nodes, np.float32),
-        visits=np.zeros(nodes, np.int32),
-        reward=np.zeros(nodes, np.float64),
-        row_tokens=np.zeros(row, np.int32),
-        row_probabilities=np.zeros(row, np.float32),
-    )
+    return Pool(new_nodes(nodes), np.zeros(row, np.int32), np.zeros(row, np.float32))
+
+
+@structure
+class Visits(NamedTuple):
+    """What its visits gave each search node; a node's children are contiguous, likeliest first."""
+
+    first_child: NDArray[np.int32]  # [P]; 0 = not expanded
+    children: NDArray[np.int32]  # [P]; number of children
+    prior: NDArray[np.float32]  # [P]; probability given the parent: P(s, a) of Eq. 2
+    count: NDArray[np.int32]  # [P]; N(s, a)
+    reward: NDArray[np.float64]  # [P]; sum over visits, so Q(s, a) = reward / count
+
+
+def new_visits(nodes: int) -> Visits:
+    """Room for the visits of `nodes` search nodes."""
+    first_child, children, count = np.zeros((3, nodes), np.int32)
+    return Visits(first_child, children, np.zeros(nodes, np.float32), count, np.zeros(nodes, np.float64))
+
+
+@native
+def best_first(
+    trigrams: Trigrams, pool: Pool, text: NDArray[np.int32], depth: int, budget: int, floor: float, dice: Dice
+) -> int:
+    """Marks the `budget` likeliest nodes of up to `depth` tokens and at least `floor` path probability; returns the size.
+
+    `text` has the last three tokens, -1 = none.
+    """
 
 
 @native
 def monte_carlo(
     trigrams: Trigrams,
     pool: Pool,
+    visits: Visits,
     text: NDArray[np.int32],
     depth: int,
     iterations: int,
@@ -70,24 +79,10 @@ def monte_carlo(
     c1: float,
     c2: float,
     random: NDArray[np.uint64],
-    ranking: int,
-    summed: bool,
+    dice: Dice,
 ) -> int:
     """Algorithm 1: marks the `candidates` best continuations of up to `depth` tokens; returns the pool's size.
 
-    The `ranking` is an index of RANKINGS: SCORE is the paper's; PATH also ranks continuations that no rollout has visited or
-    completed; VISITS, as in the authors' code, ranks all nodes, not only the ends of continuations.
-
     Two differences from the authors' code: the reward is the path's own probability, normalised by its length (theirs
     looks up the wrong word, so every reward is about 1), and ties go to the likelier token instead of hash order.
-    """
-
-
-@native
-def best_first(
-    trigrams: Trigrams, pool: Pool, text: NDArray[np.int32], depth: int, budget: int, floor: float, width: int, dice: Dice
-) -> int:
-    """Marks the `budget` likeliest nodes of up to `depth` tokens and at least `floor` path probability; returns the size.
-
-    A node has at most `width` children: 1 is greedy search, which gives a chain.
     """

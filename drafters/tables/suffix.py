@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.native.library import native, structure
-from outrider.drafters.options import MAX_MATCH
 from outrider.drafters.tables.pages import Pages, in_memory
 
 KIND = "suffix"
+# The suffix array is sorted by this many tokens, which is also the longest match.
+MAX_MATCH = 16
 # The successors of frequent contexts of up to this many tokens are precomputed.
 LONGEST_CONTEXT = 6
 # A context with more occurrences is frequent.

@@ -50,7 +50,7 @@ class Job:
         if runtime.has_library or name == "none":
             drafter = session.drafter(name, resources)
         else:
-            drafter = make_uncompiled(resources, has_prediction=bool(request.prediction))
+            drafter = make_uncompiled(has_prediction=bool(request.prediction))
         grammar = (
             None
             if request.grammar is None

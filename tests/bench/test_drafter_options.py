@@ -12,15 +12,15 @@ from outrider.drafters.options import Options
 
 
 def test_flags_of_drafters_are_told_from_settings() -> None:
-    flags = {"draft.gamma": "4", "draft.only_if_worth": "false", "draft_model.path": "d", "speculation.max_nodes": "8"}
+    flags = {"draft.steps": "4", "draft.only_if_worth": "false", "draft_model.path": "d", "speculation.max_nodes": "8"}
     settings, changes = take_options(flags)
     assert settings == {"draft_model.path": "d", "speculation.max_nodes": "8"}
-    assert changes == {"draft": {"gamma": "4", "only_if_worth": "false"}}
+    assert changes == {"draft": {"steps": "4", "only_if_worth": "false"}}
 
 
 def test_options_are_changed_and_converted() -> None:
-    found = change_options(Options(), {"draft": {"gamma": "4", "only_if_worth": "false"}, "trigram": {"search": "mcts"}})
-    assert (found.draft.gamma, found.draft.only_if_worth, found.trigram.search) == (4, False, "mcts")
+    found = change_options(Options(), {"draft": {"steps": "4", "only_if_worth": "false"}, "trigram": {"table": "my.ngram"}})
+    assert (found.draft.steps, found.draft.only_if_worth, found.trigram.table) == (4, False, "my.ngram")
     assert found.draft_tree == Options().draft_tree
     assert change_options(Options(), {}) == Options()
 
@@ -28,9 +28,9 @@ def test_options_are_changed_and_converted() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"trigram": {"orders": "2"}}, "no option --trigram.orders; trigram has adaptive, c1,"),
-        ({"trigram": {"order": "5"}}, "--trigram.order is invalid: Input should be less than or equal to 4"),
-        ({"draft": {"gamma": "many"}}, "--draft.gamma is invalid"),
+        ({"trigram": {"order": "2"}}, "no option --trigram.order; trigram has contexts, depth, table"),
+        ({"trigram": {"depth": "33"}}, "--trigram.depth is invalid: Input should be less than or equal to 32"),
+        ({"draft": {"steps": "many"}}, "--draft.steps is invalid"),
     ],
 )
 def test_unknown_and_invalid_options_are_refused(changes: Any, words: str) -> None:

@@ -69,9 +69,7 @@ def test_trees_are_well_formed_for_all_settings(window: int, ngram: int, guesses
 
 def test_the_window_finds_tokens_that_are_not_in_the_text() -> None:
     fresh = 90
-    with_window, without = (
-        run(LookaheadOptions(window=w, ngram=4, guesses=4, pool_from_prompt=False), fresh)[1] for w in (8, 1)
-    )
+    with_window, without = (run(LookaheadOptions(window=w, ngram=4, guesses=4), fresh)[1] for w in (8, 1))
     assert without == fresh - 3
     assert with_window < 0.9 * without
 

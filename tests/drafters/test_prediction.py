@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from outrider.drafters.interface import Ints, Verdict
-from outrider.drafters.options import PredictionOptions
 from outrider.drafters.prediction import PredictionDrafter, realign
 from tests.drafts import Driven
 from tests.trees import check
@@ -14,7 +13,7 @@ EXPECTED = np.arange(100, 200, dtype=np.int32)
 
 def steps(answer: Ints, expected: Ints = EXPECTED) -> int:
     """The number of decoding steps for `answer` with a verifier that accepts exactly its tokens."""
-    drafter = Driven(PredictionDrafter(PredictionOptions()))
+    drafter = Driven(PredictionDrafter())
     drafter.begin(np.array([1, 2], np.int32), expected)
     at = count = 0
     while at < len(answer):

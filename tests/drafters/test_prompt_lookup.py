@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from outrider.drafters.interface import Source
 from outrider.drafters.prompt_lookup import LONGEST, PromptLookupDrafter, last_match
-from outrider.drafters.registry import Resources, make_uncompiled
+from outrider.drafters.registry import make_uncompiled
 from outrider.drafters.sequence import Sequence
 from tests.trees import check
 
@@ -58,6 +58,6 @@ def test_a_prediction_is_drafted_first() -> None:
     """The drafter that a request has without the compiled library."""
     expected = np.array([7, 8, 9], np.int32)
     for has_prediction, tokens in ((True, [7, 8, 9]), (False, [2, 2, 1])):
-        drafter = make_uncompiled(Resources(), has_prediction)
+        drafter = make_uncompiled(has_prediction)
         drafter.begin(Sequence(np.array([2, 1, 2, 2, 1], np.int32)), expected)
         assert drafter.propose(3).tokens.tolist() == tokens

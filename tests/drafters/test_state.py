@@ -20,6 +20,7 @@ from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import StateError
 from outrider.drafters.tables.suffix import index
 from tests.language import ToyModel
+from tests.trees import check
 
 VOCABULARY = 32
 RANDOM = np.random.default_rng(5)
@@ -64,6 +65,8 @@ class Session:
 def step(drafter: Drafter, sequence: Sequence, token: int) -> DraftTree:
     """One step, in which the target accepts the likeliest path, then chooses `token`; without a draft, the model's choice."""
     tree = drafter.propose(12)
+    check(tree)
+    assert len(tree) <= 12
     accepted = tree.likeliest(())
     token = token if len(tree) else int(TABLE[sequence.tokens[-1]].argmax())
     rows = tree.follow(np.array(accepted, np.int32))

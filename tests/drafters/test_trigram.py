@@ -1,4 +1,4 @@
-"""ADED as a drafter: it learns within a session only, unless `adaptive` is off."""
+"""ADED as a drafter: it learns within a session only."""
 
 import numpy as np
 import pytest
@@ -36,9 +36,3 @@ def test_what_is_learned_stays_in_the_session(options: TrigramOptions) -> None:
     for drafter, expected in ((first, [13]), (second, [])):
         drafter.begin(PHRASE[:2])
         assert drafter.propose(16).tokens[:1].tolist() == expected
-
-
-def test_without_adaptation_only_the_base_table_drafts() -> None:
-    drafter = Driven(TrigramDrafter(base_table.empty_base(), TrigramOptions(adaptive=False)))
-    drafter.begin(np.concatenate([PHRASE, PHRASE]))
-    assert len(drafter.propose(16)) == 0

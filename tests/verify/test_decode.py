@@ -5,9 +5,6 @@ import pytest
 
 from outrider.drafters.interface import MAX_NODES, Drafter, Ints
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.options import TrigramOptions
-from outrider.drafters.tables import base_table
-from outrider.drafters.trigram import TrigramDrafter
 from outrider.verify.decode import Decoded, decode, step
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
@@ -29,7 +26,7 @@ def plain(runner: TorchRunner, options: DecodeOptions, prompt: Ints = PROMPT) ->
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, SamplingParams(0.7, top_p=0.9, top_k=20, min_p=0.02, seed=2)])
-@pytest.mark.parametrize("name", ["oracle", "half-right", "random", "trigram"])
+@pytest.mark.parametrize("name", ["oracle", "half-right", "random"])
 def test_every_drafter_emits_the_tokens_of_plain_decoding(tiny_runner: TorchRunner, params: SamplingParams, name: str) -> None:
     options = DecodeOptions(params, max_tokens=60)
     expected = plain(tiny_runner, options)
@@ -37,7 +34,6 @@ def test_every_drafter_emits_the_tokens_of_plain_decoding(tiny_runner: TorchRunn
         "oracle": Oracle(expected),
         "half-right": Oracle(expected, wrong=3),
         "random": Chaos(97),
-        "trigram": TrigramDrafter(base_table.empty_base(), TrigramOptions()),
     }
     drafter = drafters[name]
     decoded = run(tiny_runner, drafter, options)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from outrider.drafters.interface import MAX_NODES, Ints, Sampling
 from outrider.drafters.model.language_model import Candidates
@@ -22,9 +22,9 @@ from outrider.drafters.sequence import Reader, Sequence
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.transfer import Download
-from outrider.verify.sampling.device import DeviceSampler, draw, warp_logits
-from outrider.verify.sampling.largest import likeliest
 from outrider.verify.sampling.rows import Logits, in_place
+from outrider.verify.sampling.sampler import distribution, draw
+from outrider.verify.sampling.topk import likeliest
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
 
@@ -49,7 +49,6 @@ class SessionDraft:
         self._length = 0  # tokens committed here; the verifier may append more while a forward runs
         self._reader = Reader()
         self._params = SamplingParams(temperature=0)
-        self._sampler = DeviceSampler(self._params)
         self._draws = 0  # number of rows that a request with rejection sampling has drawn after
         self._reading: Future[None] | None = None  # reading of the prompt, ahead of the first draft
         self._reads_ahead = False
@@ -86,10 +85,10 @@ class SessionDraft:
 
     def _start(self, text: Sequence, sampling: Sampling | None) -> int:
         """Sets the request's text and sampling; returns the number of its tokens that were read in earlier requests."""
-        self._params = params = SamplingParams(temperature=0) if sampling is None else cast(SamplingParams, sampling)
+        params = SamplingParams(temperature=0) if sampling is None else cast(SamplingParams, sampling)
         if params.rule == "rejection":  # requires drafts that are independent of the target's noise
             params = replace(params, seed=params.seed ^ INDEPENDENT_SEED)
-        self._sampler, self._draws = DeviceSampler(params), 0
+        self._params, self._draws = params, 0
         self._text, self._length = text, len(text)
         self._has_unknown_tokens = self._any_unknown(text.tokens)
         self._drop_rows()
@@ -225,21 +224,18 @@ class SessionDraft:
 
     def _candidates(self, logits: Logits, depths: Collection[int], count: int) -> Candidates:
         """Candidates for R rows at `depths` below the text's end, from logits [R, V]."""
-        logits = logits[:, : self._shared.shared_vocabulary]
+        logits = in_place(logits)[:, : self._shared.shared_vocabulary]
         count = min(count, logits.shape[-1])
         if self._params.greedy:
-            ids, probabilities = likeliest(in_place(logits), count)
+            ids, probabilities = likeliest(logits, count)
             return Candidates(*((ids, probabilities) if isinstance(ids, np.ndarray) else Download(ids, probabilities).arrays()))
-        positions, logits = self._noise_positions(depths), torch.as_tensor(logits)
-        if self._params.rule == "rejection":  # which needs the whole distribution
-            weights = warp_logits(logits.float(), self._params)
-            tokens = self._sampler.scores(weights, positions).topk(count, -1).indices
-            probability = weights.softmax(-1)
-            whole = torch.nn.functional.pad(probability, (0, self._shared.vocabulary - probability.shape[-1]))
-            found = [tokens.int(), probability.gather(-1, tokens), whole]
-        else:
-            found = [*draw(logits, self._params, positions, self._sampler, count)]
-        return Candidates(*Download(*found).arrays())
+        positions = self._noise_positions(depths)
+        vocabulary = self._shared.vocabulary if self._params.rule == "rejection" else None  # which needs the whole distribution
+        if isinstance(logits, np.ndarray):
+            return draw_all(logits, self._params, positions, count, vocabulary)
+        from outrider.verify.sampling import device  # imports Triton
+
+        return Candidates(*device.draw(logits, self._params, positions, count, vocabulary))
 
     def _noise_positions(self, depths: Collection[int]) -> list[int]:
         """The positions whose noise the rows at `depths` are sampled with.
@@ -252,3 +248,17 @@ class SessionDraft:
             return list(range(self._draws - len(depths), self._draws))
         first = self._length - self._text.prompt_length
         return [first + depth for depth in depths]
+
+
+def draw_all(
+    logits: NDArray[np.float32], params: SamplingParams, positions: Collection[int], count: int, vocabulary: int | None
+) -> Candidates:
+    """`outrider.verify.sampling.device.draw` on the host."""
+    drawn = [draw(row, params, position, count) for row, position in zip(logits, positions, strict=True)]
+    tokens, shares = (np.stack(each) for each in zip(*drawn, strict=True))
+    if vocabulary is None:
+        return Candidates(tokens.astype(np.int32), shares)
+    q = np.zeros((len(logits), vocabulary), np.float32)
+    for row, known in zip(q, logits, strict=True):
+        row[: logits.shape[1]] = distribution(known, params)
+    return Candidates(tokens.astype(np.int32), shares, q)

@@ -8,7 +8,7 @@ from typing import Any
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.paging import Part, Rows
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.hidden.ring import StateRing
+from outrider.verify.model.hidden import StateRing
 
 
 class HeadCache(KVCache):

@@ -23,7 +23,6 @@ class ForwardBatch:
     depths: NDArray[np.int64]  # [N]; position relative to the first row's
     ancestors: NDArray[np.bool_] | None = None  # [N, N]; row i attends to row j; None = causal: j <= i
     known: int = 0  # leading rows whose keys and values are in the cache already; only the others are computed
-    padding: int = 0  # trailing rows that are computed, but whose logits are not returned
 
     @classmethod
     def chain(cls, tokens: ArrayLike) -> ForwardBatch:

@@ -1,8 +1,7 @@
-"""Finds out whether a GPU's kernels can give a row the same bits in every step, and what that costs.
+"""Finds out whether a GPU's kernels give a row the same bits in every step, and what that costs.
 
-A kernel may compute one row differently than several, or thirty-three differently than thirty-two. Each distinct linear layer
-of PyTorch is run over the numbers of rows that are captured, and with the rows in another order, to find a range in which all
-agree bit for bit. Layers of our own kernels agree by construction. Then the model is run over draft trees, beside another
+Kernels of our own do so by construction. Those of PyTorch may compute one row differently than several, or thirty-three
+differently than thirty-two. So ranges of numbers of rows are tried: the model is run over draft trees, beside another
 stream, and over their paths one token at a time, which must give the same bits.
 """
 
@@ -23,18 +22,20 @@ from outrider.verify.errors import ModelError
 from outrider.verify.findings import save_finding
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.gpu.row_counts import FEW_ROWS, ROWS, invariant_ranges
+from outrider.verify.model.gpu.row_counts import RANGE_ROWS, ROWS
 from outrider.verify.model.invariant_range import Invariant, InvariantRange, depth_left
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 
-# auto = where it costs at most MAX_COST; on = refuses to start where it cannot hold.
 # The version of saved findings. It changes with the attention and the products.
 VERSION = 9
-# The share of a step's time that invariance may cost.
+# The share of a step's time that `auto` may spend on invariance; `on` refuses to start where rows cannot be invariant.
 MAX_COST = 0.05
-# The limit of a probed layer's outputs, because a whole vocabulary would take long.
-MOST_OUTPUTS = 16384
+# The ranges to try, those that pad steps least first. Torch.compile makes a kernel of its own for one row, so a range
+# that begins with two is tried as well: it costs nothing. In the last one, all forwards have the same number of rows, so
+# it needs nothing of the kernels but that a row's place among the others does not matter.
+FEW_ROWS = 2
+RANGES = (InvariantRange(1, ROWS[-1]), InvariantRange(FEW_ROWS, ROWS[-1]), InvariantRange(RANGE_ROWS, RANGE_ROWS))
 # The tokens of text and the draft nodes of the trees that are compared.
 TREES = ((5, 8), (1, 128), (70, 17), (614, 40))
 # The text and the rows of the stream beside them.
@@ -48,15 +49,6 @@ class ProbeResult:
 
     bounds: InvariantRange | None  # None = no invariant range was found
     cost: float  # share of a step's time that padding and splitting add; 0 without a range, or if nothing is padded
-
-
-@dataclass(frozen=True)
-class LinearShape:
-    """The properties of a linear layer that choose its kernel."""
-
-    inputs: int
-    outputs: int
-    dtype: torch.dtype
 
 
 def start(runner: TorchRunner, context_tokens: int, invariant: Invariant, file: Path | None) -> None:
@@ -96,50 +88,13 @@ def describe(found: ProbeResult, chosen: InvariantRange | None) -> str:
 
 
 def find(runner: TorchRunner, context_tokens: int) -> ProbeResult:
-    """Finds the invariant range and measures its cost."""
-    for bounds in ranges(runner):
+    """Finds the invariant range and measures its cost; none for a model with states, or with layers of several shapes."""
+    for bounds in RANGES if runner.can_be_ordered else ():
         runner.start(context_tokens, bounds)
         if holds(runner, TREES):
             is_free = bounds.low <= FEW_ROWS
             return ProbeResult(bounds, 0.0 if is_free else cost(runner, context_tokens, bounds))
     return ProbeResult(None, 0.0)
-
-
-def ranges(runner: TorchRunner) -> list[InvariantRange]:
-    """The ranges to try, by what linear layers compute; none for a model with states, or with layers of several shapes."""
-    if not runner.can_be_ordered:
-        return []
-    return invariant_ranges([_products(shape, ROWS, runner.device) for shape in linear_layers(runner.model)])
-
-
-def linear_layers(model: torch.nn.Module) -> set[LinearShape]:
-    """The distinct shapes of the model's linear layers. Others, such as quantised ones, are only checked by `holds`."""
-    return {
-        LinearShape(layer.in_features, layer.out_features, layer.weight.dtype)
-        for layer in model.modules()
-        if type(layer) is torch.nn.Linear and type(layer.weight.data) is torch.Tensor and layer.weight.is_floating_point()
-    }
-
-
-@torch.inference_mode()
-def _products(shape: LinearShape, counts: Sequence[int], device: torch.device) -> dict[int, torch.Tensor]:
-    """Outputs of such a layer for the first rows of random inputs, by number of rows; NaN if a row's place changes them.
-
-    Half of the inputs cancel the others, so an output is nothing but the rounding of its sums: another order of summation
-    shows in every dtype.
-    """
-    half, generator = shape.inputs // 2, torch.Generator().manual_seed(0)
-    order = torch.randperm(2 * half, generator=generator)
-    layer = torch.nn.Linear(2 * half, min(shape.outputs, MOST_OUTPUTS), bias=False, dtype=shape.dtype)
-    weights = torch.randn(layer.out_features, half, generator=generator)
-    layer.weight.copy_(torch.cat([weights, -weights], 1)[:, order])
-    rows = torch.randn(counts[-1], half, generator=generator).repeat(1, 2)[:, order].to(device, shape.dtype)
-    product = layer.to(device)
-    outputs = {}
-    for count in counts:
-        found, turned = product(rows[:count][None])[0], product(rows[:count].flip(0)[None])[0].flip(0)
-        outputs[count] = found if torch.equal(found, turned) else torch.full_like(found, torch.nan)
-    return outputs
 
 
 def holds(runner: TorchRunner, trees: Sequence[tuple[int, int]]) -> bool:

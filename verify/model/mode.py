@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from outrider.drafters.interface import MAX_NODES
 from outrider.verify.model.invariant_range import InvariantRange, depth_left
 from outrider.verify.model.recurrent.states import ROWS
-from outrider.verify.model.segment import ForwardBackend, Segment, is_chunk
+from outrider.verify.model.segment import ForwardBackend, Segment
 
 # The most streams and rows of a forward without a backend.
 MAX_STREAMS, MAX_ROWS = 16, 1024
@@ -42,12 +42,6 @@ class Mode:
     def is_apart(self, segment: Segment) -> bool:
         """Whether these rows are computed outside of the graphs, because they are too many."""
         return self.in_pages and len(segment.batch) > (min(ROWS, self.max_rows) if self.is_recurrent else self.max_rows)
-
-    def backend_for(self, segments: Sequence[Segment]) -> ForwardBackend | None:
-        """The backend that computes these segments together; None if Python does."""
-        if self.is_recurrent and not self.in_pages and any(map(is_chunk, segments)):
-            return None  # recurrent layers read chunks in another form
-        return self.backend
 
     def forwards(self, segments: Sequence[Segment]) -> list[tuple[list[int], list[Segment]]]:
         """Groups segments that are computed at once, with their numbers."""

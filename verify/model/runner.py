@@ -47,11 +47,8 @@ class ModelRunner(ABC):
     in_pages = False  # whether caches are pages of a pool that they share
 
     @abstractmethod
-    def start(self, context_tokens: int, bounds: InvariantRange | None = None) -> None:
-        """Sets the context length, at most the model's, and takes memory. Raises ModelError.
-
-        With `bounds`, steps are computed in this range.
-        """
+    def start(self, context_tokens: int) -> None:
+        """Sets the context length, at most the model's, and takes memory. Raises ModelError."""
 
     @abstractmethod
     def new_cache(self) -> KVCache:

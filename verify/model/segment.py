@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.interface import MAX_NODES
 from outrider.verify.model.batch import ForwardBatch
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ class Segment(NamedTuple):
 
     cache: Any  # a KVCache of the runner
     batch: ForwardBatch
-    logits: bool = True  # whether all computed rows have logits, not only the last one; rows of padding have none
+    logits: bool = True  # whether all computed rows have logits, not only the last one
     adapter: Adapter | None = None
     shift: int = 0  # positions that pictures before the rows do not take, though they have tokens
     picture: Picture | None = None  # whose rows these are
@@ -36,7 +35,7 @@ class Segment(NamedTuple):
     @property
     def kept(self) -> int:
         """The number of rows whose logits are returned."""
-        return self.rows - self.batch.padding if self.logits else 1
+        return self.rows if self.logits else 1
 
 
 class ForwardBackend(Protocol):
@@ -44,7 +43,6 @@ class ForwardBackend(Protocol):
 
     max_streams: int
     max_rows: int
-    is_invariant: bool  # a row has the same bits beside any others
 
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
         """The logits of the segments' rows, one segment after the other, [M, V]; valid until the next call."""
@@ -65,8 +63,7 @@ def kept_rows(segments: Sequence[Segment]) -> NDArray[np.int64]:
     parts, start = [], 0
     for each in segments:
         start += each.rows
-        end = start - each.batch.padding
-        parts.append(np.arange(end - each.kept, end))
+        parts.append(np.arange(start - each.kept, start))
     return joined(parts)
 
 
@@ -75,16 +72,11 @@ def joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def is_chunk(segment: Segment) -> bool:
-    """Whether these rows are a part of a prompt, not a step."""
-    return not segment.logits or segment.rows > MAX_NODES + 1
-
-
 def keep_hidden(states: Any, segments: Sequence[Segment]) -> None:
     """Keeps the states of a forward's rows, [N, width], in the caches of its segments."""
     start = 0
     for each in segments:
         end, hidden = start + each.rows, each.cache.hidden
         if hidden is not None:
-            hidden.write(each.cache.length + each.batch.known, states[start : end - each.batch.padding])
+            hidden.write(each.cache.length + each.batch.known, states[start:end])
         start = end

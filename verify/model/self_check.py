@@ -126,10 +126,10 @@ def differences(runner: TorchRunner, cache: TensorCache, tokens: Sequence[int]) 
     text = torch.tensor([*prefix, root, *first])
     alone = runner.read_alone(cache, text).to(torch.float32, copy=True)
     whole = read(ForwardBatch.chain(text))
-    runner.forward(cache, chain(prefix), logits=False)
+    runner.forward(cache, ForwardBatch.chain(prefix), logits=False)
     cache.length = PREFIX
-    first_path = read(chain([root, *first]))
-    second_path = read(replace(chain([root, *second]), known=SHARED + 1))
+    first_path = read(ForwardBatch.chain([root, *first]))
+    second_path = read(replace(ForwardBatch.chain([root, *second]), known=SHARED + 1))
     tree = read(ForwardBatch.tree(root, draft_tree(nodes)))
     of_tree = difference(tree, torch.cat([first_path, second_path]))
     steps = torch.zeros(1)
@@ -141,14 +141,14 @@ def differences(runner: TorchRunner, cache: TensorCache, tokens: Sequence[int]) 
 def _steps(runner: TorchRunner, cache: TensorCache, text: list[int]) -> torch.Tensor:
     """The differences of a long prompt's rows from the model's own form for long parts."""
     cache.truncate(0)
-    whole = runner.forward(cache, chain(text[:LONG])).to(torch.float32, copy=True)
+    whole = runner.forward(cache, ForwardBatch.chain(text[:LONG])).to(torch.float32, copy=True)
     found = []
     for start, end in ((0, CUT), (CUT, LONG)):
-        found.append(runner.forward(cache, chain(text[start:end])).to(torch.float32, copy=True))
+        found.append(runner.forward(cache, ForwardBatch.chain(text[start:end])).to(torch.float32, copy=True))
         cache.length = end
     cache.truncate(CUT + 1)
     start = cache.length
-    again = runner.forward(cache, chain(text[start:LONG])).to(torch.float32, copy=True)
+    again = runner.forward(cache, ForwardBatch.chain(text[start:LONG])).to(torch.float32, copy=True)
     return difference(torch.cat([*found, again]), torch.cat([whole, whole[start:]]))
 
 
@@ -231,11 +231,6 @@ def texts(vocabulary: int, sample: Sequence[int]) -> Iterator[list[int]]:
 def random_text(vocabulary: int, seed: int) -> list[int]:
     """Tokens from the middle of the vocabulary: special tokens are at its ends."""
     return Random(seed).choices(range(vocabulary // 4, vocabulary * 3 // 4 + 1), k=TEXT_TOKENS)
-
-
-def chain(tokens: Sequence[int]) -> ForwardBatch:
-    """Consecutive tokens as a batch."""
-    return ForwardBatch.chain(tokens)
 
 
 def draft_tree(nodes: Sequence[int]) -> DraftTree:

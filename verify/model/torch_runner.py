@@ -13,9 +13,8 @@ from transformers import PreTrainedModel
 from outrider.verify.errors import ModelError, first_sentence
 from outrider.verify.findings import processor
 from outrider.verify.model.attention.interface import Attention
-from outrider.verify.model.attention.picture_attention import PictureAttention
 from outrider.verify.model.attention.shape_probe import ShapeProbe, number_layers
-from outrider.verify.model.attention.torch_attention import JointAttention, TorchAttention
+from outrider.verify.model.attention.torch_attention import JointAttention, PictureAttention, TorchAttention
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import STORED
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
@@ -25,7 +24,7 @@ from outrider.verify.model.cpu.native.layers import pack_layers
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
 from outrider.verify.model.gpu.projections import use_kernels
-from outrider.verify.model.hidden.tap import HiddenTap
+from outrider.verify.model.hidden import HiddenTap
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.kwarg_injector import KwargInjector, NotPassedOn, is_receiver
 from outrider.verify.model.load_options import Compile
@@ -171,11 +170,6 @@ class TorchRunner(ModelRunner):
         return self.mode.max_rows
 
     @property
-    def is_invariant(self) -> bool:
-        """See `ModelRunner`."""
-        return self.mode.backend is not None and self.mode.backend.is_invariant
-
-    @property
     def can_be_ordered(self) -> bool:
         """Whether steps can have an invariant range: not with recurrent layers or layers of several shapes."""
         return self.cache_shape.is_uniform and not self._is_recurrent
@@ -278,14 +272,13 @@ class TorchRunner(ModelRunner):
         """One forward; logits of the kept rows, and possibly of others behind them."""
         if self.mode.is_apart(segments[0]):
             return self._eager(segments)
-        backend = self.mode.backend_for(segments)
-        return self._eager(segments) if backend is None else backend(segments)
+        return self._eager(segments) if self.mode.backend is None else self.mode.backend(segments)
 
     def _eager(self, segments: Sequence[Segment]) -> torch.Tensor:
         """A forward by Python."""
         streams: list[tuple[Attention, int]] = [(TorchAttention(each.cache, each.batch), each.rows) for each in segments]
         joint = streams[0][0] if len(streams) == 1 else JointAttention(streams)
-        whole = all(each.logits and not each.batch.padding for each in segments)
+        whole = all(each.logits for each in segments)
         kept = 0 if whole else torch.from_numpy(kept_rows(segments)).to(self.device)
         tokens, positions = (torch.from_numpy(each).to(self.device) for each in (tokens_of(segments), positions_of(segments)))
         logits = self._run(tokens, positions, joint, kept, recurrence_of(segments))

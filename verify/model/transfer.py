@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from outrider.verify.model.untouched import zeros
+from outrider.verify.model.lazy_zeros import zeros
 
 if TYPE_CHECKING:
     from outrider.verify.model.cache.paging import HostRows, Part

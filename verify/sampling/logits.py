@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import DraftTree, Ints
-from outrider.verify.sampling.rows import Arrays, Logits, arrays_of
+from outrider.verify.sampling.rows import Logits, float32, largest, uploaded, uploaded_masks, where
 from outrider.verify.sampling_params import SamplingParams
 
 # Beyond these bounds of a repetition penalty, scaled logits overflow float32.
@@ -33,7 +33,6 @@ class ProcessedLogits:
     ) -> None:
         self._processor, self._logits, self._tree, self._emitted = processor, logits, tree, emitted
         self._allowed = allowed
-        self._arrays = arrays_of(logits)
         self.on_host = isinstance(logits, np.ndarray)
 
     def __getitem__(self, rows: int | slice) -> Any:
@@ -46,14 +45,13 @@ class ProcessedLogits:
         In a row whose allowed tokens are all excluded by the other rules, only the grammar applies.
         """
         logits = self._logits[rows]
-        arrays = self._arrays
-        adjusted = self._processor.adjust(logits, self._tree, rows, self._emitted, arrays)
+        adjusted = self._processor.adjust(logits, self._tree, rows, self._emitted)
         if self._allowed is None:
             return adjusted
-        allowed = arrays.masks(self._allowed[rows])
-        masked = arrays.where(allowed, adjusted, -np.inf)
-        stuck = arrays.largest(masked) == -np.inf
-        return arrays.where(stuck, arrays.where(allowed, logits, -np.inf), masked)
+        allowed = uploaded_masks(self._allowed[rows], logits)
+        masked = where(allowed, adjusted, -np.inf)
+        stuck = largest(masked) == -np.inf
+        return where(stuck, where(allowed, logits, -np.inf), masked)
 
 
 class LogitsProcessor:
@@ -74,36 +72,36 @@ class LogitsProcessor:
         if self._counts is not None:
             self._counts.add(tokens)
 
-    def adjust(self, logits: Any, tree: DraftTree, rows: slice, emitted: int, arrays: Arrays) -> Any:
-        """Penalties, biases and the minimum length, for logits [M, V] of M `rows`, after `emitted` tokens of answer."""
+    def adjust(self, logits: Any, tree: DraftTree, rows: slice, emitted: int) -> Any:
+        """Applies penalties, biases and min_tokens to logits [M, V] of M `rows`; `emitted` answer tokens came before."""
         if not self._params.adjusts:
             return logits
-        logits = arrays.float32(logits)
+        logits = float32(logits)
         if self._counts is not None:
-            self._penalize(logits, self._counts, tree, rows, arrays)
+            self._penalize(logits, self._counts, tree, rows)
         if self._params.logit_bias:
-            ids = arrays.of(self._bias_ids)
-            logits[:, ids] = logits[:, ids] + arrays.of(self._bias)
+            ids = uploaded(self._bias_ids, logits)
+            logits[:, ids] = logits[:, ids] + uploaded(self._bias, logits)
         if len(self._stop_ids) and emitted < self._params.min_tokens:
             early = np.append(0, tree.depths)[rows] < self._params.min_tokens - emitted
-            ids, shown = arrays.of(self._stop_ids), arrays.of(~early[:, None])
-            logits[:, ids] = arrays.where(shown, logits[:, ids], -np.inf)
+            ids, shown = uploaded(self._stop_ids, logits), uploaded(~early[:, None], logits)
+            logits[:, ids] = where(shown, logits[:, ids], -np.inf)
         return logits
 
-    def _penalize(self, logits: Any, occurred: TokenCounts, tree: DraftTree, rows: slice, arrays: Arrays) -> None:
+    def _penalize(self, logits: Any, occurred: TokenCounts, tree: DraftTree, rows: slice) -> None:
         """Presence and frequency penalties count the answer (OpenAI), repetition also the prompt (CTRL, arXiv 1909.05858).
 
         Changes float32 logits [M, V] in place, only at tokens that have occurred.
         """
         params = self._params
-        ids, counts = occurred.along(tree, rows, arrays)
+        ids, counts = occurred.along(tree, rows, logits)
         values = logits[:, ids]
         if params.repetition_penalty != 1.0:
             factor = min(max(params.repetition_penalty, MIN_FACTOR), MAX_FACTOR)
-            repeated = arrays.where(values > 0, values / factor, values * factor)
+            repeated = where(values > 0, values / factor, values * factor)
             seen = counts > 0
             seen[:, : len(occurred)] = True
-            values = arrays.where(seen, repeated, values)
+            values = where(seen, repeated, values)
         if params.frequency_penalty or params.presence_penalty:
             values = values - (params.frequency_penalty * counts + params.presence_penalty * (counts > 0))
         logits[:, ids] = values
@@ -129,10 +127,10 @@ class TokenCounts:
                 self._ids, self._counts = self._with(np.array([token]))
             self._counts[self._entry[token]] += 1.0
 
-    def along(self, tree: DraftTree, rows: slice, arrays: Arrays) -> tuple[Any, Any]:
+    def along(self, tree: DraftTree, rows: slice, logits: Any) -> tuple[Any, Any]:
         """Ids, int64 [T + new], and their occurrences in the answer and on the path of each of M rows, float32 [M, T + new].
 
-        The last of the ids are those that occur in the tree alone.
+        The last of the ids are those that occur in the tree alone. Both are where the logits are.
         """
         on_path = tree.ancestors[rows, 1:]
         row, node = np.nonzero(on_path)
@@ -141,13 +139,13 @@ class TokenCounts:
         new = np.unique(tokens[entry < 0]).astype(np.int64)
         ids, before = self._with(new)
         # One row and the few counts of the tree, since all rows would be much to upload.
-        counts = arrays.of(before)[None] + arrays.of(np.zeros((len(on_path), 1), np.float32))
+        counts = uploaded(before, logits)[None] + uploaded(np.zeros((len(on_path), 1), np.float32), logits)
         if len(node):
             entry = np.where(entry < 0, len(self) + np.searchsorted(new, tokens), entry)
             places, times = np.unique(row * len(ids) + entry, return_counts=True)
-            at_row, at_id = arrays.of(places // len(ids)), arrays.of(places % len(ids))
-            counts[at_row, at_id] = counts[at_row, at_id] + arrays.of(times.astype(np.float32))
-        return arrays.of(ids), counts
+            at_row, at_id = uploaded(places // len(ids), logits), uploaded(places % len(ids), logits)
+            counts[at_row, at_id] = counts[at_row, at_id] + uploaded(times.astype(np.float32), logits)
+        return uploaded(ids, logits), counts
 
     def _with(self, new: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The ids and counts, followed by those of new tokens."""

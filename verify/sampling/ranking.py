@@ -32,7 +32,7 @@ class Ranking:
         return ids, probabilities
 
     def sampled(self, logits: torch.Tensor, params: SamplingParams, positions: Sequence[int]) -> torch.Tensor:
-        """The tokens of some of the rows, int32 [M], as `DeviceSampler.sample`. If shared, memory that `sample` writes to."""
+        """The tokens of some of the rows, int32 [M]. If shared, memory that `sample` writes to."""
         first = self._first(logits)
         self._sampled.append((first, params, positions))
         if not self._is_shared:

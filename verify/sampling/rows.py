@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,55 +55,39 @@ def is_on_host(logits: Any) -> bool:
     return bool(getattr(logits, "on_host", isinstance(logits, np.ndarray)))
 
 
-class Arrays(Protocol):
-    """The few operations on logits that numpy and torch name differently. The others are the same in both."""
-
-    def of(self, array: NDArray[Any]) -> Any:
-        """An array where the logits are; on a GPU, uploaded without waiting."""
-
-    def masks(self, allowed: NDArray[np.bool_]) -> Any:
-        """`of`, for masks [M, V]."""
-
-    def float32(self, logits: Any) -> Any:
-        """A copy in float32."""
-
-    def where(self, condition: Any, this: Any, other: Any) -> Any:
-        """`this` where the condition is true, `other` elsewhere."""
-
-    def largest(self, logits: Any) -> Any:
-        """The largest logit of each row, [M, 1]."""
+# The few operations that numpy and torch name differently.
 
 
-class HostArrays:
-    """Arrays of numpy. Implements `Arrays`."""
-
-    def of(self, array: NDArray[Any]) -> NDArray[Any]:
-        """The array."""
-        return array
-
-    masks = of
-
-    def float32(self, logits: NDArray[Any]) -> NDArray[np.float32]:
-        """See `Arrays`."""
-        return np.array(logits, np.float32)
-
-    def where(self, condition: Any, this: Any, other: Any) -> Any:
-        """See `Arrays`."""
-        return np.where(condition, this, other)
-
-    def largest(self, logits: NDArray[Any]) -> NDArray[Any]:
-        """See `Arrays`."""
-        found: NDArray[Any] = logits.max(-1, keepdims=True)
-        return found
-
-
-HOST_ARRAYS = HostArrays()
-
-
-def arrays_of(logits: Logits) -> Arrays:
-    """The operations on these logits."""
+def uploaded(array: NDArray[Any], logits: Any) -> Any:
+    """The array where the logits are; on a device, a tensor that is uploaded without waiting."""
     if isinstance(logits, np.ndarray):
-        return HOST_ARRAYS
-    from outrider.verify.sampling.device import DeviceArrays  # imports torch
+        return array
+    from outrider.verify.sampling import device  # imports torch
 
-    return DeviceArrays(logits.device)
+    return device.uploaded(array, logits.device)
+
+
+def uploaded_masks(allowed: NDArray[np.bool_], logits: Any) -> Any:
+    """`uploaded` for masks [M, V]."""
+    if isinstance(logits, np.ndarray):
+        return allowed
+    from outrider.verify.sampling import device  # imports torch
+
+    return device.uploaded_masks(allowed, logits.device)
+
+
+def float32(logits: Any) -> Any:
+    """A copy in float32."""
+    if isinstance(logits, np.ndarray):
+        return np.array(logits, np.float32)
+    return logits.clone() if logits.itemsize == 4 else logits.float()
+
+
+def where(condition: Any, this: Any, other: Any) -> Any:
+    """`this`, an array or a tensor, where the condition is true, `other` elsewhere."""
+    return np.where(condition, this, other) if isinstance(this, np.ndarray) else this.where(condition, other)
+
+
+def largest(logits: Any) -> Any:
+    """The largest logit of each row, [M, 1]."""
+    return logits.max(-1, keepdims=True) if isinstance(logits, np.ndarray) else logits.amax(-1, keepdim=True)

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from outrider.drafters.noise import mix, position_key
 from outrider.verify.model.cpu.native import sampling as compiled
-from outrider.verify.sampling.largest import largest
 from outrider.verify.sampling.precision import MASS_SCALE, check_finite
+from outrider.verify.sampling.topk import largest
 from outrider.verify.sampling_params import SamplingParams
 
 Ids = NDArray[np.int64]
@@ -107,18 +107,22 @@ def _nucleus(logits: Floats, mass: NDArray[np.int64], top_p: float) -> Ids:
     return ids[before < needed]
 
 
-def contenders(logits: Floats, params: SamplingParams, position: int) -> tuple[Ids, Floats]:
-    """The tokens of one row [V] that can be chosen if no filter excludes any: ids [C] and log-weights [C].
+def contenders(logits: Floats, params: SamplingParams, position: int, count: int = 1) -> tuple[Ids, Floats]:
+    """The tokens of one row [V] that can have one of the `count` best scores if no filter excludes any.
 
-    With u the uniform number behind a token's noise, its score exceeds s only if -log(u) < exp(weight - s), and 1 - u is at
-    most -log(u). So a comparison excludes nearly all tokens, with s the best score of the likeliest ones.
+    Ids [C] and log-weights [C]. With u the uniform number behind a token's noise, its score exceeds s only if -log(u) <
+    exp(weight - s), and 1 - u is at most -log(u). So a comparison excludes nearly all tokens, with s the `count`-th best score
+    of the likeliest ones.
     """
-    if compiled.can_read(logits):
+    if count == 1 and compiled.can_read(logits):
         ids = compiled.contenders(logits, params.temperature, position_key(params.seed, position), SCORE_ROUNDING)
         return ids, (logits[ids] - logits.max()) / np.float32(params.temperature)
     weights = _log_weights(logits, params)
     likeliest = largest(logits, FIRST_CANDIDATES[0])
-    best = (weights[likeliest] + gumbel(params.seed, position, likeliest)).max()
+    scores = weights[likeliest] + gumbel(params.seed, position, likeliest)
+    if len(scores) < count:
+        return likeliest, weights[likeliest]
+    best = np.partition(scores, -count)[-count]
     bits = random_bits(params.seed, position, np.arange(len(logits)))
     below_one = (((1 << 53) - 1 - bits).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-53)  # 1 - u
     ids = np.flatnonzero(below_one <= np.exp(weights - np.float32(best - SCORE_ROUNDING)))
@@ -141,3 +145,22 @@ def choose(logits: Floats, params: SamplingParams, position: int) -> int:
     ids, weights = candidates(logits, params) if params.filters else contenders(logits, params, position)
     scores = weights + gumbel(params.seed, position, ids)
     return int(ids[scores == scores.max()].min())
+
+
+def draw(logits: Floats, params: SamplingParams, position: int, count: int) -> tuple[Ids, Floats]:
+    """The `count` tokens of one row [V] with the best scores, and their probabilities, [count]; 0 = there is no other token.
+
+    So they are samples without replacement (Kool et al., arXiv 1903.06059).
+    """
+    if params.filters:
+        ids, weights = candidates(logits, params)
+        mass = np.exp(weights).sum()
+    else:
+        ids, weights = contenders(logits, params, position, count)
+        mass = np.exp(_log_weights(logits, params)).sum()
+    order = ids.argsort()  # of equal scores, the smaller id is first
+    ids, weights = ids[order], weights[order]
+    best = largest(weights + gumbel(params.seed, position, ids), count)
+    tokens, shares = np.zeros(count, np.int64), np.zeros(count, np.float32)
+    tokens[: len(best)], shares[: len(best)] = ids[best], np.exp(weights[best]) / mass
+    return tokens, shares

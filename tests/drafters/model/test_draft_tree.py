@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from outrider.drafters.interface import DraftTree, Source, Verdict
-from outrider.drafters.model.draft import DraftDrafter
 from outrider.drafters.model.draft_tree import DraftTreeDrafter
-from outrider.drafters.options import DraftOptions, DraftTreeOptions
+from outrider.drafters.options import DraftTreeOptions
 from tests.drafts import Driven
 from tests.language import ToyModel
 from tests.trees import check
@@ -23,13 +22,13 @@ def emitted(tree: DraftTree, *tokens: int) -> Verdict:
 
 def test_a_chain_is_the_models_greedy_path_until_a_token_is_unlikely() -> None:
     model = ToyModel(TABLE)
-    drafter = Driven(DraftDrafter(model, DraftOptions(10, 0.7, only_if_worth=False)))
+    drafter = Driven(DraftTreeDrafter(model, DraftTreeOptions(1, 10, 0.7, 0.0, only_if_worth=False)))
     drafter.begin(PROMPT)
     tree = drafter.propose(64)
     check(tree)
     assert tree.tokens.tolist() == [1, 2]  # an unlikely token is not expanded
     assert set(tree.source.tolist()) == {int(Source.DRAFT)}
-    assert drafter.drafted_tokens == 2
+    assert len(model.forwards) == 2
     drafter.observe(emitted(tree, 1, 2, 0))
     assert drafter.propose(64).tokens.tolist() == [1, 2]
 

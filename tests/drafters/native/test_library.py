@@ -41,7 +41,7 @@ pathlib.Path.glob = lambda *_: []
 import numpy as np
 from outrider.drafters.registry import Resources, make, make_uncompiled
 from outrider.drafters.sequence import Sequence
-drafter = make_uncompiled(Resources(), False)
+drafter = make_uncompiled(False)
 drafter.begin(Sequence(np.array([1, 2, 3, 4, 1, 2, 3], np.int32)))
 print(drafter.propose(4).tokens.tolist())
 try:

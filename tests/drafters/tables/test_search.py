@@ -1,5 +1,7 @@
 """Both searches give well-formed, bounded and repeatable trees, with the nodes that brute force gives."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,44 +12,48 @@ from outrider.drafters.tables import base_table
 from outrider.drafters.tables.dice import new_dice
 from outrider.drafters.tables.learned_table import learn, new_rows, successors
 from outrider.drafters.tables.nodes import draft_tree
-from outrider.drafters.tables.search import SCORE, Trigrams, best_first, monte_carlo, new_pool
+from outrider.drafters.tables.search import Trigrams, best_first, monte_carlo, new_pool, new_visits
 from tests.trees import check
 
 BASE = base_table.empty_base()
 
 
-def search(kind: str, text: list[int], budget: int, depth: int = 4, order: int = 3, floor: float = 0.0) -> DraftTree:
-    rows, pool = new_rows(1024, 6), new_pool(1 + 6 * 150, 6)
+def search(text: list[int], budget: int, depth: int, order: int = 3) -> DraftTree:
+    rows, pool = new_rows(1024, 6), new_pool(1 + 6 * MAX_NODES, 6)
     learn(BASE, rows, np.array(text, np.int32), len(text), order, 1.0, 16.0)
-    random = np.array([12345], np.uint64)
     ending = np.array([-1, *text], np.int32)[-3:]
-    if kind == "mcts":
-        size = monte_carlo(Trigrams(BASE, rows, order), pool, ending, depth, 150, 24, 32.0, 8.0, random, SCORE, False)
-    else:
-        width = 1 if kind == "greedy" else 6
-        size = best_first(Trigrams(BASE, rows, order), pool, ending, depth, budget, floor, width, new_dice())
+    size = best_first(Trigrams(BASE, rows, order), pool, ending, depth, budget, 0.0, new_dice())
     return draft_tree(pool.nodes, size, budget)
+
+
+def monte_carlo_search(text: list[int], budget: int, depth: int, order: int = 3, candidates: int = 24) -> DraftTree:
+    rows, pool, visits = new_rows(1024, 6), new_pool(1 + 6 * 150, 6), new_visits(1 + 6 * 150)
+    learn(BASE, rows, np.array(text, np.int32), len(text), order, 1.0, 16.0)
+    ending, random = np.array([-1, *text], np.int32)[-3:], np.array([12345], np.uint64)
+    constants = (depth, 150, candidates, 32.0, 8.0, random, new_dice())
+    return draft_tree(pool.nodes, monte_carlo(Trigrams(BASE, rows, order), pool, visits, ending, *constants), budget)
 
 
 texts = st.lists(st.integers(0, 9), min_size=2, max_size=200)
 
 
-@pytest.mark.parametrize("kind", ["mcts", "best-first", "greedy"])
+@pytest.mark.parametrize("search", [search, monte_carlo_search])
 @given(text=texts, budget=st.integers(1, MAX_NODES), depth=st.integers(1, 6), order=st.integers(2, 4))
-def test_trees_are_well_formed_bounded_and_repeatable(kind: str, text: list[int], budget: int, depth: int, order: int) -> None:
-    tree = search(kind, text, budget, depth, order)
+def test_trees_are_well_formed_bounded_and_repeatable(
+    search: Callable[..., DraftTree], text: list[int], budget: int, depth: int, order: int
+) -> None:
+    tree = search(text, budget, depth, order)
     check(tree)
     assert len(tree) <= budget
     assert not len(tree) or tree.depths.max() <= depth
-    again = search(kind, text, budget, depth, order)
-    assert kind != "greedy" or len(set(tree.parents.tolist())) == len(tree)
+    again = search(text, budget, depth, order)
     assert tree.tokens.tolist() == again.tokens.tolist()
     assert tree.parents.tolist() == again.parents.tolist()
 
 
 @given(text=texts, budget=st.integers(1, 40))
 def test_best_first_takes_the_likeliest_nodes(text: list[int], budget: int) -> None:
-    tree = search("best-first", text, budget, depth=3)
+    tree = search(text, budget, depth=3)
     everything = all_paths(text, depth=3)
     likeliest = sorted(everything.values(), reverse=True)[:budget]
     assert np.allclose(sorted(tree.probability, reverse=True), likeliest, rtol=1e-4)
@@ -75,14 +81,9 @@ def all_paths(text: list[int], depth: int) -> dict[tuple[int, ...], float]:
 def test_monte_carlo_takes_whole_continuations_likeliest_first() -> None:
     """The text continues 1 with "2 7" three times and with "3 8" once."""
     text = [1, 2, 7, 0, 1, 2, 7, 0, 1, 3, 8, 0, 1, 2, 7, 0, 1]
-    rows, pool = new_rows(1024, 6), new_pool(1 + 6 * 150, 6)
-    learn(BASE, rows, np.array(text, np.int32), len(text), 3, 1.0, 16.0)
     chosen = []
     for candidates in (1, 2):
-        random = np.array([12345], np.uint64)
-        ending = np.array(text[-3:], np.int32)
-        size = monte_carlo(Trigrams(BASE, rows, 3), pool, ending, 2, 150, candidates, 32.0, 8.0, random, SCORE, False)
-        tree = draft_tree(pool.nodes, size, 64)
+        tree = monte_carlo_search(text, 64, 2, candidates=candidates)
         leaves = set(range(len(tree))) - set(tree.parents.tolist())
         chosen.append([tree.path(row) for row in sorted(leaves)])
     assert chosen == [[[2, 7]], [[2, 7], [3, 8]]]

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from outrider.drafters.options import MAX_MATCH
 from outrider.drafters.tables.splice import splice
-from outrider.drafters.tables.suffix import sort_suffixes
+from outrider.drafters.tables.suffix import MAX_MATCH, sort_suffixes
 
 Documents = list[list[int]]
 documents = st.lists(st.lists(st.integers(0, 2), max_size=30), max_size=6)

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.options import MAX_MATCH
 from outrider.drafters.tables import suffix
 from outrider.drafters.tables.pages import word
-from outrider.drafters.tables.suffix import Corpus
+from outrider.drafters.tables.suffix import MAX_MATCH, Corpus
 
 SEPARATOR = 6
 texts = st.lists(st.integers(0, 5), max_size=40)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import functools
+from copy import deepcopy
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
-from tests.verify.model.all_architectures import ROUNDING_FACTOR, rounding_error
+from outrider.drafters.interface import DraftTree
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.runner import ModelRunner
 
+# The chunks of the text on which logits are compared: steps, and one chunk that is longer than a step. A tree follows.
+PREFIX = (0, 37, 38, 120)
+TREE_PARENTS = np.array([-1, 0, 1, 0, -1, 4], np.int32)
+TREE_DEPTHS = np.array([1, 2, 3, 2, 1, 2], np.int32)
+# This multiple of the error of transformers' own forward is tolerated.
+ROUNDING_FACTOR = 8
 # Weights are spread widely, so that a random model has no near-ties.
 SIZES: dict[str, Any] = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512}
@@ -87,3 +98,37 @@ def text_of(length: int, seed: int = 1) -> torch.Tensor:
 def tolerance(family: str) -> float:
     """The difference of logits that rounding explains: 1e-4, and some times that of transformers' float32 forward."""
     return 1e-4 + ROUNDING_FACTOR * rounding_error(build(family, "eager"), text_of(100))
+
+
+@torch.inference_mode()
+def rounding_error(model: Any, text: torch.Tensor) -> float:
+    """The largest difference of a float32 model's logits from those in float64.
+
+    Layers that normalise small values amplify rounding, differently by CPU.
+    """
+    found, exact = model(text[None], use_cache=False).logits, deepcopy(model).double()
+    if hasattr(exact, "set_experts_implementation"):  # the default one computes in float32 at most
+        exact.set_experts_implementation("eager")
+    torch.set_default_dtype(torch.float64)
+    try:
+        return float((found - exact(text[None], use_cache=False).logits).abs().max())
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@torch.inference_mode()
+def compare(runner: ModelRunner, model: Any) -> float:
+    """The largest difference of logits from transformers' own, for a prompt in parts and for a tree."""
+    text = text_of(PREFIX[-1])
+    expected, cache, worst = model(text[None], use_cache=False).logits[0], runner.new_cache(), 0.0
+    for start, stop in pairwise(PREFIX):
+        found = torch.as_tensor(runner.forward(cache, ForwardBatch.chain(text[start:stop])))
+        worst = max(worst, float((found - expected[start:stop]).abs().max()))
+        cache.length = stop
+    tokens = np.arange(10, 10 + len(TREE_PARENTS), dtype=np.int32)
+    tree = DraftTree(tokens, TREE_PARENTS, TREE_DEPTHS, np.ones(len(tokens), np.float32), np.zeros(len(tokens), np.uint8))
+    logits = torch.as_tensor(runner.forward(cache, ForwardBatch.tree(9, tree))).clone()
+    for row in range(-1, len(tree)):
+        path = torch.cat([text, torch.tensor([9, *tree.path(row)])])
+        worst = max(worst, float((logits[row + 1] - model(path[None], use_cache=False).logits[0, -1]).abs().max()))
+    return worst

@@ -22,8 +22,7 @@ from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
 from tests.drafts import Oracle
 from tests.verify.model import families
-from tests.verify.model.all_architectures import compare
-from tests.verify.model.families import random_model
+from tests.verify.model.families import compare, random_model
 
 SIZES = families.SIZES | {"intermediate_size": 64, "max_position_embeddings": 128, "initializer_range": 0.3}
 WINDOW = 5

@@ -1,4 +1,4 @@
-"""Invariant rows: the range is found from the kernels, and drafted answers equal plain decoding's bit for bit in bfloat16."""
+"""Invariant rows: a range is found, and drafted answers equal plain decoding's bit for bit in bfloat16."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ class Backend:
     """A backend that is never called."""
 
     max_streams, max_rows = 2, 40
-    reads_prompts = is_invariant = False
 
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
         raise AssertionError

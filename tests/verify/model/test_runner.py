@@ -10,10 +10,12 @@ from outrider.drafters.interface import DraftTree
 from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.kwarg_injector import NotPassedOn
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.sizes import weight_size
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.trees import trees
+from tests.verify.model.families import build
 
 
 def chain(*tokens: int) -> ForwardBatch:
@@ -84,3 +86,11 @@ def test_streams_share_a_forward(tiny_config: LlamaConfig) -> None:
             end = segment.cache.length + segment.rows
             assert torch.allclose(logits, alone, atol=1e-4)
             assert torch.allclose(segment.cache.tensor[:, :, :, :end], written[:, :, :, :end], atol=1e-5)
+
+
+def test_a_model_that_passes_nothing_on_is_served() -> None:
+    model = build("stablelm", NAME)
+    with pytest.raises(NotPassedOn, match="to its attention layers"):
+        model(torch.tensor([[5]]), attention=1)
+    runner = TorchRunner(model)
+    assert runner.forward(runner.new_cache(), ForwardBatch.chain(torch.tensor([5, 6]))).shape == (2, 97)

@@ -10,14 +10,13 @@ import torch
 
 from outrider.drafters.interface import Drafter, DraftTree, Verdict
 from outrider.drafters.model.chain import ModelChain
-from outrider.drafters.model.draft import DraftDrafter
 from outrider.drafters.model.draft_graph import DraftGraphDrafter
 from outrider.drafters.model.draft_tree import DraftTreeDrafter
 from outrider.drafters.model.language_model import LanguageModel
-from outrider.drafters.model.pearl import PearlDrafter
 from outrider.drafters.model.schedule import Schedules
 from outrider.drafters.model.union import UnionDrafter
-from outrider.drafters.options import DraftGraphOptions, DraftOptions, DraftTime, DraftTreeOptions, PearlOptions
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import DraftGraphOptions, DraftTime, DraftTreeOptions, PearlOptions
 from outrider.verify.sampling.acceptance import Rejection
 from outrider.verify.sampling_params import SamplingParams
 from tests.drafts import Chaos, Driven
@@ -35,7 +34,7 @@ def rows_of(root: int, tree: DraftTree) -> torch.Tensor:
 
 
 TREE = DraftTreeOptions(2, 3, 0.2, 0.3, only_if_worth=False)
-CHAIN = DraftOptions(2, 0.2, only_if_worth=False)
+CHAIN = DraftTreeOptions(1, 2, 0.2, 0.0, only_if_worth=False)
 
 
 def fusion(time: DraftTime) -> Callable[[LanguageModel], Drafter]:
@@ -44,11 +43,15 @@ def fusion(time: DraftTime) -> Callable[[LanguageModel], Drafter]:
     return lambda model: UnionDrafter(Chaos(VOCABULARY), ModelChain(model, options, 2), Schedules(), 2, time)
 
 
+def pearl(model: LanguageModel) -> Drafter:
+    return UnionDrafter(NoDrafter(), ModelChain(model, PearlOptions(window=2)), Schedules(), 2, "during")
+
+
 MAKE: dict[str, Callable[[LanguageModel], Drafter]] = {
-    "draft": lambda model: DraftDrafter(model, CHAIN),
+    "draft": lambda model: DraftTreeDrafter(model, CHAIN),
     "draft-tree": lambda model: DraftTreeDrafter(model, TREE),
     "draft-graph": lambda model: DraftGraphDrafter(model, DraftGraphOptions(2, 3, 0.2, 0.3, only_if_worth=False, tau=1)),
-    "pearl": lambda model: PearlDrafter(model, PearlOptions(window=2)),
+    "pearl": pearl,
     "fusion, before": fusion("before"),
     "fusion, during": fusion("during"),
     "fusion, auto": fusion("auto"),

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from outrider.verify.errors import ModelError
-from outrider.verify.sampling.device import DeviceSampler, gumbel, warp_logits
-from outrider.verify.sampling.sampler import candidates, choose, distribution
-from outrider.verify.sampling.sampler import gumbel as gumbel_on_host
+from outrider.verify.sampling.device import warp_logits
+from outrider.verify.sampling.sampler import candidates, choose, distribution, draw, gumbel
 from outrider.verify.sampling_params import MIN_TEMPERATURE, SamplingParams
 
 
@@ -47,53 +46,27 @@ def test_filters_equal_the_reference(logits: list[float], temperature: float, to
     assert got == pytest.approx(reference(logits, params), abs=1e-6)
 
 
-def sample(logits: torch.Tensor, params: SamplingParams, positions: list[int]) -> torch.Tensor:
-    return DeviceSampler(params).sample(logits, positions)
-
-
 def test_greedy_takes_the_argmax_and_the_first_of_ties() -> None:
-    assert sample(torch.tensor([[0.0, 2.0, 2.0], [3.0, 1.0, 2.0]]), SamplingParams(temperature=0), [0, 1]).tolist() == [1, 0]
+    rows = np.array([[0.0, 2.0, 2.0], [3.0, 1.0, 2.0]], np.float32)
+    assert [choose(row, SamplingParams(temperature=0), 0) for row in rows] == [1, 0]
 
 
 def test_samples_follow_the_distribution() -> None:
-    logits = torch.tensor([[0.0, 1.0, -1.0, 2.0]])
+    logits = np.array([0.0, 1.0, -1.0, 2.0], np.float32)
     params = SamplingParams(temperature=1.0, seed=5)
     samples = 20_000
-    chosen = sample(logits.expand(samples, -1), params, list(range(samples)))
-    counts = torch.bincount(chosen, minlength=4).double()
-    expected = logits[0].double().softmax(-1) * samples
-    chi_square = float(((counts - expected) ** 2 / expected).sum())
-    assert chi_square < 16.27  # 3 degrees of freedom, p = 0.001
-
-
-def test_a_choice_depends_on_its_own_row_and_position_only() -> None:
-    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
-    params = SamplingParams(seed=3)
-    together = sample(logits, params, [4, 5, 5, 6, 6, 7])
-    alone = [int(sample(logits[i : i + 1], params, [p])) for i, p in enumerate([4, 5, 5, 6, 6, 7])]
-    assert together.tolist() == alone
-    one_by_one = DeviceSampler(params)
-    assert [int(one_by_one.sample(logits[i : i + 1], [p])) for i, p in enumerate([4, 5, 5, 6, 6, 7])] == alone
-
-
-@given(st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=5), min_size=1, max_size=6))
-def test_cached_noise_is_that_of_the_positions(steps: list[list[int]]) -> None:
-    """For any sequence of positions, also backwards; with a large vocabulary, few are cached."""
-    vocabulary = 20_000
-    sampler = DeviceSampler(SamplingParams(seed=3))
-    for positions in steps:
-        scores = sampler.scores(torch.zeros(len(positions), vocabulary), positions)
-        assert torch.equal(scores, gumbel(3, positions, torch.arange(vocabulary)))
+    counts = np.bincount([choose(logits, params, position) for position in range(samples)], minlength=4)
+    expected = distribution(logits, params) * samples
+    assert ((counts - expected) ** 2 / expected).sum() < 16.27  # 3 degrees of freedom, p = 0.001
 
 
 def test_noise_depends_on_seed_position_and_token() -> None:
-    noise = torch.cat([gumbel(seed, range(40), torch.arange(200)) for seed in (0, 1, (1 << 64) - 1)])
-    assert len(noise.unique()) > 0.999 * noise.numel()
-    assert abs(float(noise.mean()) - 0.5772) < 0.03  # Euler's constant: the mean of the Gumbel distribution
-    assert torch.equal(gumbel(7, [3], torch.tensor([5, 90]))[0], gumbel(7, [2, 3], torch.arange(200))[1, [5, 90]])
-    assert bool(noise.isfinite().all())
     tokens = np.arange(200)
-    assert gumbel_on_host(7, 3, tokens) == pytest.approx(gumbel(7, [3], torch.from_numpy(tokens))[0].numpy(), rel=1e-6)
+    noise = np.array([gumbel(seed, position, tokens) for seed in (0, 1, (1 << 64) - 1) for position in range(40)])
+    assert len(np.unique(noise)) > 0.999 * noise.size
+    assert abs(float(noise.mean()) - 0.5772) < 0.03  # Euler's constant: the mean of the Gumbel distribution
+    assert np.array_equal(gumbel(7, 3, np.array([5, 90])), gumbel(7, 3, tokens)[[5, 90]])
+    assert np.isfinite(noise).all()
 
 
 def on_host(logits: torch.Tensor) -> NDArray[np.float32]:
@@ -137,8 +110,15 @@ def test_one_row_gives_the_same_token_as_scoring_all(
         assert sorted(ids[finite].tolist()) == (weights > -torch.inf).nonzero()[:, 0].tolist()
         assert kept[finite].tolist() == weights[ids[finite]].tolist()
     assert distribution(on_host(logits), params) == pytest.approx(weights.double().softmax(-1).numpy(), abs=1e-12)
+    scored = weights.numpy()
     for position in range(4):
-        assert choose(on_host(logits), params, position) == int(sample(logits[None], params, [position]))
+        scores = scored + gumbel(seed, position, np.arange(len(scored)))
+        assert choose(on_host(logits), params, position) == scores.argmax()
+        tokens, shares = draw(on_host(logits), params, position, 3)
+        expected = [token for token in np.argsort(-scores, kind="stable")[:3] if scores[token] > -np.inf]
+        assert tokens[: len(expected)].tolist() == expected
+        assert shares[: len(expected)] == pytest.approx(weights.softmax(-1).numpy()[expected], abs=1e-6)
+        assert not shares[len(expected) :].any()
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

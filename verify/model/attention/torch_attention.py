@@ -11,6 +11,8 @@ from outrider.verify.model.attention.interface import Attention, Layer
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import decode
 from outrider.verify.model.cache.tensor_cache import TensorCache
+from outrider.verify.model.pictures import BothWays
+from outrider.verify.model.segment import Segment
 from outrider.verify.model.transfer import to_device
 
 
@@ -69,6 +71,22 @@ class TorchAttention:
         mask = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device)
         mask.masked_fill_(~allowed, -torch.inf)
         return mask.repeat(groups, 1)
+
+
+class PictureAttention(TorchAttention):
+    """Attention of a picture's rows: in some models and layers, those of pixels attend to each other in both directions."""
+
+    def __init__(self, segment: Segment, both_ways: BothWays) -> None:
+        super().__init__(segment.cache, segment.batch)
+        assert segment.picture is not None
+        self._is_pixels, self._both_ways = segment.picture.is_pixels, both_ways
+
+    def visible(self, window: int | None) -> torch.Tensor:
+        """See `TorchAttention.visible`."""
+        causal = super().visible(window)
+        if self._both_ways == "none" or (self._both_ways == "windows" and window is None):
+            return causal
+        return causal | (self._is_pixels[:, None] & self._is_pixels)
 
 
 class JointAttention:

@@ -25,14 +25,12 @@ def encode(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype == torch.int8:
         values = values.round()
     coded = torch.constant_pad_nd(values.to(dtype), [0, -rows.size(-1) % 4])
-    return torch.cat([coded, torch.view_copy(scale, dtype=dtype)], -1)  # scripts have no view of another data type
+    return torch.cat([coded, torch.view_copy(scale, dtype=dtype)], -1)
 
 
 def decode(stored: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
     """The inverse of `encode`: [..., D] of `dtype`, that of the rows before."""
-    if stored.element_size() > 1:
-        return stored.to(dtype)
-    if width == 0:
+    if stored.element_size() > 1 or width == 0:
         return stored.to(dtype)
     scale = torch.view_copy(stored[..., stored.size(-1) - 4 :], dtype=torch.float32)
     return stored[..., :width].to(dtype) * scale.to(dtype)

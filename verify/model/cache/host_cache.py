@@ -17,11 +17,11 @@ from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.paging import HostRows, Page, Part, Rows
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.windows import WindowedRows, reachable
+from outrider.verify.model.lazy_zeros import discard, zeros
 from outrider.verify.model.memory import HOST, can_discard
-from outrider.verify.model.untouched import discard, zeros
 
 if TYPE_CHECKING:
-    from outrider.verify.model.hidden.ring import StateRing
+    from outrider.verify.model.hidden import StateRing
     from outrider.verify.model.recurrent.states import RecurrentStates, Snapshot
 
 
@@ -204,6 +204,6 @@ def new_hidden(shape: CacheShape) -> StateRing | None:
     """An empty ring for a slot's hidden states."""
     if not shape.hidden_width:
         return None
-    from outrider.verify.model.hidden.ring import StateRing  # imports torch, as draft heads do
+    from outrider.verify.model.hidden import StateRing  # imports torch, as draft heads do
 
     return StateRing(shape.hidden_positions, shape.hidden_width, shape.dtype, shape.device)

@@ -16,7 +16,7 @@ from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.paging import Page, Part, Rows, SwappedRows
 
 if TYPE_CHECKING:
-    from outrider.verify.model.hidden.ring import StateRing
+    from outrider.verify.model.hidden import StateRing
     from outrider.verify.model.recurrent.states import RecurrentStates, Snapshot
 
 # The positions of a slot beyond its context, for the rows of one draft.

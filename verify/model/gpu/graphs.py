@@ -60,8 +60,6 @@ class Tap(Protocol):
 class GraphedForward:
     """Forwards over the caches of one pool. Implements `outrider.verify.model.segment.ForwardBackend`."""
 
-    is_invariant = False
-
     def __init__(
         self,
         forward: Forward,

@@ -1,4 +1,4 @@
-"""Triton kernels that find the likeliest tokens of each row of logits, as `outrider.verify.sampling.largest` does.
+"""Triton kernels that find the likeliest tokens of each row of logits, as `outrider.verify.sampling.topk` does.
 
 A row is cut into blocks, whose largest logits are found first. Triton is an optional dependency: import this module lazily.
 """

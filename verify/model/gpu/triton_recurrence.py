@@ -1,6 +1,6 @@
 """Launches the kernels of recurrent layers as operations, which torch.compile and CUDA graphs take as they are.
 
-`outrider.verify.model.recurrent.step` is the reference. Triton is an optional dependency: import this module lazily.
+`outrider.verify.model.recurrent.rows` is the reference. Triton is an optional dependency: import this module lazily.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
 from outrider.verify.model.cache.paging import page_count
 from outrider.verify.model.cache.shape import CacheShape, LayerShape
-from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.llama import library
 from outrider.verify.model.llama.cache import LlamaCache, SequencePool
 from outrider.verify.model.llama.library import KV_NAMES, KV_TYPES, MOST_ROWS, LlamaContext, LlamaModel
@@ -70,9 +69,8 @@ class LlamaRunner(ModelRunner):
             raise ModelError(f"llama.cpp computes NaN for {self.description}; check its weights.")
         return CacheShape((LayerShape(1, len(context.save(0, 1, 0, 1)), 0),), np.dtype(np.uint8), self.device)
 
-    def start(self, context_tokens: int, bounds: InvariantRange | None = None) -> None:
-        """See `ModelRunner`; there is no invariant range."""
-        assert bounds is None
+    def start(self, context_tokens: int) -> None:
+        """See `ModelRunner`."""
         self.context_tokens = min(self.model_tokens, context_tokens)
         self._sequences = None  # frees its memory first
         full = page_count(self._positions, paging.PAGE_TOKENS)

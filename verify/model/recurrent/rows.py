@@ -9,8 +9,8 @@ import torch
 
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.recurrent.convolution import convolve, gather_index
+from outrider.verify.model.recurrent.state import scan
 from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape
-from outrider.verify.model.recurrent.step import convolve_step, scan_step
 from outrider.verify.model.recurrent.tensor_states import TensorStates
 
 
@@ -49,19 +49,19 @@ class RecurrentRows:
             return
         assert batch.known <= states.count, "known rows were not computed by a forward"
         states.count = len(batch)
-        shape = states.shape
-        ancestors = torch.from_numpy(batch.ancestor_mask())
+        self._known, self._end = batch.known, len(batch)
+        ancestors, device = torch.from_numpy(batch.ancestor_mask()), states.shape.device
         mask = torch.zeros(self.rows, len(batch)).masked_fill_(~ancestors[batch.known :], -torch.inf)
-        index = gather_index(ancestors, batch.known, shape.window)
-        buffers = (states.matrices, states.keys, states.writes, states.decays, states.inputs)
-        # In the order that `outrider.verify.model.recurrent.step` expects.
-        self.tensors = [*buffers, *(each.to(shape.device) for each in (ancestors.float(), mask, index))]
+        self._ancestors, self._mask = ancestors.float().to(device), mask.to(device)  # as `scan` takes them
+        self._index = gather_index(ancestors, batch.known, states.shape.window).to(device)
 
     def convolve(self, number: int, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Inputs [N, channels] to outputs [N, channels]; `taps` is [window + 1, channels]."""
-        if self._chunk is None:
-            return convolve_step(inputs, taps, bias, number, self.tensors)
         window = self._states.shape.window
+        if self._chunk is None:
+            buffer = self._states.inputs[number, : window + self._end]
+            buffer[window + self._known :] = inputs
+            return convolve(buffer, self._index, taps, bias)
         joined = torch.cat([self._states.inputs[number, :window], inputs])
         self._chunk.windows[number] = joined[-window:].clone()
         steps = torch.arange(window + 1, device=inputs.device)
@@ -70,10 +70,16 @@ class RecurrentRows:
 
     def scan(self, number: int, rows: Scan, chunked: Chunked) -> torch.Tensor:
         """Reads the state for the rows, [H, N, value_dim]."""
-        if self._chunk is None:
-            return scan_step(*rows, number, self.tensors)
-        outputs, self._chunk.matrices[number] = chunked(self._states.matrices[number])
-        return outputs.transpose(0, 1)
+        states = self._states
+        if self._chunk is not None:
+            outputs, self._chunk.matrices[number] = chunked(states.matrices[number])
+            return outputs.transpose(0, 1)
+        keys, writes, decays = (each[number, :, : self._end] for each in (states.keys, states.writes, states.decays))
+        keys[:, self._known :], decays[:, self._known :] = rows.keys, rows.decays
+        known, state = writes[:, : self._known], states.matrices[number]
+        found, outputs = scan(rows.queries, keys, rows.values, rows.beta, known, decays, state, self._ancestors, self._mask)
+        writes[:, self._known :] = found
+        return outputs
 
 
 class StreamRows(NamedTuple):

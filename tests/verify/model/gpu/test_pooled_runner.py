@@ -85,7 +85,7 @@ def test_trees_beside_streams_have_the_bits_of_single_tokens(
     """In the range of one number of rows, which needs nothing of this machine's kernels but that places do not matter."""
     runner = make(dtype)
     one_number = InvariantRange(rows, rows)
-    monkeypatch.setattr(invariance, "ranges", lambda _: [one_number])
+    monkeypatch.setattr(invariance, "RANGES", (one_number,))
     monkeypatch.setattr(invariance, "TREES", trees)
     monkeypatch.setattr(invariance, "cost", lambda *_: 0.04)
     start(runner, CONTEXT, "auto", None)

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.verify.model.gpu import triton_sampling
-from outrider.verify.sampling.device import DeviceSampler, warp_logits
-from outrider.verify.sampling.largest import likeliest
 from outrider.verify.sampling.ranking import Ranking
 from outrider.verify.sampling.rows import in_place
 from outrider.verify.sampling.sampler import choose as choose_on_host
+from outrider.verify.sampling.sampler import draw as draw_on_host
+from outrider.verify.sampling.topk import likeliest
 from outrider.verify.sampling_params import SamplingParams
 from tests.verify.model.gpu.conftest import DEVICE
 
@@ -37,7 +37,6 @@ def choose(logits: torch.Tensor, params: SamplingParams, positions: list[int]) -
 def check(logits: torch.Tensor, params: SamplingParams) -> None:
     positions = [4, 4, 9][: len(logits)]
     found = choose(logits, params, positions).tolist()
-    assert found == DeviceSampler(params).sample(logits, positions).tolist()
     rows = in_place(logits)
     assert found == [choose_on_host(row, params, position) for row, position in zip(rows, positions, strict=True)]
 
@@ -85,14 +84,10 @@ def test_several_tokens_of_each_row(size: int, step: float, dtype: torch.dtype, 
     """Those with the best scores, and what the filters leave of their probabilities."""
     logits, positions = logits_of(size, step, dtype, params.seed % 97), [4, 4, 9]
     tokens, probabilities = (each.cpu() for each in triton_sampling.draw(logits.to(DEVICE), params, positions, count))
-    weights = warp_logits(logits, params)
-    scores = DeviceSampler(params).scores(weights, positions)
-    expected = scores.sort(dim=-1, descending=True, stable=True)
-    finite = expected.values[:, :count] > -torch.inf
-    assert torch.equal(tokens[finite], expected.indices[:, :count][finite].int())
-    shares = weights.softmax(-1).gather(-1, tokens.long().clamp(0, size - 1))
-    assert torch.allclose(probabilities[finite], shares[finite], atol=1e-5)
-    assert not probabilities[~finite].any()
+    for row, position, ids, found in zip(in_place(logits), positions, tokens, probabilities, strict=True):
+        expected, shares = map(torch.from_numpy, draw_on_host(row, params, position, count))
+        assert torch.equal(ids[shares > 0], expected[shares > 0].int())
+        assert torch.allclose(found, shares, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter

@@ -28,8 +28,7 @@ from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
 from tests.drafts import Chaos, Oracle
-from tests.verify.model.all_architectures import compare
-from tests.verify.model.families import FAMILIES, REFUSED, build, text_of, tolerance
+from tests.verify.model.families import FAMILIES, REFUSED, build, compare, text_of, tolerance
 
 FAST = "qwen3_5"
 SERVED = [family for family in FAMILIES if family not in REFUSED]

@@ -90,7 +90,7 @@ class _Described:
             length + known,
             length,
             segment.kept,
-            batch.padding,
+            0,  # rows whose logits are left out
             batch.tokens.ctypes.data + token_bytes,
             batch.depths.ctypes.data + token_bytes,
             None,

@@ -24,7 +24,6 @@ from outrider.verify.model.cpu.native.forward import NativeForward
 from outrider.verify.model.cpu.native.library import Engine, variant
 from outrider.verify.model.cpu.native.states import NativeStates, shape_of
 from outrider.verify.model.data_types import FLOAT8, INT8, HostType
-from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.memory import HOST, keep_freed_memory
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
@@ -76,9 +75,8 @@ class NativeRunner(ModelRunner):
         self._tapped: tuple[int, ...] | None = None
         self._forward: NativeForward | None = None
 
-    def start(self, context_tokens: int, bounds: InvariantRange | None = None) -> None:
-        """See `ModelRunner`; there is no invariant range."""
-        assert bounds is None
+    def start(self, context_tokens: int) -> None:
+        """See `ModelRunner`."""
         self.context_tokens = min(self.model_tokens, context_tokens)
         self.decoder.fit(self.context_tokens)
         self._engine = Engine(self.threads or os.cpu_count() or 1)

@@ -18,9 +18,9 @@ from outrider.verify.model.cpu.native.decoder import Decoder
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.structures import Slot
 from outrider.verify.model.data_types import FLOAT32
+from outrider.verify.model.lazy_zeros import zeros
 from outrider.verify.model.memory import HOST
 from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates, Snapshot
-from outrider.verify.model.untouched import zeros
 
 
 def shape_of(layers: Sequence[Layer], hidden: int) -> RecurrentShape | None:

@@ -1,4 +1,4 @@
-"""The largest of a vocabulary's logits, found without sorting them.
+"""The largest of a vocabulary's logits, found without sorting them, and log-probabilities.
 
 A row is cut into groups with a stride. The K largest maxima of groups bound the K-th largest logit from below, so few logits
 remain to be sorted. Maxima over strided groups are computed as fast as memory is read.
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.drafters.interface import Ints, Logprobs
 from outrider.verify.model.cpu.native import sampling as compiled
 from outrider.verify.sampling.rows import Logits
 
@@ -61,3 +62,15 @@ def likeliest(logits: Logits, count: int) -> tuple[Any, Any]:
     top = logits.max(1, keepdims=True)
     shares = np.exp(np.take_along_axis(values, order, 1) - top) / np.exp(logits - top).sum(1, keepdims=True)
     return np.take_along_axis(found, order, 1).astype(np.int32), shares
+
+
+def logprobs_of(logits: Logits, tokens: Ints, count: int) -> Logprobs:
+    """Log-probabilities of `tokens` [A+1] and of the `count` likeliest tokens, one per row of `logits` [A+1, V]."""
+    if not isinstance(logits, np.ndarray):
+        from outrider.verify.sampling import device  # imports torch
+
+        return Logprobs(*device.logprobs(logits, tokens, count))
+    values = logits - logits.max(1, keepdims=True)
+    values -= np.log(np.exp(values).sum(1, keepdims=True))
+    ids, _ = likeliest(logits, count)
+    return Logprobs(values[np.arange(len(tokens)), tokens], ids, np.take_along_axis(values, ids, 1))

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.verify.sampling.largest import likeliest
 from outrider.verify.sampling.rows import in_place
+from outrider.verify.sampling.topk import likeliest
 
 DTYPES = [torch.float32, torch.bfloat16]
 

@@ -1,1 +1,0 @@
-"""The target's hidden states, which draft heads read: where they are taken from, and where the last ones are kept."""
