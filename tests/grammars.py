@@ -16,11 +16,6 @@ def terminal_chain(size: int) -> str:
     return "\n".join(["start: A0", *(f'A{i}: "b" | "q" A{i + 1}' for i in range(size)), f'A{size}: "x"'])
 
 
-def recursive_rules(size: int) -> str:
-    """Lark rules that use the next rule and the first one."""
-    return "\n".join(["start: a0", *(f'a{i}: a{i + 1} "x" | a0 "y"' for i in range(size)), f'a{size}: "z"'])
-
-
 def nested_grammars(size: int) -> str:
     """A grammar with the chain of rules in an inner grammar."""
     return f"start: %lark {{\n{rule_chain(size)}\n}}"

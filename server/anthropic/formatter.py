@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from outrider.server.anthropic.schema import MessagesBody
@@ -12,7 +12,7 @@ from outrider.server.http.errors import APIError
 from outrider.server.http.sse import ServerSentEvent
 from outrider.server.openai.conversation import parse_arguments
 from outrider.server.openai.generation import ChoiceOutput
-from outrider.server.openai.output_parser import OutputParser
+from outrider.server.openai.output_parser import ItemsFormatter
 from outrider.server.openai.usage import Usage
 
 # Reasoning needs a signature, which clients return with it. Nobody checks it.
@@ -23,8 +23,8 @@ FIELDS = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}
 DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
 
 
-class MessageFormatter:
-    """Writes a message and its events."""
+class MessageFormatter(ItemsFormatter):
+    """Writes a message, whose items are content blocks, and its events."""
 
     def __init__(
         self,
@@ -36,14 +36,7 @@ class MessageFormatter:
         new_parser: Callable[[], ToolParser],
     ) -> None:
         """`usage` is the task's; it is read before the answer ends, too."""
-        self._parser = OutputParser(new_parser)
-        self._request_id = request_id
-        self._prompt_tokens = prompt_tokens
-        self._usage = usage
-        self._omits_thinking = request.thinking is not None and request.thinking.display == "omitted"
-        self._open = False  # the last block is in progress
-        self._pieces: list[str] = []  # pieces of the last block
-        self.message: dict[str, Any] = {
+        message: dict[str, Any] = {
             "id": message_id,
             "type": "message",
             "role": "assistant",
@@ -53,32 +46,29 @@ class MessageFormatter:
             "stop_sequence": None,
             "usage": {},
         }
-
-    def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
-        for output in outputs:
-            self.deltas(output)
-        self.end(usage)
-        return self.message
+        super().__init__(message, message["content"], new_parser)
+        self._request_id = request_id
+        self._prompt_tokens = prompt_tokens
+        self._usage = usage
+        self._omits_thinking = request.thinking is not None and request.thinking.display == "omitted"
+        self._pieces: list[str] = []  # of the last block
 
     def start(self) -> list[ServerSentEvent]:
-        message = {**self.message, "content": [], "usage": self._usage_body()}
+        message = {**self.answer, "content": [], "usage": self._usage_body()}
         return [event("message_start", message=message), PING]
 
     def deltas(self, output: ChoiceOutput) -> list[ServerSentEvent]:
-        events = [each for part in self._parser.parse(output) for each in self._append(part)]
+        events = self._write(self._parser.parse(output))
         if output.finish is not None:
-            self.message["stop_reason"] = self._stop_reason(output)
-            self.message["stop_sequence"] = output.stop_string
+            self.answer["stop_reason"] = self._stop_reason(output)
+            self.answer["stop_sequence"] = output.stop_string
         return events
 
-    def heartbeat(self) -> None:
-        return None
-
     def end(self, usage: Usage) -> list[ServerSentEvent]:
-        events = self._close_block()
-        self.message["usage"] = self._usage_body()
-        delta = {name: self.message[name] for name in ("stop_reason", "stop_sequence")}
-        return [*events, event("message_delta", delta=delta, usage=self.message["usage"]), event("message_stop")]
+        events = self._close()
+        self.answer["usage"] = self._usage_body()
+        delta = {name: self.answer[name] for name in ("stop_reason", "stop_sequence")}
+        return [*events, event("message_delta", delta=delta, usage=self.answer["usage"]), event("message_stop")]
 
     def error(self, error: APIError) -> list[ServerSentEvent]:
         return [ServerSentEvent(error.anthropic_body(self._request_id), name="error")]
@@ -88,7 +78,7 @@ class MessageFormatter:
             return "stop_sequence"
         if output.finish == "length":
             return "max_tokens"
-        return "tool_use" if any(block["type"] == "tool_use" for block in self.message["content"]) else "end_turn"
+        return "tool_use" if any(block["type"] == "tool_use" for block in self._items) else "end_turn"
 
     def _usage_body(self) -> dict[str, Any]:
         """Tokens so far. Those read from a session's cache are not input tokens; writing them costs nothing extra."""
@@ -101,32 +91,27 @@ class MessageFormatter:
             "output_tokens_details": {"thinking_tokens": self._parser.reasoning_tokens},
         }
 
-    def _append(self, part: Part) -> list[ServerSentEvent]:
-        """Appends a part of the answer to the block in progress; opens a block if that one has another type."""
-        if part.kind == "call":
-            call = {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": part.text, "input": {}}
-            return self._close_block() + self._open_block(call)
-        events: list[ServerSentEvent] = []
-        if part.kind == "content" and not (self._open and self._block["type"] == "text"):
-            events += self._close_block() + self._open_block({"type": "text", "text": ""})
-        elif part.kind == "reasoning" and not (self._open and self._block["type"] == "thinking"):
-            events += self._close_block() + self._open_block({"type": "thinking", "thinking": "", "signature": ""})
-        if part.kind == "reasoning" and self._omits_thinking:
-            return events
-        self._pieces.append(part.text)
-        block = self._block["type"]
-        return [*events, self._delta({"type": DELTAS[block], FIELDS[block]: part.text})]
-
-    def _open_block(self, block: dict[str, Any]) -> list[ServerSentEvent]:
-        self.message["content"].append(block)
-        self._open, self._pieces = True, []
+    def _begin_item(self, part: Part) -> list[ServerSentEvent]:
+        match part.kind:
+            case "content":
+                block: dict[str, Any] = {"type": "text", "text": ""}
+            case "reasoning":
+                block = {"type": "thinking", "thinking": "", "signature": ""}
+            case _:
+                block = {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": part.text, "input": {}}
+        self._items.append(block)
+        self._pieces = []
         return [event("content_block_start", index=self._index, content_block={**block})]
 
-    def _close_block(self) -> list[ServerSentEvent]:
-        if not self._open:
+    def _append(self, text: str) -> list[ServerSentEvent]:
+        kind = self._item["type"]
+        if kind == "thinking" and self._omits_thinking:
             return []
-        self._open = False
-        block, text, events = self._block, "".join(self._pieces), []
+        self._pieces.append(text)
+        return [self._delta({"type": DELTAS[kind], FIELDS[kind]: text})]
+
+    def _end_item(self, is_whole: bool) -> list[ServerSentEvent]:
+        block, text, events = self._item, "".join(self._pieces), []
         if block["type"] == "tool_use":
             block["input"] = parse_arguments(text)
         else:
@@ -138,16 +123,6 @@ class MessageFormatter:
 
     def _delta(self, delta: dict[str, Any]) -> ServerSentEvent:
         return event("content_block_delta", index=self._index, delta=delta)
-
-    @property
-    def _block(self) -> dict[str, Any]:
-        """The last block."""
-        block: dict[str, Any] = self.message["content"][-1]
-        return block
-
-    @property
-    def _index(self) -> int:
-        return len(self.message["content"]) - 1
 
 
 def event(event_type: str, **fields: Any) -> ServerSentEvent:

@@ -166,16 +166,14 @@ BLOCK_TYPES = (
 CHECKED = BeforeValidator(check_block)
 BLOCK = Discriminator(block_type, "wrong_block", "This type of content is not allowed here")
 
-ResultBlock = Annotated[
+AnyBlock = (
     Annotated[TextBlock, Tag("[text]")]
-    | Annotated[ToolReferenceBlock, Tag("[tool_reference]")]
     | Annotated[TextDocument, Tag("[document]")]
     | Annotated[SearchResultBlock, Tag("[search_result]")]
     | Annotated[PictureBlock, Tag("[image]")]
-    | Annotated[MediaBlock, Tag("[media]")],
-    BLOCK,
-    CHECKED,
-]
+    | Annotated[MediaBlock, Tag("[media]")]
+)
+ResultBlock = Annotated[AnyBlock | Annotated[ToolReferenceBlock, Tag("[tool_reference]")], BLOCK, CHECKED]
 ResultBlocks = Annotated[list[ResultBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
@@ -194,15 +192,11 @@ class ToolResultBlock(Body):
 
 
 Block = Annotated[
-    Annotated[TextBlock, Tag("[text]")]
+    AnyBlock
     | Annotated[ThinkingBlock, Tag("[thinking]")]
     | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
     | Annotated[ToolUseBlock, Tag("[tool_use]")]
-    | Annotated[ToolResultBlock, Tag("[tool_result]")]
-    | Annotated[TextDocument, Tag("[document]")]
-    | Annotated[SearchResultBlock, Tag("[search_result]")]
-    | Annotated[PictureBlock, Tag("[image]")]
-    | Annotated[MediaBlock, Tag("[media]")],
+    | Annotated[ToolResultBlock, Tag("[tool_result]")],
     BLOCK,
     CHECKED,
 ]

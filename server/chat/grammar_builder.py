@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from llguidance import LLMatcher
 
 from outrider.server.chat.gbnf import to_lark
-from outrider.server.chat.grammar_depth import json_depth, rule_depth
-from outrider.server.chat.grammar_job import INPUT, LENIENT, GrammarJob, InputGrammar, Structure, TooDeep, too_deep
+from outrider.server.chat.grammar_job import INPUT, LENIENT, GrammarJob, InputGrammar, Structure
 from outrider.server.chat.schemas.normal import Normal, normalised, of_objects
 from outrider.server.chat.schemas.notes import Note, names
 from outrider.server.chat.schemas.relaxing import WHOLE, Budget, Exhausted, free, relax
@@ -40,7 +39,7 @@ class Grammar(NamedTuple):
 
 
 def build(job: GrammarJob, refusal: Refusal) -> Grammar:
-    """The grammar of a job, which is not refused. Raises TooDeep, and ValueError if there is none."""
+    """The grammar of a job, which is not refused. Raises ValueError if there is none."""
     refusal = cache(refusal)
     parts, ignored = dict[str, str](), list[str]()
     if job.functions:
@@ -56,21 +55,17 @@ def build(job: GrammarJob, refusal: Refusal) -> Grammar:
 
 
 def structure_grammar(job: GrammarJob, structure: Structure, refusal: Refusal) -> tuple[str, list[Note]]:
-    """The grammar of a structure, and what it does not enforce. Raises TooDeep and ValueError."""
+    """The grammar of a structure, and what it does not enforce. Raises ValueError."""
     if structure.kind in ("json_schema", LENIENT):
         return schema_grammar(job, structure, refusal)
-    check_depth(job, structure.value)
-    return to_grammar(structure, job.rule_depth, job.special), []
+    return to_grammar(structure, job.special), []
 
 
 def schema_grammar(job: GrammarJob, structure: Structure, refusal: Refusal) -> tuple[str, list[Note]]:
-    """The grammar of JSON that follows a schema. Raises TooDeep and ValueError."""
-    strict = structure.kind != LENIENT
-    if strict:
-        check_depth(job, structure.value)
+    """The grammar of JSON that follows a schema. Raises ValueError."""
     normal = normalised(structure.value)
     relax(normal, partial(schema_reason, refusal), Budget())
-    if strict and normal.notes:
+    if structure.kind != LENIENT and normal.notes:
         raise ValueError(normal.notes[0].sentence)
     return json_grammar(normal.standalone), [*normal.notes, *([Note((), WHOLE, LEFT_OUT)] if "" in job.free else ())]
 
@@ -79,11 +74,10 @@ class CallsBuilder:
     """Builds the grammar of calls."""
 
     def __init__(self, job: GrammarJob, refusal: Refusal) -> None:
-        """Raises TooDeep and ValueError."""
+        """Raises ValueError."""
         self._job = job
         self._refusal = refusal
         self._strict = {*job.strict, *job.inputs}
-        check_depth(job, [schema for name, schema in job.functions.items() if name in self._strict])
         self._functions = {name: of_objects(schema) for name, schema in job.functions.items()}
         self._functions |= {name: of_input(name, grammar) for name, grammar in job.inputs.items()}
         for name in self._functions.keys() & job.free:
@@ -145,12 +139,6 @@ class CallsBuilder:
                 raise ValueError(f"tool {note.path[0]!r} is strict, and {note._replace(path=note.path[1:]).sentence}")
 
 
-def check_depth(job: GrammarJob, value: Any) -> None:
-    """Raises TooDeep."""
-    if json_depth(value) > job.schema_depth:
-        raise TooDeep(too_deep(job.schema_depth))
-
-
 def of_input(name: str, grammar: InputGrammar) -> Normal:
     """The parameters of a function that stands for a custom tool. Raises ValueError if there is no such regex."""
     try:
@@ -175,8 +163,8 @@ def schema_reason(refusal: Refusal, schema: Any) -> str:
         return str(error)
 
 
-def to_grammar(structure: Structure, max_rule_depth: int, special: Mapping[str, int]) -> str:
-    """The structure in llguidance's serialization. Raises TooDeep and ValueError."""
+def to_grammar(structure: Structure, special: Mapping[str, int]) -> str:
+    """The structure in llguidance's serialization. Raises ValueError."""
     value = structure.value
     match structure.kind:
         case "json_object":
@@ -185,10 +173,7 @@ def to_grammar(structure: Structure, max_rule_depth: int, special: Mapping[str, 
             return LLMatcher.grammar_from_regex(value)
         case "choice":
             return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in value))
-    grammar = to_lark(value, special)
-    if rule_depth(grammar) > max_rule_depth:
-        raise TooDeep(f"its rules refer to each other more than {max_rule_depth} deep; flatten them.")
-    return LLMatcher.grammar_from_lark(grammar)
+    return LLMatcher.grammar_from_lark(to_lark(value, special))
 
 
 def joined(prefix: str, parts: Mapping[str, str]) -> str:

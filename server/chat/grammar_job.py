@@ -19,10 +19,6 @@ LENIENT = "lenient_json_schema"
 INPUT = "input"
 
 
-class TooDeep(ValueError):
-    """The structure is nested deeper than the limits allow."""
-
-
 class Structure(NamedTuple):
     """A structure that the answer must follow."""
 
@@ -51,13 +47,8 @@ class InputGrammar(NamedTuple):
 
 @dataclass(frozen=True)
 class GrammarJob:
-    """One grammar to build: of a structure, of calls, or of both, one of which the answer has.
+    """One grammar to build: of a structure, of calls, or of both, one of which the answer has."""
 
-    `schema_depth` and `rule_depth` are limits.
-    """
-
-    schema_depth: int
-    rule_depth: int
     prefix: str = ""  # see `joined`
     structure: Structure | None = None
     name: str = ""  # the request's field that asks for the structure
@@ -71,7 +62,7 @@ class GrammarJob:
 
     @property
     def size_bytes(self) -> int:
-        """The size of what the client has sent, as UTF-8. Raises TooDeep and UnicodeEncodeError."""
+        """The size of what the client has sent, as UTF-8. Raises UnicodeEncodeError."""
         sizes = [self._size(name) for name in self._values]
         return sum(sizes) + sum(len(grammar.definition.encode()) for grammar in self.inputs.values())
 
@@ -81,11 +72,7 @@ class GrammarJob:
 
     def _size(self, name: str) -> int:
         value = self._values[name]
-        try:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        except RecursionError:
-            raise TooDeep(too_deep(self.schema_depth)) from None
-        return len(text.encode())
+        return len((value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode())
 
     @property
     def lenient(self) -> list[str]:
@@ -116,12 +103,9 @@ class GrammarJob:
         return self.without(left_out) if left_out else self
 
     def encode(self) -> str:
-        """The job as one line of ASCII. Raises TooDeep."""
+        """The job as one line of ASCII."""
         format = self.format if isinstance(self.format, str) else asdict(self.format)
-        try:
-            return json.dumps({**vars(self), "format": format, "strict": list(self.strict)})
-        except RecursionError:
-            raise TooDeep(too_deep(self.schema_depth)) from None
+        return json.dumps({**vars(self), "format": format, "strict": list(self.strict)})
 
 
 def decode(line: str) -> GrammarJob:
@@ -133,8 +117,3 @@ def decode(line: str) -> GrammarJob:
     structure = fields["structure"] and Structure(*fields["structure"])
     inputs = {name: InputGrammar(*grammar) for name, grammar in fields["inputs"].items()}
     return GrammarJob(**{**fields, "format": format, "structure": structure, "inputs": inputs})
-
-
-def too_deep(levels: int) -> str:
-    """The error message for a structure of more than `levels` levels."""
-    return f"it is nested deeper than {levels} levels; flatten it."

@@ -1,39 +1,19 @@
-"""Builds and validates grammars in a process of its own, which may die of a grammar and is then replaced.
-
-Promises that no grammar harms the front end, and that many grammars of one client delay another client's by one at most.
-Knows nothing about the grammars' content.
-"""
+"""The front end's side of the process that builds and validates grammars, and may die of one. Knows nothing about grammars."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import logging
-import signal
 import socket
 import subprocess
 import weakref
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple, TextIO
 
-from outrider.server.chat.grammar_job import GrammarJob
 from outrider.server.engine.program import start
-from outrider.server.fair_threads import FairThreads
 
-log = logging.getLogger("outrider")
 # A process that makes no progress gets this time. It limits its processor time itself.
 ANSWER_SECONDS, START_SECONDS = 10.0, 30.0
-# A process with such an exit code, or without one, was killed from outside, or stopped: that says nothing about the grammar.
-FROM_OUTSIDE = (None, -getattr(signal, "SIGKILL", 9), -signal.SIGTERM)
-TRIES = 2
-# A process that dies of a signal needs a moment.
-GRACE_SECONDS = 1.0
-# Valid grammars are cached, and the oldest are evicted.
-CACHED_GRAMMARS, CACHED_BYTES = 256, 16 << 20
-# This is the reason given if the process dies.
-FATAL = "it is nested too deeply or takes too long to compile; simplify it."
 
 
 class Built(NamedTuple):
@@ -82,68 +62,3 @@ def close(process: subprocess.Popen[bytes], *files: socket.socket | TextIO) -> N
     process.wait()
     for file in files:
         file.close()
-
-
-class GrammarValidator:
-    """One validator process for all requests: started on first use, and replaced when a grammar has ended it."""
-
-    def __init__(self, max_bytes: int = 1 << 16) -> None:
-        """`max_bytes`: of a schema, regex or grammar, and of all tools of a request."""
-        self._max_bytes = max_bytes
-        self._process: GrammarProcess | None = None
-        self._pool = FairThreads([self], "outrider-grammars")
-        self._valid: OrderedDict[bytes, Built] = OrderedDict()  # results by the job's digest
-
-    async def build(self, job: GrammarJob, principal: str = "") -> Built:
-        """The grammar that a job describes. Raises TooDeep, and OSError if no process can be started.
-
-        Principals take turns.
-        """
-        return await self._pool.run(principal, lambda _: self._build(job))
-
-    def _build(self, job: GrammarJob) -> Built:
-        job = job.within(self._max_bytes)
-        if job.size_bytes > self._max_bytes:
-            return Built("", f"it is larger than {self._max_bytes} bytes; shorten it.", "too_long")
-        key = hashlib.blake2b(job.encode().encode(), digest_size=16).digest()
-        if key in self._valid:
-            self._valid.move_to_end(key)
-            return self._valid[key]
-        built = self._validated(job.encode())
-        if built.reason == FATAL and job.lenient:
-            built = self._validated(job.without(job.lenient).encode())
-        if not built.reason:
-            self._keep(key, built)
-        return built
-
-    def _validated(self, line: str) -> Built:
-        """The answer of the process, which is started if there is none. Raises OSError if it is killed from outside again."""
-        for _ in range(TRIES):
-            process = self._process
-            if process is None or process.exit_code() is not None:
-                self._end_process()
-                process = self._process = GrammarProcess()
-            try:
-                return process.build(line)
-            except OSError:
-                code = process.exit_code(GRACE_SECONDS)
-                self._end_process()
-                log.warning("the process that validates grammars has ended, and is replaced (exit code %s)", code)
-            if code not in FROM_OUTSIDE:
-                return Built("", FATAL, "invalid_grammar")
-        raise OSError("The process that validates grammars was killed or stopped.")
-
-    def _keep(self, key: bytes, built: Built) -> None:
-        self._valid[key] = built
-        while len(self._valid) > CACHED_GRAMMARS or sum(len(each.grammar) for each in self._valid.values()) > CACHED_BYTES:
-            self._valid.popitem(last=False)
-
-    def _end_process(self) -> None:
-        if self._process is not None:
-            self._process.close()
-            self._process = None
-
-    def close(self) -> None:
-        """Ends the process. Blocks until a grammar that is being validated is finished."""
-        self._pool.close()
-        self._end_process()

@@ -19,7 +19,7 @@ import threading
 from llguidance import LLMatcher, LLTokenizer
 
 from outrider.server.chat.grammar_builder import build
-from outrider.server.chat.grammar_job import TooDeep, decode
+from outrider.server.chat.grammar_job import decode
 from outrider.server.engine.program import connected
 from outrider.server.system import limit_memory, limit_processor_time, stack_limit
 from outrider.verify.constraints.limits import LIMITS, first_line
@@ -79,8 +79,6 @@ def answer_to(line: str, tokenizer: LLTokenizer) -> Answer:
     try:
         grammar, ignored = build(decode(line), lambda grammar: reason(grammar, tokenizer))
         return grammar, "", "", ignored
-    except TooDeep as error:
-        return "", str(error), "too_deep", []
     except RecursionError:
         why = "it is nested too deep; flatten it."
     except ValueError as error:

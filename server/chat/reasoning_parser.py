@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.server.chat.tools.lark import Lark
-from outrider.server.chat.tools.parts import Part, ToolParser, merge_parts
+from outrider.server.chat.tools.parts import Part, SourceParser, ToolParser, merge_parts
 from outrider.server.chat.tools.source import Reader
-from outrider.server.chat.tools.writer import SourceParser
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,35 @@
 """Structured output: from JSON schemas, regexes, grammars and tools to one checked llguidance grammar.
 
 A grammar is built and compiled before its request is queued, in a process of its own, so that an invalid one fails only that
-request.
+request. Promises that no grammar harms the front end, and that many grammars of one client delay another client's by one at
+most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+import hashlib
+import logging
+import signal
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from outrider.server.chat.grammar_job import GrammarJob, InputGrammar, Structure, TooDeep
-from outrider.server.chat.grammar_process import GrammarValidator
-from outrider.server.chat.tools.formats import ToolFormat
-from outrider.server.chat.tools.grammar import MAX_CALLS
+from outrider.server.chat.grammar_job import GrammarJob, Structure
+from outrider.server.chat.grammar_process import Built, GrammarProcess
+from outrider.server.fair_threads import FairThreads
 from outrider.server.http.errors import APIError
 
-SCHEMA_DEPTH = 64
-RULE_DEPTH = 256
+log = logging.getLogger("outrider")
 GRAMMAR_BYTES = 1 << 16
+# A process with such an exit code, or without one, was killed from outside, or stopped: that says nothing about the grammar.
+FROM_OUTSIDE = (None, -getattr(signal, "SIGKILL", 9), -signal.SIGTERM)
+TRIES = 2
+# A process that dies of a signal needs a moment.
+GRACE_SECONDS = 1.0
+# Valid grammars are cached, and the oldest are evicted.
+CACHED_GRAMMARS, CACHED_BYTES = 256, 16 << 20
+# This is the reason given if the process dies.
+FATAL = "it is nested too deeply or takes too long to compile; simplify it."
 
 
 class Enforced(NamedTuple):
@@ -28,48 +40,13 @@ class Enforced(NamedTuple):
 
 
 class GrammarChecker:
-    """Builds and checks the grammars of requests."""
+    """Builds and checks the grammars of requests, in one process: started on first use, and replaced when one has ended it."""
 
-    def __init__(self, max_bytes: int = GRAMMAR_BYTES, schema_depth: int = SCHEMA_DEPTH, rule_depth: int = RULE_DEPTH) -> None:
-        """A JSON schema, regex or grammar has at most `max_bytes`.
-
-        JSON schemas nest at most `schema_depth` deep, and the rules of a grammar refer at most `rule_depth` deep.
-        """
-        self._depths = schema_depth, rule_depth
-        self._validator = GrammarValidator(max_bytes)
-
-    async def tool_calls(
-        self,
-        functions: Mapping[str, Any],
-        format: str | ToolFormat,
-        special: Mapping[str, int],
-        single: bool = False,
-        principal: str = "",
-        prefix: str = "",
-        inputs: Mapping[str, InputGrammar] | None = None,
-        structures: Mapping[str, Structure] | None = None,
-        strict: Collection[str] = (),
-    ) -> Enforced:
-        """The grammar of one or more calls of `functions` (schemas of the parameters by name). Raises APIError.
-
-        With `single`, exactly one call is allowed; with `structures`, as in `grammar`, an answer has calls or the structure.
-        `special`: see `Vocabulary.grammar_tokens`. `prefix`: see `joined`.
-        `inputs`: the grammars of custom tools, which stand among the functions. `strict`: the functions whose schemas must be
-        enforced wholly; those of others are relaxed where that is not possible.
-        """
-        name, structure = only(structures or {})
-        job = self._job(
-            structure=structure,
-            name=name,
-            functions={name: parameters or {"type": "object"} for name, parameters in functions.items()},
-            inputs=inputs or {},
-            format=format,
-            special=special,
-            max_calls=1 if single else MAX_CALLS,
-            prefix=prefix,
-            strict=strict,
-        )
-        return await self._checked(name or "tools", job, principal)
+    def __init__(self, max_bytes: int = GRAMMAR_BYTES) -> None:
+        self._max_bytes = max_bytes  # of a schema, regex or grammar, and of all tools of a request
+        self._process: GrammarProcess | None = None
+        self._pool = FairThreads([self], "outrider-grammars")
+        self._valid: OrderedDict[bytes, Built] = OrderedDict()  # results by the job's digest
 
     async def grammar(
         self,
@@ -78,7 +55,7 @@ class GrammarChecker:
         prefix: str = "",
         special: Mapping[str, int] | None = None,
     ) -> Enforced:
-        """The grammar of a request's structures, by field. Raises APIError if there are several.
+        """The grammar of a request's structures, by field. Raises APIError.
 
         `prefix`: see `joined`. `special`: see `Vocabulary.grammar_tokens`.
         """
@@ -88,28 +65,66 @@ class GrammarChecker:
         named = {}
         if structure.kind == "grammar":
             named = {token: id for token, id in (special or {}).items() if token in structure.value}
-        return await self._checked(name, self._job(structure=structure, name=name, prefix=prefix, special=named), principal)
+        return await self.check(GrammarJob(structure=structure, name=name, prefix=prefix, special=named), principal)
 
-    def close(self) -> None:
-        """Ends the process that validates grammars. Blocks until the current one is finished."""
-        self._validator.close()
-
-    def _job(self, **what: Any) -> GrammarJob:
-        return GrammarJob(*self._depths, **what)
-
-    async def _checked(self, name: str, job: GrammarJob, principal: str) -> Enforced:
-        """The grammar that a job describes, if it is valid. Raises APIError, naming the field `name`."""
+    async def check(self, job: GrammarJob, principal: str = "") -> Enforced:
+        """The grammar that a job describes, if it is valid. Principals take turns. Raises APIError."""
+        name = job.name or "tools"
         try:
-            built = await self._validator.build(job, principal)
-        except UnicodeEncodeError:
-            raise  # it has an error response of its own
-        except TooDeep as error:
-            raise APIError(400, f"Invalid '{name}': {error}", name, "too_deep") from None
+            built = await self._pool.run(principal, lambda _: self._build(job))
         except OSError:
             raise APIError(503, "The server cannot check grammars now; try again shortly.", name, "unavailable") from None
         if built.reason:
             raise APIError(400, f"Invalid '{name}': {built.reason}", name, built.code)
         return Enforced(built.grammar, built.ignored)
+
+    def _build(self, job: GrammarJob) -> Built:
+        """The grammar that a job describes, or why there is none. Raises OSError if no process can be started."""
+        job = job.within(self._max_bytes)
+        if job.size_bytes > self._max_bytes:
+            return Built("", f"it is larger than {self._max_bytes} bytes; shorten it.", "too_long")
+        key = hashlib.blake2b(job.encode().encode(), digest_size=16).digest()
+        if key in self._valid:
+            self._valid.move_to_end(key)
+            return self._valid[key]
+        built = self._validated(job.encode())
+        if built.reason == FATAL and job.lenient:
+            built = self._validated(job.without(job.lenient).encode())
+        if not built.reason:
+            self._keep(key, built)
+        return built
+
+    def _validated(self, line: str) -> Built:
+        """The answer of the process, which is started if there is none. Raises OSError if it is killed from outside again."""
+        for _ in range(TRIES):
+            process = self._process
+            if process is None or process.exit_code() is not None:
+                self._end_process()
+                process = self._process = GrammarProcess()
+            try:
+                return process.build(line)
+            except OSError:
+                code = process.exit_code(GRACE_SECONDS)
+                self._end_process()
+                log.warning("the process that validates grammars has ended, and is replaced (exit code %s)", code)
+            if code not in FROM_OUTSIDE:
+                return Built("", FATAL, "invalid_grammar")
+        raise OSError("The process that validates grammars was killed or stopped.")
+
+    def _keep(self, key: bytes, built: Built) -> None:
+        self._valid[key] = built
+        while len(self._valid) > CACHED_GRAMMARS or sum(len(each.grammar) for each in self._valid.values()) > CACHED_BYTES:
+            self._valid.popitem(last=False)
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def close(self) -> None:
+        """Ends the process. Blocks until a grammar that is being validated is finished."""
+        self._pool.close()
+        self._end_process()
 
 
 def only(structures: Mapping[str, Structure]) -> tuple[str, Structure | None]:

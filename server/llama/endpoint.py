@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from fastapi import Request as HTTPRequest
 from fastapi import Response
@@ -20,37 +21,30 @@ from outrider.server.openai.requests import RequestBuilder
 ANSWER_TOKENS = 256
 
 
+@dataclass(frozen=True)
 class InfillEndpoint:
     """POST /infill."""
 
-    def __init__(
-        self,
-        prompts: PromptEncoder,
-        vocabulary: Vocabulary,
-        grammars: GrammarChecker,
-        requests: RequestBuilder,
-        runner: GenerationRunner,
-    ) -> None:
-        self._prompts = prompts
-        self._vocabulary = vocabulary
-        self._grammars = grammars
-        self._requests = requests
-        self._runner = runner
+    prompts: PromptEncoder
+    vocabulary: Vocabulary
+    grammars: GrammarChecker
+    requests: RequestBuilder
+    runner: GenerationRunner
 
     async def create(self, http: HTTPRequest, body: InfillBody) -> Response:
         """Fills in the text. Raises APIError and EngineError."""
         arrived = time.monotonic()
-        body = self._requests.named(body).model_copy(update={"session_id": session_of(body)})
-        self._requests.check(body)
-        context_tokens = (await self._requests.ready()).context_tokens
+        body = self.requests.named(body).model_copy(update={"session_id": session_of(body)})
+        self.requests.check(body)
+        context_tokens = (await self.requests.ready()).context_tokens
         answer_tokens = ANSWER_TOKENS if body.token_limit is None else max(1, body.token_limit)
         room = max(context_tokens // 2, context_tokens - answer_tokens)
-        prompt = await self._prompts.fill_in(http.state.principal, body.text, context_tokens, room)
-        tokens = self._vocabulary.grammar_tokens
-        grammar, ignored = await self._grammars.grammar(body.structures, http.state.principal, special=tokens)
-        requests = await self._requests.build(http, body, [prompt], grammar)
+        prompt = await self.prompts.fill_in(http.state.principal, body.text, context_tokens, room)
+        tokens = self.vocabulary.grammar_tokens
+        grammar, ignored = await self.grammars.grammar(body.structures, http.state.principal, special=tokens)
+        requests = await self.requests.build(http, body, [prompt], grammar)
         stats: dict[str, float] = {}
-        eos_ids = self._prompts.eos_ids.union(requests[0].stop_token_ids)
+        eos_ids = self.prompts.eos_ids.union(requests[0].stop_token_ids)
         formatter = InfillFormatter(body, requests[0], arrived, stats, eos_ids)
         task = GenerationTask(
             requests,
@@ -61,7 +55,7 @@ class InfillEndpoint:
             new_stop=body.new_stop,
             stats=stats,
         )
-        return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), ignored)
+        return report_ignored(http, await self.runner.respond(http, task, bool(body.stream)), ignored)
 
 
 def session_of(body: InfillBody) -> str | None:

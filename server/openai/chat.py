@@ -7,19 +7,20 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from fastapi import Request as HTTPRequest
 from fastapi import Response
 
+from outrider.server.chat.grammar_job import GrammarJob
 from outrider.server.chat.media import PICTURES
 from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
 from outrider.server.chat.reasoning_parser import THINK, ReasoningParser, detect_reasoning
 from outrider.server.chat.response_template import derive_reasoning, tool_format_of
-from outrider.server.chat.structured_output import Enforced, GrammarChecker
+from outrider.server.chat.structured_output import Enforced, GrammarChecker, only
 from outrider.server.chat.template import with_structures
 from outrider.server.chat.tools import FORMATS, Part, ToolParser, markers_of, tool_parser, with_model_ids
+from outrider.server.chat.tools.grammar import MAX_CALLS
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import PictureInput, Request
 from outrider.server.http.errors import APIError
@@ -137,7 +138,10 @@ class ChatEndpoint:
             http, body, [prompt.tokens], grammar, limit, shown, prompt.pictures, open_ended=bool(body.enforced_tools)
         )
         hidden = markers if body.hides_special_tokens else []
-        new_parser = partial(HiddenMarkers.around, partial(self._new_parser, body, opened), hidden)
+
+        def new_parser() -> ToolParser:
+            return HiddenMarkers(self._new_parser(body, opened), hidden)
+
         if body.parallel_tool_calls is False and body.enabled_tools and not body.enforced_tools:  # else the grammar allows one
             parser, stop = lambda: SingleCallParser(new_parser()), lambda: SingleCallStop(new_parser())
             return PreparedChat(requests, prompt, parser, stop, unenforced)
@@ -206,25 +210,26 @@ class ChatEndpoint:
             prefix = self._reasoning.prefix(tokens, calls=body.requires_call)
         if not body.enforced_tools:
             return await self._grammars.grammar(body.structures, http.state.principal, prefix, tokens)
-        return await self._grammars.tool_calls(
-            {tool.function.name: tool.function.parameters for tool in body.enforced_tools},
-            self._call_format,
-            tokens,
-            body.parallel_tool_calls is False or body.named_tool is not None,
-            http.state.principal,
-            prefix,
-            body.enforced_inputs,
-            {} if body.requires_call else body.structures,
-            body.strict_tools,
+        name, structure = only({} if body.requires_call else body.structures)
+        job = GrammarJob(
+            prefix=prefix,
+            structure=structure,
+            name=name,
+            functions={tool.function.name: tool.function.parameters or {"type": "object"} for tool in body.enforced_tools},
+            inputs=body.enforced_inputs,
+            format=self._call_format,
+            special=tokens,
+            max_calls=1 if body.parallel_tool_calls is False or body.named_tool is not None else MAX_CALLS,
+            strict=body.strict_tools,
         )
+        return await self._grammars.check(job, http.state.principal)
 
     def _template_options(self, body: ChatBody) -> TemplateOptions:
         """The request's options of the chat template. Raises APIError."""
         arguments = dict(body.chat_template_kwargs or {})
         unknown = sorted(set(arguments) - set(self._limits.template_arguments))
         if unknown:
-            allowed = ", ".join(self._limits.template_arguments)
-            message = f"'chat_template_kwargs' may contain {allowed}, not {unknown[0]!r}."
+            message = f"'chat_template_kwargs' may contain {', '.join(self._limits.template_arguments)}, not {unknown[0]!r}."
             raise APIError(400, message, "chat_template_kwargs", "invalid_value")
         if body.reasoning_effort is not None:
             arguments["reasoning_effort"] = body.reasoning_effort
@@ -246,11 +251,7 @@ class ChatFormatter(ChoicesFormatter):
     chunk_object = "chat.completion.chunk"
 
     def __init__(
-        self,
-        request: ChatBody,
-        vocabulary: Vocabulary,
-        new_parser: Callable[[], ToolParser] = ReasoningParser,
-        request_id: str | None = None,
+        self, request: ChatBody, vocabulary: Vocabulary, new_parser: Callable[[], ToolParser], request_id: str
     ) -> None:
         super().__init__(request, vocabulary, request_id)
         self._names_tool = request.named_tool is not None

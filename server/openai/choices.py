@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, ClassVar
 
 from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.engine.messages import StepReport, StepTrace
 from outrider.server.http.errors import APIError
 from outrider.server.http.sse import DONE, ServerSentEvent
 from outrider.server.openai.generation import ChoiceOutput
 from outrider.server.openai.schema import GenerationBody
-from outrider.server.openai.trace import trace_body
 from outrider.server.openai.usage import Usage
 
 FINGERPRINT = f"outrider-{version('outrider')}"
@@ -27,11 +26,11 @@ class ChoicesFormatter(ABC):
     body_object: ClassVar[str]
     chunk_object: ClassVar[str]
 
-    def __init__(self, request: GenerationBody, vocabulary: Vocabulary, request_id: str | None = None) -> None:
+    def __init__(self, request: GenerationBody, vocabulary: Vocabulary, request_id: str) -> None:
         """The answer's id is the id of its first engine request without the prompt's number, as in the worker's log."""
         self._request = request
         self._vocabulary = vocabulary
-        self._id = self.id_prefix + (request_id.rpartition("-")[0] if request_id else uuid.uuid4().hex)
+        self._id = self.id_prefix + request_id.rpartition("-")[0]
         self._created = int(time.time())
         self._opened: set[int] = set()  # choices that have started to stream
 
@@ -112,3 +111,30 @@ class ChoicesFormatter(ABC):
         if output.step is not None and output.step.trace is not None:
             fields["trace"] = trace_body(self._vocabulary, output.step, output.step.trace)
         return fields
+
+
+def trace_body(vocabulary: Vocabulary, step: StepReport, trace: StepTrace) -> dict[str, Any]:
+    """The draft of one step. Its size is bounded by the draft, which has at most MAX_NODES nodes."""
+    bonus = trace.bonus
+    return {
+        "draft": {
+            "tokens": trace.tokens,
+            "texts": [vocabulary.text_of(token) for token in trace.tokens],
+            "parents": trace.parents,
+            "probabilities": [round(value, 4) for value in trace.probability],
+            "sources": trace.sources,
+        },
+        "accepted": trace.accepted,
+        "bonus": None if bonus is None else {"token": bonus, "text": vocabulary.text_of(bonus)},
+        "proposed": trace.proposed,
+        "expected_tokens": None if trace.expected is None else round(trace.expected, 3),
+        "gain": round(trace.gain, 3),
+        "draft_ms": milliseconds(step.draft_seconds),
+        "verify_ms": milliseconds(step.verify_seconds),
+        "commit_ms": milliseconds(step.commit_seconds),
+    }
+
+
+def milliseconds(seconds: float) -> float:
+    """The time in milliseconds, to the microsecond."""
+    return round(1e3 * seconds, 3)

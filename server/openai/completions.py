@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request as HTTPRequest
@@ -26,28 +27,21 @@ from outrider.server.openai.usage import Usage
 MAX_PROMPTS = 64
 
 
+@dataclass(frozen=True)
 class CompletionsEndpoint:
     """POST /v1/completions."""
 
-    def __init__(
-        self,
-        prompts: PromptEncoder,
-        vocabulary: Vocabulary,
-        grammars: GrammarChecker,
-        requests: RequestBuilder,
-        runner: GenerationRunner,
-    ) -> None:
-        self._prompts = prompts
-        self._vocabulary = vocabulary
-        self._grammars = grammars
-        self._requests = requests
-        self._runner = runner
+    prompts: PromptEncoder
+    vocabulary: Vocabulary
+    grammars: GrammarChecker
+    requests: RequestBuilder
+    runner: GenerationRunner
 
     async def create(self, http: HTTPRequest, body: CompletionBody) -> Response:
         """Completes the prompts. Raises APIError and EngineError."""
         arrived = time.monotonic()
-        body = self._requests.named(body)
-        self._requests.check(body)
+        body = self.requests.named(body)
+        self.requests.check(body)
         check_count("prompt", len(body.prompts), MAX_PROMPTS, "prompts")
         if body.best_of is not None and (body.best_of < (body.n or 1) or body.stream):
             raise APIError(
@@ -56,24 +50,24 @@ class CompletionsEndpoint:
                 "best_of",
                 "invalid_value",
             )
-        principal, context_tokens = http.state.principal, (await self._requests.ready()).context_tokens
+        principal, context_tokens = http.state.principal, (await self.requests.ready()).context_tokens
         if body.suffix:
             texts = [FillInText(prompt, body.suffix) for prompt in body.prompts]
-            prompts = [await self._prompts.fill_in(principal, text, context_tokens) for text in texts]
+            prompts = [await self.prompts.fill_in(principal, text, context_tokens) for text in texts]
         else:
-            prompts = [await self._prompts.text(principal, prompt, context_tokens) for prompt in body.prompts]
+            prompts = [await self.prompts.text(principal, prompt, context_tokens) for prompt in body.prompts]
         echoes = []
         if body.echo:
             echoes = [
-                prompt if isinstance(prompt, str) else await self._prompts.decode(principal, prompt, context_tokens)
+                prompt if isinstance(prompt, str) else await self.prompts.decode(principal, prompt, context_tokens)
                 for prompt in body.prompts
             ]
-        tokens = self._vocabulary.grammar_tokens
-        grammar, ignored = await self._grammars.grammar(body.structures, principal, special=tokens)
-        requests = await self._requests.build(http, body, prompts, grammar)
-        formatter = CompletionFormatter(body, self._vocabulary, requests)
+        tokens = self.vocabulary.grammar_tokens
+        grammar, ignored = await self.grammars.grammar(body.structures, principal, special=tokens)
+        requests = await self.requests.build(http, body, prompts, grammar)
+        formatter = CompletionFormatter(body, self.vocabulary, requests)
         task = GenerationTask(requests, formatter, arrived, choices=body.candidates, padded=body.pads_stream, echoes=echoes)
-        return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), ignored)
+        return report_ignored(http, await self.runner.respond(http, task, bool(body.stream)), ignored)
 
 
 class CompletionFormatter(ChoicesFormatter):

@@ -1,14 +1,18 @@
-"""Parses the text of an answer into reasoning, content and tool calls."""
+"""Parses the text of an answer into reasoning, content and tool calls, and makes the items of which some APIs' answers consist."""
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from outrider.server.chat.tools import Part, ToolParser, merge_parts
-from outrider.server.openai.generation import ChoiceOutput, Cut
+from outrider.server.http.sse import ServerSentEvent
+from outrider.server.openai.generation import ChoiceOutput, Cut, Formatter
 from outrider.server.openai.tools.custom_input import CustomInputs
+from outrider.server.openai.usage import Usage
 
 
 class OutputParser:
@@ -37,6 +41,75 @@ class OutputParser:
         finished = output.finish is not None
         merged = merge_parts(parts + (parser.finish() if finished else []))
         return self._inputs[output.index].convert(merged, finished)
+
+
+class ItemsFormatter(Formatter, ABC):
+    """The format of an answer that is a list of items, each a text, reasoning or a call, of which the last one grows.
+
+    Subclasses write the items, and the events that build them, in the words of their API.
+    """
+
+    def __init__(
+        self,
+        answer: dict[str, Any],
+        items: list[dict[str, Any]],
+        new_parser: Callable[[], ToolParser],
+        custom_tools: Collection[str] = (),
+    ) -> None:
+        """`items` is the list in `answer`."""
+        self.answer = answer
+        self._items = items
+        self._parser = OutputParser(new_parser, custom_tools)
+        self._open = ""  # the kind of parts that the last item takes; empty if it is complete
+
+    def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
+        for output in outputs:
+            for each in output.split():  # so that log-probabilities are added to the item of their text
+                self.deltas(each)
+        self.end(usage)
+        return self.answer
+
+    def heartbeat(self) -> None:
+        return None
+
+    @abstractmethod
+    def _begin_item(self, part: Part) -> list[ServerSentEvent]:
+        """Appends the item that a part begins, without the part's text unless that is the name of a call."""
+
+    @abstractmethod
+    def _append(self, text: str) -> list[ServerSentEvent]:
+        """Appends text or arguments to the last item."""
+
+    @abstractmethod
+    def _end_item(self, is_whole: bool) -> list[ServerSentEvent]:
+        """Completes the last item; it is whole unless a limit has cut it."""
+
+    def _write(self, parts: Sequence[Part]) -> list[ServerSentEvent]:
+        """Adds parts of the answer to the items."""
+        events: list[ServerSentEvent] = []
+        for part in parts:
+            kind = "arguments" if part.kind == "call" else part.kind
+            if part.kind == "call" or kind != self._open:
+                events += self._close() + self._begin_item(part)
+                self._open = kind
+            if part.kind != "call":
+                events += self._append(part.text)
+        return events
+
+    def _close(self, is_whole: bool = True) -> list[ServerSentEvent]:
+        """Completes the last item if it is not complete."""
+        was_open, self._open = bool(self._open), ""
+        return self._end_item(is_whole) if was_open else []
+
+    @property
+    def _item(self) -> dict[str, Any]:
+        """The last item."""
+        return self._items[-1]
+
+    @property
+    def _index(self) -> int:
+        """The number of the last item."""
+        return len(self._items) - 1
 
 
 class SingleCallParser:
@@ -70,16 +143,11 @@ class SingleCallStop:
 
 
 class HiddenMarkers:
-    """Leaves markers that are special tokens out of what a parser takes for text. Implements `ToolParser`."""
+    """Leaves markers that are special tokens, if any, out of what a parser takes for text. Implements `ToolParser`."""
 
     def __init__(self, parser: ToolParser, markers: Collection[str]) -> None:
         self._parser = parser
-        self._markers = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
-
-    @classmethod
-    def around(cls, new_parser: Callable[[], ToolParser], markers: Collection[str]) -> ToolParser:
-        """A new parser which hides these markers, if there are any."""
-        return cls(new_parser(), markers) if markers else new_parser()
+        self._markers = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or "(?!)")
 
     def feed(self, text: str) -> list[Part]:
         return self._hide(self._parser.feed(text))

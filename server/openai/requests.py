@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+import msgspec
 from fastapi import Request as HTTPRequest
 
 from outrider.drafters.options import NEED_A_MODEL
@@ -17,7 +18,7 @@ from outrider.server.fair_threads import ANYONE
 from outrider.server.http.errors import APIError, ContextExceeded
 from outrider.server.http.json_route import turn_of
 from outrider.server.openai.conversation import beginning, content_text
-from outrider.server.openai.fields import NO_DEFAULTS, SamplingFields
+from outrider.server.openai.fields import NO_DEFAULTS, SamplingFields, SpeculationBody
 from outrider.server.openai.models import ModelNames
 from outrider.server.openai.schema import ChatBody, GenerationBody
 from outrider.server.settings import Settings
@@ -68,14 +69,10 @@ class RequestBuilder:
         self._traces, self._coalesces = settings.shows_drafts, settings.server.coalesce_ms > 0
         self._limits = settings.limits
         self._prompts = prompts
-        self._wait_started = wait_started
+        self.ready = wait_started
         self._charge = charge
         self._sampling_defaults = sampling_defaults
         self._corpus_block = corpus_block
-
-    async def ready(self) -> Ready:
-        """The properties of the worker, once it has loaded. Raises EngineError."""
-        return await self._wait_started()
 
     def named(self, body: B) -> B:
         """The body; one that names no model gets the served one's name."""
@@ -121,46 +118,55 @@ class RequestBuilder:
         context_tokens = (await self.ready()).context_tokens
         for prompt in prompts:
             check_prompt(prompt, context_tokens, "messages" if isinstance(body, ChatBody) else "prompt")
-        principal, request_id, choices = http.state.principal, uuid.uuid4().hex, body.candidates
-        session, corpus = self._session_name(http, body), self._corpus_block(turn_of(http), body.corpus)
-        adapter = self._names.adapter(body.model, body.lora)
-        prediction = await self._prediction(principal, body, context_tokens)
+        request_id, principal, choices = uuid.uuid4().hex, http.state.principal, body.candidates
+        session, shared = self._session_name(http, body), await self._shared(http, body, context_tokens)
         max_tokens = self._max_tokens(body, prompts, context_tokens)
         self._charge(principal, len(prompts) * choices - 1)
-        params = [self._sampling_params(body) for _ in prompts]  # without a seed, each prompt gets its own
-        return [
-            Request(
-                id=f"{request_id}-{number * choices + choice}",
+        requests: list[Request] = []
+        for prompt in prompts:
+            own = msgspec.structs.replace(
+                shared,
                 prompt=prompt,
-                params=choice_params(params[number], choice),
                 max_tokens=min(max_tokens, context_tokens - len(prompt)),
-                stop=body.stop_strings,
-                principal=principal,
                 # Choices without a session share a temporary one, so that the prompt is read once.
                 session=session or (f"choices-{request_id}" if choices > 1 else None),
                 temporary=session is None and choices > 1,
-                drafter=body.speculation.drafter if body.speculation else None,
-                max_nodes=body.speculation.max_nodes if body.speculation else None,
-                corpus=corpus,
-                prediction=prediction[:context_tokens],
                 stop_token_ids=[*(body.stop_token_ids or ()), *self._prompts.fill_in_stops(prompt)],
-                skip_special_tokens=body.hides_special_tokens,
                 shown_tokens=list(shown_tokens),
-                continues_prompt=body.continues_prompt,
-                priority=body.priority or 0,
                 grammar=grammar,
                 open_ended=open_ended,
                 reasoning=reasoning,
-                keep_stop=bool(body.include_stop_str_in_output),
-                wants_prompt_logprobs=body.returns_prompt_logprobs and choice == 0,
-                trace=body.traces_steps,
-                adapter=adapter,
                 pictures=list(pictures),
                 affinity=affinity_of(principal, session, body, prompt),
             )
-            for number, prompt in enumerate(prompts)
-            for choice in range(choices)
-        ]
+            params = self._sampling_params(body)  # without a seed, each prompt gets its own
+            for choice in range(choices):
+                scores_prompt, id = body.returns_prompt_logprobs and choice == 0, f"{request_id}-{len(requests)}"
+                seeded = choice_params(params, choice)
+                requests.append(msgspec.structs.replace(own, id=id, params=seeded, wants_prompt_logprobs=scores_prompt))
+        return requests
+
+    async def _shared(self, http: HTTPRequest, body: GenerationBody, context_tokens: int) -> Request:
+        """What the requests of a body have in common, as far as the body says it. Raises APIError."""
+        speculation, principal = body.speculation or SpeculationBody(), http.state.principal
+        return Request(
+            id="",
+            prompt=[],
+            params=SamplingParams(),
+            max_tokens=0,
+            stop=body.stop_strings,
+            principal=principal,
+            drafter=speculation.drafter,
+            max_nodes=speculation.max_nodes,
+            corpus=self._corpus_block(turn_of(http), body.corpus),
+            prediction=(await self._prediction(principal, body, context_tokens))[:context_tokens],
+            skip_special_tokens=body.hides_special_tokens,
+            continues_prompt=body.continues_prompt,
+            priority=body.priority or 0,
+            keep_stop=bool(body.include_stop_str_in_output),
+            trace=body.traces_steps,
+            adapter=self._names.adapter(body.model, body.lora),
+        )
 
     def _max_tokens(self, body: GenerationBody, prompts: Sequence[Sequence[int]], context_tokens: int) -> int:
         """The longest answer that the body, the settings and the context allow. Raises APIError."""

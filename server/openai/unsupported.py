@@ -1,7 +1,7 @@
 """Fields of other servers and of OpenAI's API that this server does not have.
 
 No field that changes an answer is ignored in silence: it is rejected by name, unless its value has no effect. docs/api.md lists
-both tables.
+the table.
 """
 
 from __future__ import annotations
@@ -52,28 +52,3 @@ UNSUPPORTED_IN_CHATS: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
 }
 UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {"add_special_tokens": (None, True)}
-
-# Any value is accepted in these fields, which are hints, or parameters of fields that are rejected above.
-WITHOUT_EFFECT = (
-    "cache_prompt",
-    "dry_allowed_length",
-    "dry_base",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
-    "dynatemp_exponent",
-    "early_stopping",
-    "guided_decoding_backend",
-    "id_slot",
-    "length_penalty",
-    "mirostat_eta",
-    "mirostat_tau",
-    "n_discard",
-    "n_keep",
-    "prompt_cache_retention",
-    "request_id",
-    "response_fields",
-    "safety_identifier",
-    "spaces_between_special_tokens",
-    "verbosity",
-    "xtc_threshold",
-)

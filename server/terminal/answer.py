@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.server.terminal.client import NO_CHUNK, ChatError
-from outrider.server.terminal.colours import SourceReader, paint, unpainted
-from outrider.server.terminal.printable import printable
+from outrider.server.terminal.client import NO_CHUNK, ChatError, printable
 from outrider.server.terminal.wrapping import Wrapper
 
 # These exceptions are raised for fields that are missing or of another type.
@@ -21,7 +19,6 @@ class Answer:
     """The answer to one question, so far."""
 
     write: Callable[[str], None]  # shows text at once
-    colours: bool = False
     clock: Callable[[], float] = time.monotonic
     wrapper: Wrapper | None = None  # None = the lines are not broken
     text: str = ""  # text without reasoning
@@ -32,14 +29,14 @@ class Answer:
 
     def receive(self, chunks: Iterator[dict[str, Any]]) -> None:
         """Shows the chunks as they arrive. Raises ChatError, what `chunks` raises, and KeyboardInterrupt."""
-        asked, sources = self.clock(), SourceReader()
+        asked = self.clock()
         try:
             for chunk in chunks:
-                for content, shown in self._read(chunk, sources):
+                for content, shown in self._read(chunk):
                     if shown and self.first_seconds is None:
                         self.first_seconds = self.clock() - asked
                     self.text += content
-                    self._show(sources, shown)
+                    self._show(shown)
         finally:
             self.seconds = self.clock() - asked
 
@@ -52,13 +49,11 @@ class Answer:
         except MALFORMED:
             return f"The answer took {self.seconds:.2f} s; the server reports its cost in a form that the chat cannot read."
 
-    def _read(self, chunk: dict[str, Any], sources: SourceReader) -> list[tuple[str, str]]:
+    def _read(self, chunk: dict[str, Any]) -> list[tuple[str, str]]:
         """The text of each choice: the part that belongs to the answer, and the part to show. Raises ChatError."""
         texts = []
         try:
             for choice in chunk["choices"]:
-                if "trace" in choice:
-                    sources.record(choice["trace"])
                 content, reasoning = (str(choice["delta"].get(name) or "") for name in ("content", "reasoning_content"))
                 texts.append((content, content or reasoning))
         except MALFORMED:
@@ -82,8 +77,7 @@ class Answer:
             lines.append(f"accepted drafts: {', '.join(shares) or 'nothing was drafted'}")
         return "\n".join(lines)
 
-    def _show(self, sources: SourceReader, text: str) -> None:
-        for part, source in sources.split(text):
-            colour = paint if self.colours else unpainted
-            shown = printable(part)
-            self.write(self.wrapper.feed(shown, source, colour) if self.wrapper else colour(shown, source))
+    def _show(self, text: str) -> None:
+        shown = printable(text)
+        if shown:
+            self.write(self.wrapper.feed(shown) if self.wrapper else shown)

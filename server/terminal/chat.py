@@ -9,21 +9,16 @@ import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from outrider.drafters.options import NAMES
 from outrider.server.terminal.answer import Answer
 from outrider.server.terminal.client import ChatError, Client
-from outrider.server.terminal.colours import legend
 from outrider.server.terminal.wrapping import Wrapper
 
-HISTORY = Path("~/.cache/outrider/chat_history")
-HISTORY_LINES = 1000
 HELP = """\
 /drafter [NAME]  show or choose the drafter; `default` is the server's
 /seed [NUMBER]   show or set the seed, which repeats answers; `none` draws a new one for each answer
-/colours         colour the text by the drafter that guessed it, or stop doing so
 /again           drop the last answer and ask for another one
 /clear           start a new conversation
 /stats           speed and accepted drafts of the last answer
@@ -40,7 +35,6 @@ class Chat:
     check: Callable[[], None] = lambda: None  # raises ChatError if the chat cannot go on
     drafter: str | None = None  # None = the server's
     seed: int | None = None
-    colours: bool = False
     messages: list[dict[str, str]] = field(default_factory=list)
     last: Answer | None = None
     session: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -66,7 +60,6 @@ class Chat:
         commands: dict[str, Callable[[str], str]] = {
             "drafter": self._set_drafter,
             "seed": self._set_seed,
-            "colours": self._switch_colours,
             "again": self._again,
             "clear": self._clear,
             "stats": lambda _: self.last.stats() if self.last else "There is no answer yet.",
@@ -81,7 +74,7 @@ class Chat:
     def ask(self, question: str) -> None:
         """Asks, and shows the answer. A question without any answer is not part of the conversation."""
         self.messages.append({"role": "user", "content": question})
-        self.last = answer = Answer(show, self.colours, wrapper=new_wrapper())
+        self.last = answer = Answer(show, wrapper=new_wrapper())
         note = ""
         try:
             with contextlib.closing(self.client.stream(self._body())) as chunks:
@@ -100,8 +93,6 @@ class Chat:
         speculation: dict[str, Any] = {"report": True}
         if self.drafter:
             speculation["drafter"] = self.drafter
-        if self.colours:
-            speculation["trace"] = True
         seed = {} if self.seed is None else {"seed": self.seed}
         return seed | {
             "model": self.model,
@@ -125,10 +116,6 @@ class Chat:
         except ValueError:
             return f"The seed is a number or none, not {number!r}."
         return "Each answer draws a new seed." if self.seed is None else f"The seed is {self.seed}."
-
-    def _switch_colours(self, _: str) -> str:
-        self.colours = not self.colours
-        return f"Colours: {legend()}" if self.colours else "The colours are off."
 
     def _again(self, _: str) -> str:
         questions = [number for number, message in enumerate(self.messages) if message["role"] == "user"]
@@ -158,26 +145,9 @@ def new_wrapper() -> Wrapper | None:
 
 
 def line_reader() -> Callable[[], str]:
-    """Reads lines: with a prompt, editing and history on a terminal, plainly from a file or pipe. Raises EOFError."""
+    """Reads lines: with a prompt and editing on a terminal, plainly from a file or pipe. Raises EOFError."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return input
     with contextlib.suppress(ImportError):  # some builds of Python have no readline
-        import readline
-
-        path = HISTORY.expanduser()
-        with contextlib.suppress(OSError):
-            readline.read_history_file(path)
-        readline.set_history_length(HISTORY_LINES)
+        import readline  # noqa: F401
     return lambda: input("> ")
-
-
-def save_history() -> None:
-    """Saves the lines for the next chat, readable by the owner only. A folder that cannot be written costs the history."""
-    readline = sys.modules.get("readline")
-    if readline is None:
-        return
-    path = HISTORY.expanduser()
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-        readline.write_history_file(path)

@@ -12,11 +12,11 @@ from collections.abc import Generator, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from outrider.server.terminal.printable import one_line
-
 # The timeout applies to connecting and to short answers.
 TIMEOUT_SECONDS = 10.0
 MAX_ERROR_BYTES = 1 << 16
+# They would act on the terminal.
+CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 NO_CHUNK = "The server sent something that is no part of a chat completion; is it an OpenAI-compatible server?"
 
 
@@ -140,3 +140,13 @@ def stated_error(error: Any) -> str:
     """The message of an error, which is a text or an object with one; empty if there is none."""
     message = error.get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) else ""
+
+
+def printable(text: str) -> str:
+    """The text without control characters other than line breaks and tabs."""
+    return text.translate(CONTROLS)
+
+
+def one_line(text: str) -> str:
+    """The printable text with its line breaks and runs of spaces as single spaces."""
+    return " ".join(printable(text).split())

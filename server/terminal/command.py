@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -41,7 +41,6 @@ def chat(
     seed: Annotated[
         int | None, typer.Option(help="Seed, with which answers are repeated; default: a new seed for each answer.")
     ] = None,
-    colours: Annotated[bool, typer.Option("--colours", help="Colour each token by the drafter that proposed it.")] = False,
 ) -> None:
     """Chat with a model in the terminal. With --model, all settings of `outrider serve` also work as flags."""
     from outrider.server.terminal.chat import Chat
@@ -53,9 +52,9 @@ def chat(
         signal.signal(ending, end)
     try:
         with ExitStack() as stack:
-            server = None if model is None else stack.enter_context(start(model, config, context.args))
+            server = None if model is None else stack.enter_context(closing(start(model, config, context.args)))
             client = server.wait_until_ready() if server else Client(url or URL, api_key or own_key(url))
-            conversation = Chat(client, client.model(), drafter=drafter, seed=seed, colours=colours)
+            conversation = Chat(client, client.model(), drafter=drafter, seed=seed)
             if server:
                 conversation.check = server.check
             talk(conversation)
@@ -70,31 +69,28 @@ def own_key(url: str | None) -> str | None:
     return os.environ.get("OPENAI_API_KEY") if url else None
 
 
-def start(model: str, config: Path | None, arguments: list[str]) -> AbstractContextManager[OwnServer]:
+def start(model: str, config: Path | None, arguments: list[str]) -> OwnServer:
     """A server for the chat, with these settings as flags."""
     from outrider.server.settings import SettingsError, load_settings, parse_flags
-    from outrider.server.terminal.own_server import own_server
+    from outrider.server.terminal.own_server import OwnServer
 
     try:
         flags = parse_flags(arguments) | {"model.path": model}
         load_settings(config, flags)
     except SettingsError as error:
         raise fail(str(error)) from None
-    return own_server(config, flags)
+    return OwnServer(config, flags)
 
 
 def talk(chat: Chat) -> None:
     """Runs the chat on this terminal. Raises ChatError."""
-    from outrider.server.terminal.chat import line_reader, save_history, show
-    from outrider.server.terminal.printable import one_line
+    from outrider.server.terminal.chat import line_reader, show
+    from outrider.server.terminal.client import one_line
 
     read = line_reader()
     if sys.stdin.isatty():
         show(f"{one_line(chat.model)} at {chat.client.url}; /help lists the commands, Ctrl-D ends the chat.\n")
-    try:
-        chat.run(read)
-    finally:
-        save_history()
+    chat.run(read)
     if sys.stdin.isatty():
         show("\n")
 

@@ -15,25 +15,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from outrider.server.engine.program import command
 from outrider.server.settings import Settings, load_settings
 from outrider.server.settings.access import Auth
-from outrider.server.terminal.client import ChatError, Client
-from outrider.server.terminal.printable import printable
+from outrider.server.terminal.client import ChatError, Client, printable
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 10.0
 PRINCIPAL = "chat"
-
-
-class ServerEnded(ChatError):
-    """The server ended; what it wrote to stderr says why."""
 
 
 def main(_: str) -> None:
@@ -78,14 +70,14 @@ class OwnServer:
             given = {"config": config and str(config.absolute()), "flags": flags, "key": self.key}
             self._process.stdin.write(json.dumps(given) + "\n")
             self._process.stdin.flush()
-        self._last: deque[str] = deque(maxlen=1)
+        self._last_line = ""
         self._loading = True
         self._url = ""
         self._reader = threading.Thread(target=self._read, daemon=True)  # a full pipe would block the server
         self._reader.start()
 
     def wait_until_ready(self) -> Client:
-        """A client of the server, once the model is loaded. Raises ServerEnded."""
+        """A client of the server, once the model is loaded. Raises ChatError, without a message if the server has said why."""
         while not (self._url and Client(self._url, self.key).is_ready()):
             self.check()
             time.sleep(POLL_SECONDS)
@@ -93,10 +85,10 @@ class OwnServer:
         return Client(self._url, self.key)
 
     def check(self) -> None:
-        """Raises ServerEnded if the process has ended."""
+        """Raises ChatError if the process has ended."""
         if self._process.poll() is not None:
             self._reader.join(STOP_SECONDS)
-            raise ServerEnded("" if self._loading else f"The server of this chat has ended: {' '.join(self._last)}")
+            raise ChatError("" if self._loading else f"The server of this chat has ended: {self._last_line}")
 
     def close(self) -> int:
         """Ends the process and waits for it; returns its exit code."""
@@ -121,14 +113,4 @@ class OwnServer:
                 self._url = found[1]
             if self._loading:
                 print(printable(line), end="", file=sys.stderr, flush=True)
-            self._last.append(line.strip())
-
-
-@contextmanager
-def own_server(config: Path | None, flags: dict[str, Any]) -> Iterator[OwnServer]:
-    """A server for the time of a chat."""
-    server = OwnServer(config, flags)
-    try:
-        yield server
-    finally:
-        server.close()
+            self._last_line = line

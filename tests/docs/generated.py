@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench import roofline as roofs
 from outrider.server.openai.responses import schema as responses
-from outrider.server.openai.unsupported import UNSUPPORTED, UNSUPPORTED_IN_CHATS, UNSUPPORTED_IN_COMPLETIONS, WITHOUT_EFFECT
+from outrider.server.openai.unsupported import UNSUPPORTED, UNSUPPORTED_IN_CHATS, UNSUPPORTED_IN_COMPLETIONS
 from outrider.server.settings.reference import Setting, SettingsSection, sections
 
 ROOT = Path(__file__).parents[2]
@@ -50,8 +50,7 @@ def api(page: str) -> str:
     }
     rows = [f"| {name} | {', '.join(f'`{field}`' for field in fields)} |" for name, fields in endpoints.items()]
     table = "\n".join(["| in | fields |", "|---|---|", *rows])
-    names = textwrap.fill(", ".join(f"`{name}`" for name in WITHOUT_EFFECT) + ".", 128, break_on_hyphens=False)
-    return _replace(_replace(page, "unsupported", f"\n{table}\n"), "without effect", names)
+    return _replace(page, "unsupported", f"\n{table}\n")
 
 
 def roofline(page: str) -> str:

@@ -13,7 +13,6 @@ import pytest
 
 from outrider.server.anthropic.conversion import BILLING_LINE
 from outrider.server.chat import marks
-from outrider.server.chat.grammar_depth import lark_rules
 from outrider.server.chat.tools.call_ids import HASHED
 from outrider.server.chat.tools.harmony import HEADER
 from outrider.server.chat.tools.lark import Lark
@@ -49,10 +48,6 @@ USES: list[tuple[str, Use, str, str, str]] = [
         for part in ("{1 ", "~ 1", '"a" ', "/a/ ", "( ")
     ),
     ("outrider.server.chat.tools.lark_pattern", escape, "", "\\", ""),
-    *(
-        ("outrider.server.chat.grammar_depth", lark_rules, "", part, "$")
-        for part in ('"', "/", "a[", "\na[", "\n!a.1 ", "a.1", " ", "\n a")
-    ),
     *(("outrider.server.chat.tools.harmony", HEADER.fullmatch, HEADER_START, part, "x") for part in (" ", "\n", "a", "json ")),
     ("outrider.server.chat.tools.harmony", HEADER.fullmatch, f"{HEADER_START}<|constrain|>", " ", "x"),
     ("outrider.server.chat.tools.harmony", HEADER.fullmatch, " to=", "a<|channel|>analysis", "x"),

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from outrider.server.chat.grammar_depth import json_depth
-
 TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 # Keywords whose value is a schema, a list of schemas, or an object of schemas.
 IN_SCHEMA = (
@@ -62,6 +60,16 @@ def subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
             yield from value
         elif keyword in IN_MAP and isinstance(value, dict):
             yield from value.values()
+
+
+def json_depth(value: Any) -> int:
+    """Nesting depth of lists and objects."""
+    level, levels = [value], 0
+    while level:
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [each for values in inner for each in values]
+        levels += 1
+    return levels
 
 
 def is_schema(value: Any) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 from outrider.server.chat.schemas.types import ANY
+from outrider.server.chat.tools.parts import CallWriter
 from outrider.server.chat.tools.source import Malformed, Reader, Sink, Source
 from outrider.server.chat.tools.tagged_calls import value_json
-from outrider.server.chat.tools.writer import CallWriter
 
 QUOTE = '<|"|>'
 CLOSING = {"{": "}", "[": "]"}

@@ -11,7 +11,7 @@ from outrider.server.chat.schemas.notes import Note
 from outrider.server.chat.tools.formats import FORMATS, ToolFormat, Words, is_slot
 from outrider.server.chat.tools.gemma_grammar import FieldsGrammar
 from outrider.server.chat.tools.lark import Lark, json_expression
-from outrider.server.chat.tools.tagged_grammar import declared, parameters_expression
+from outrider.server.chat.tools.tagged_grammar import TaggedGrammar, declared
 
 # An answer has at most this many calls if calls are enforced.
 MAX_CALLS = 8
@@ -63,7 +63,7 @@ def call_expression(lark: Lark, format: ToolFormat, name: str, parameters: Norma
     slots: dict[str, Callable[[], str]] = {
         "%object": lambda: json_expression(object_schema(format, name, parameters)),
         "%arguments": lambda: json_expression(parameters.standalone),
-        "%parameters": lambda: parameters_expression(lark, format.parameter, name, parameters),
+        "%parameters": lambda: TaggedGrammar(lark, format.parameter, name, parameters).expression(),
         "%python": lambda: f'{lark.text(f"{name}(")} {keywords_expression(lark, name, parameters)} ")"',
         "%fields": lambda: FieldsGrammar(lark, name, parameters).expression(),
         "%number": lambda: f"/[0-{MAX_CALLS - 1}]/",

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 from outrider.server.chat.tools.json_calls import FENCE, arguments_call, bare_calls
+from outrider.server.chat.tools.parts import SourceParser
 from outrider.server.chat.tools.source import Malformed, Reader
-from outrider.server.chat.tools.writer import SourceParser
 
 START, MESSAGE, CHANNEL = "<|start|>", "<|message|>", "<|channel|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
+from outrider.server.chat.tools.parts import CallWriter
 from outrider.server.chat.tools.source import NAME, Malformed, Reader, Sink, Source
-from outrider.server.chat.tools.writer import CallWriter
 from outrider.server.http import json_body
 
 FENCE = "```"

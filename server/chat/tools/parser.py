@@ -13,11 +13,10 @@ from outrider.server.chat.tools.formats import BRACKET, FORMATS, ToolFormat, Wor
 from outrider.server.chat.tools.gemma import fields_call
 from outrider.server.chat.tools.harmony import HarmonyParser
 from outrider.server.chat.tools.json_calls import FENCE, arguments_call, bare_calls, object_call
-from outrider.server.chat.tools.parts import ToolParser
+from outrider.server.chat.tools.parts import SourceParser, ToolParser
 from outrider.server.chat.tools.python_calls import python_call
 from outrider.server.chat.tools.source import DIGITS, NAME, Malformed, Reader
 from outrider.server.chat.tools.tagged_calls import tagged_call
-from outrider.server.chat.tools.writer import SourceParser
 
 
 def tool_parser(format: str | ToolFormat, functions: Mapping[str, Any] | None = None) -> ToolParser:

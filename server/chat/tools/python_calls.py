@@ -7,8 +7,8 @@ import json
 import re
 from typing import Any
 
+from outrider.server.chat.tools.parts import CallWriter
 from outrider.server.chat.tools.source import Malformed, Reader, Source
-from outrider.server.chat.tools.writer import CallWriter
 
 OUTSIDE = re.compile(r"[\"'()\[\]{},]")
 INSIDE = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}

@@ -9,8 +9,8 @@ from outrider.server.chat.schemas.fields import ArgumentTypes
 from outrider.server.chat.schemas.normal import of_objects
 from outrider.server.chat.schemas.types import TEXT, types_of_value
 from outrider.server.chat.tools.formats import Words
+from outrider.server.chat.tools.parts import CallWriter
 from outrider.server.chat.tools.source import Malformed, Reader, Source
-from outrider.server.chat.tools.writer import CallWriter
 from outrider.server.http import json_body
 
 PYTHON_CONSTANTS = {"True": "true", "False": "false", "None": "null"}

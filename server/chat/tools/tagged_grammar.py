@@ -106,8 +106,3 @@ class TaggedGrammar:
             written = self.lark.until(self.end, length_pattern(texts.least, texts.most, not newline))
         self.lark.notes += [Note((self.name, argument), keyword) for keyword in unenforced]
         return written
-
-
-def parameters_expression(lark: Lark, words: Words, name: str, normal: Normal) -> str:
-    """Expression of arguments between tags."""
-    return TaggedGrammar(lark, words, name, normal).expression()

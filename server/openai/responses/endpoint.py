@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from dataclasses import dataclass
 
 import msgspec
 from fastapi import Request as HTTPRequest
@@ -24,20 +25,14 @@ from outrider.server.openai.responses.schema import ResponsesBody
 from outrider.server.openai.responses.store import ResponseStore, StoredResponse
 
 
+@dataclass(frozen=True)
 class ResponsesEndpoint:
     """/v1/responses. A response runs as a chat that continues the conversation of the previous response."""
 
-    def __init__(
-        self,
-        chat: ChatEndpoint,
-        vocabulary: Vocabulary,
-        store: ResponseStore,
-        runner: GenerationRunner,
-    ) -> None:
-        self._chat = chat
-        self._vocabulary = vocabulary
-        self._store = store
-        self._runner = runner
+    chat: ChatEndpoint
+    vocabulary: Vocabulary
+    store: ResponseStore
+    runner: GenerationRunner
 
     async def create(self, http: HTTPRequest, body: ResponsesBody) -> Response:
         """Answers a request. Raises APIError, EngineError and RequestValidationError."""
@@ -45,7 +40,7 @@ class ResponsesEndpoint:
         principal, response_id = http.state.principal, f"resp_{uuid.uuid4().hex}"
         previous = None
         if body.previous_response_id is not None:
-            previous = self._store.get(body.previous_response_id, principal, "previous_response_id")
+            previous = self.store.get(body.previous_response_id, principal, "previous_response_id")
         new_session = response_id if body.stores else None  # nothing can continue a response that is not stored
         session = previous.session if previous else new_session
         items = self._referenced(body, principal)
@@ -62,18 +57,18 @@ class ResponsesEndpoint:
             chat_body = await in_turn(http, lambda: body.to_chat(messages, session), size_bytes)
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from None
-        chat = await self._chat.prepare(http, chat_body)
-        logprobs_vocabulary = self._vocabulary if chat_body.returns_logprobs else None
+        chat = await self.chat.prepare(http, chat_body)
+        logprobs_vocabulary = self.vocabulary if chat_body.returns_logprobs else None
         params = chat.requests[0].params
         formatter = ResponseFormatter(body, response_id, params, chat.new_parser, logprobs_vocabulary)
 
         async def store() -> None:
             def encoded() -> StoredResponse:
                 complete = [*messages, formatter.message()]  # instructions apply to one response only
-                return StoredResponse(principal, formatter.response, complete, session or response_id)
+                return StoredResponse(principal, formatter.answer, complete, session or response_id)
 
             numbers = task.usage.completion_tokens * (1 + (chat_body.top_logprobs or 0))
-            self._store.put(await in_turn(http, encoded, size_bytes + numbers * NUMBER_BYTES))
+            self.store.put(await in_turn(http, encoded, size_bytes + numbers * NUMBER_BYTES))
 
         task = GenerationTask(
             chat.requests,
@@ -83,11 +78,11 @@ class ResponsesEndpoint:
             new_stop=chat.new_stop,
             on_complete=store if body.stores else None,
         )
-        return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), chat.ignored(body.ignored))
+        return report_ignored(http, await self.runner.respond(http, task, bool(body.stream)), chat.ignored(body.ignored))
 
     def _referenced(self, body: ResponsesBody, principal: str) -> dict[str, bytes]:
         """The stored items that the input names, in JSON. Raises APIError."""
         ids = references(body.input)
         if len(set(ids)) < len(ids):
             raise APIError(400, "'input' names an item twice; name each stored item once.", "input", "invalid_value")
-        return self._store.items(ids, principal)
+        return self.store.items(ids, principal)

@@ -11,10 +11,9 @@ from outrider.server.anthropic.formatter import SIGNATURE, MessageFormatter
 from outrider.server.anthropic.schema import MessagesBody
 from outrider.server.chat.reasoning_parser import ReasoningParser
 from outrider.server.chat.tools import tool_parser
-from outrider.server.engine.messages import TokenEvent
 from outrider.server.openai.conversation import parse_arguments
-from outrider.server.openai.generation import ChoiceOutput
 from outrider.server.openai.usage import Usage
+from tests.server.openai.test_output_parser import output
 
 CALL = '<tool_call>\n{{"name": "{}", "arguments": {{"a": [1, "b"]}}}}\n</tool_call>'
 ANSWER = f"<think>why</think>So:\n{CALL.format('f')}\n{CALL.format('g')}"
@@ -31,12 +30,6 @@ def formatter(usage: Usage | None = None, **fields: Any) -> MessageFormatter:
     return MessageFormatter(request, "msg_1", "req_1", 12, usage or Usage(), new_parser)
 
 
-def output(text: str, finish: Finish | None = None, stop_string: str | None = None) -> ChoiceOutput:
-    made = ChoiceOutput(0)
-    made.add(TokenEvent("r", [40], text, finish, stop_string=stop_string))
-    return made
-
-
 def data_of(pieces: list[str], finish: Finish = "stop", stop_string: str | None = None, **fields: Any) -> list[dict[str, Any]]:
     """The data of all events of a streamed answer, one output per piece."""
     usage = Usage(prompt_tokens=12, cached_tokens=8, completion_tokens=9)
@@ -44,7 +37,7 @@ def data_of(pieces: list[str], finish: Finish = "stop", stop_string: str | None 
     made = streamed.start()
     for piece in pieces:
         made += streamed.deltas(output(piece))
-    made += streamed.deltas(output("", finish, stop_string)) + streamed.end(usage)
+    made += streamed.deltas(output("", finish, stop_string=stop_string)) + streamed.end(usage)
     data = [event.data for event in made if isinstance(event.data, dict)]
     assert [event.name for event in made] == [each["type"] for each in data]
     return data
@@ -91,7 +84,7 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
 def whole(text: str, finish: Finish = "stop", stop_string: str | None = None, **fields: Any) -> dict[str, Any]:
     """The message of an answer that is not streamed."""
     usage = Usage(prompt_tokens=12, cached_tokens=8, completion_tokens=9)
-    return formatter(usage, **fields).body([output(text, finish, stop_string)], usage)
+    return formatter(usage, **fields).body([output(text, finish, stop_string=stop_string)], usage)
 
 
 def test_a_message() -> None:

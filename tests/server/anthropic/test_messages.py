@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from outrider import models
-from outrider.server.engine.engine import Overloaded, WorkerLost
 from tests.server.fakes import CONTEXT_TOKENS, FakeEngine, app_with, events, fetch, post
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -109,14 +108,3 @@ def test_errors_of_every_layer_have_anthropics_format(path: str) -> None:
     choice = {**BODY, "tool_choice": {"type": "any"}}
     assert "needs 'tools'" in check_error(fetch(app, "POST", path, choice, headers=own), 400, "invalid_request_error")
     assert fetch(app, "POST", path, BODY, headers=own).status_code == 200
-
-
-def test_a_busy_server_says_when_to_retry() -> None:
-    full, lost = Overloaded("Full; retry.", "queue_full", 2.2), WorkerLost("Lost; retry.")
-    for error, status, kind, seconds in ((full, 429, "rate_limit_error", "3"), (lost, 529, "overloaded_error", "1")):
-        app = app_with(FakeEngine(error=error))
-        response = fetch(app, "POST", PATH, BODY)
-        assert check_error(response, status, kind) == str(error)
-        assert response.headers["retry-after"] == seconds
-        counted = f'outrider_requests_total{{endpoint="/v1/messages",status="{status}"}} 1.0'
-        assert counted in app.state.metrics.render().decode()

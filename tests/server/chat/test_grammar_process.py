@@ -6,50 +6,66 @@ import asyncio
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from outrider.server.chat.grammar_job import LENIENT, GrammarJob, Structure
-from outrider.server.chat.grammar_process import FATAL, Built, GrammarProcess, GrammarValidator
+from outrider.server.chat.grammar_process import Built, GrammarProcess
+from outrider.server.chat.structured_output import FATAL, Enforced, GrammarChecker
 from outrider.server.engine import program
+from outrider.server.http.errors import APIError
 from outrider.server.system import is_stopped
-from tests.grammars import json_grammar, reference_chain, rule_chain, terminal_chain
+from tests.grammars import json_grammar, nested_grammars, reference_chain, rule_chain, terminal_chain
 from tests.servers import wait_until
 
 VALID = 'start: "a"'
 
 
+UNAVAILABLE = "The server cannot check grammars now; try again shortly."
+
+
 @pytest.fixture
-def validator() -> Iterator[GrammarValidator]:
-    validator = GrammarValidator()
-    yield validator
-    validator.close()
+def checker() -> Iterator[GrammarChecker]:
+    with closing(GrammarChecker()) as checker:
+        yield checker
 
 
 def job(value: Any, kind: str = "grammar") -> GrammarJob:
-    return GrammarJob(1 << 16, 1 << 16, structure=Structure(kind, value))
+    return GrammarJob(name="field", structure=Structure(kind, value))
 
 
-def validate(validator: GrammarValidator, value: Any, kind: str = "grammar") -> str:
-    return asyncio.run(validator.build(job(value, kind))).reason
+def check(checker: GrammarChecker, value: Any, kind: str = "grammar") -> Enforced:
+    return asyncio.run(checker.check(job(value, kind)))
+
+
+def refusal(checker: GrammarChecker, value: Any, kind: str = "grammar") -> str:
+    """Why a structure is refused; empty if it is accepted."""
+    try:
+        check(checker, value, kind)
+    except APIError as error:
+        return error.message.removeprefix("Invalid 'field': ")
+    return ""
 
 
 @pytest.mark.parametrize(
     ("bomb", "kind"),
-    [(rule_chain(2900), "grammar"), (terminal_chain(3000), "grammar"), (json_grammar(reference_chain(3000)), "grammar")],
-    ids=["rules", "terminals", "schema"],
+    [
+        *((bomb, "grammar") for bomb in (rule_chain(2900), terminal_chain(3000), nested_grammars(2900))),
+        (json_grammar(reference_chain(3000)), "grammar"),
+    ],
+    ids=["rules", "terminals", "nested", "schema"],
 )
 def test_a_grammar_that_ends_the_process_is_refused_and_the_next_one_is_validated(bomb: Any, kind: str) -> None:
-    validator = GrammarValidator(1 << 20)
-    assert validate(validator, bomb, kind) == FATAL
-    assert validate(validator, VALID) == ""
-    assert "unknown name" in validate(validator, "start: b")
-    validator.close()
+    with closing(GrammarChecker(1 << 20)) as checker:
+        assert refusal(checker, bomb, kind) == FATAL
+        assert refusal(checker, VALID) == ""
+        assert "unknown name" in refusal(checker, "start: b")
 
 
 def test_a_schema_that_ends_the_process_is_left_out_unless_it_is_strict(
-    validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build, lines = GrammarProcess.build, list[str]()
 
@@ -61,16 +77,16 @@ def test_a_schema_that_ends_the_process_is_left_out_unless_it_is_strict(
 
     monkeypatch.setattr(GrammarProcess, "build", end_at_first)
     schema = {"type": "object", "maxProperties": 0}
-    built = asyncio.run(validator.build(job(schema, LENIENT)))
-    assert built.grammar and built.ignored == [".schema"] and len(lines) == 2
-    assert asyncio.run(validator.build(job(schema, LENIENT))) == built and len(lines) == 2
+    enforced = check(checker, schema, LENIENT)
+    assert enforced.grammar and enforced.ignored == ["field.schema"] and len(lines) == 2
+    assert check(checker, schema, LENIENT) == enforced and len(lines) == 2
     lines.clear()
-    assert validate(validator, schema, "json_schema") == FATAL
+    assert refusal(checker, schema, "json_schema") == FATAL
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
 def test_a_process_that_is_killed_or_stopped_says_nothing_about_the_grammar(
-    validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     build, kills = GrammarProcess.build, [number]
 
@@ -82,18 +98,17 @@ def test_a_process_that_is_killed_or_stopped_says_nothing_about_the_grammar(
         return build(process, line)
 
     monkeypatch.setattr(GrammarProcess, "build", end_first)
-    assert validate(validator, VALID) == ""
+    assert refusal(checker, VALID) == ""
     kills[:] = [number] * 2
-    with pytest.raises(OSError, match="killed or stopped"):
-        validate(validator, 'start: "b"')
-    assert validate(validator, 'start: "b"') == ""
+    assert refusal(checker, 'start: "b"') == UNAVAILABLE
+    assert refusal(checker, 'start: "b"') == ""
 
 
-def test_many_grammars_of_one_client_delay_another_by_one_at_most(validator: GrammarValidator) -> None:
+def test_many_grammars_of_one_client_delay_another_by_one_at_most(checker: GrammarChecker) -> None:
     done: list[str] = []
 
     async def send(number: int, principal: str) -> None:
-        await validator.build(job(f'start: "{number}"'), principal)
+        await checker.check(job(f'start: "{number}"'), principal)
         done.append(principal)
 
     async def run() -> None:
@@ -113,16 +128,14 @@ def test_the_process_ends_with_its_front_end_and_ignores_ctrl_c() -> None:
     process.close()
 
 
-def test_a_process_that_cannot_start_is_an_error(validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_start_is_an_error(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise BlockingIOError("no more processes")
 
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "Popen", fail)
-        with pytest.raises(OSError):
-            validate(validator, VALID)
+        assert refusal(checker, VALID) == UNAVAILABLE
         patch.undo()
         patch.setattr(program, "command", lambda *_: ["false"])
-        with pytest.raises(OSError):
-            validate(validator, VALID)
-    assert validate(validator, VALID) == ""
+        assert refusal(checker, VALID) == UNAVAILABLE
+    assert refusal(checker, VALID) == ""

@@ -76,5 +76,5 @@ def test_a_grammar_that_takes_too_long_ends_the_process() -> None:
         process = subprocess.Popen([sys.executable, "-c", program], pass_fds=[theirs.fileno()])
         theirs.close()
         slow = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(2000)}}
-        ours.sendall(GrammarJob(64, 64, structure=Structure("json_schema", slow)).encode().encode() + b"\n")
+        ours.sendall(GrammarJob(structure=Structure("json_schema", slow)).encode().encode() + b"\n")
         assert process.wait() == -signal.SIGPROF

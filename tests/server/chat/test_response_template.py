@@ -11,8 +11,8 @@ from transformers.utils.chat_parsing import parse_response
 from outrider.server.chat.reasoning_parser import ReasoningParser
 from outrider.server.chat.response_template import EXAMPLE_CALL, derive_reasoning, derive_tools
 from outrider.server.chat.tools import calls_grammar, merge_parts, tool_parser
+from tests.server.chat.following import accepts
 from tests.server.chat.tools.samples import CITY, CLOCK, FUNCTIONS, WEATHER
-from tests.server.chat.tools.test_grammar import accepts
 from tests.server.chat.tools.test_parser import content_and_calls
 
 NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}

@@ -7,32 +7,28 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-import llguidance
 import pytest
-from llguidance import LLMatcher
 
 from outrider.server.chat import grammar_builder, grammar_validator
 from outrider.server.chat.grammar_builder import build, joined
 from outrider.server.chat.grammar_job import GrammarJob, InputGrammar, Structure
 from outrider.server.chat.reasoning_parser import REASONING_FORMATS, THINK, ReasoningFormat
-from outrider.server.chat.structured_output import GrammarChecker
+from outrider.server.chat.structured_output import Enforced, GrammarChecker
 from outrider.server.chat.tools import FORMATS
 from outrider.server.http.errors import APIError
 from tests.grammars import json_grammar, reference_chain, rule_chain, terminal_chain
+from tests.server.chat.following import accepts
 
-BYTES = llguidance.LLTokenizer("byte")
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
 
 
 def to_grammar(structure: Structure) -> str:
-    return build(GrammarJob(64, 256, structure=structure), lambda _: "").text
+    return build(GrammarJob(structure=structure), lambda _: "").text
 
 
-def accepts(grammar: str | None, text: str) -> bool:
-    """Whether `text` is a complete answer under the grammar."""
-    assert grammar is not None
-    matcher = LLMatcher(BYTES, grammar)
-    return matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
+def calls_of(checker: GrammarChecker, functions: dict[str, Any], **fields: Any) -> Enforced:
+    """The grammar of calls of these functions, whose schemas are given; `fields` are the job's."""
+    return asyncio.run(checker.check(GrammarJob(functions=functions, **fields)))
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +60,12 @@ def test_a_chain_of_rules_does_not_end_the_server(checker: GrammarChecker, struc
 def test_tool_calls_are_checked_and_bounded() -> None:
     checker = GrammarChecker(60)
     call = '<tool_call>\n{"name": "f", "arguments": {%s}}\n</tool_call>'
-    grammar = asyncio.run(checker.tool_calls({"f": None}, "hermes", {})).grammar
+    grammar = calls_of(checker, {"f": {}}).grammar
     assert grammar and accepts(grammar, call % "")
     with pytest.raises(APIError) as raised:
-        asyncio.run(checker.tool_calls({"f": POINT}, "hermes", {}, strict=["f"]))
+        calls_of(checker, {"f": POINT}, strict=["f"])
     assert (raised.value.param, raised.value.code) == ("tools", "too_long")
-    grammar, ignored = asyncio.run(checker.tool_calls({"f": POINT, "g": {"maxProperties": 0}}, "hermes", {}))
+    grammar, ignored = calls_of(checker, {"f": POINT, "g": {"maxProperties": 0}})
     assert grammar and accepts(grammar, call % '"y": 1') and ignored == ["tools.f.parameters"]
     assert not accepts(grammar, (call % '"y": 1').replace('"f"', '"g"'))
 
@@ -86,9 +82,9 @@ def test_tool_calls_are_checked_and_bounded() -> None:
 )
 def test_malformed_parameters_are_ignored_by_name_or_refused(checker: GrammarChecker, parameters: Any, place: str) -> None:
     for format in FORMATS:
-        assert f"tools.{place}" in asyncio.run(checker.tool_calls({"f": parameters}, format, {})).ignored
+        assert f"tools.{place}" in calls_of(checker, {"f": parameters}, format=format).ignored
         with pytest.raises(APIError, match=r"tool 'f' is strict, and '\w+'.* cannot be enforced: it is malformed") as raised:
-            asyncio.run(checker.tool_calls({"f": parameters}, format, {}, strict=["f"]))
+            calls_of(checker, {"f": parameters}, format=format, strict=["f"])
         assert (raised.value.status_code, raised.value.param) == (400, "tools")
 
 
@@ -114,7 +110,7 @@ def test_a_structure_applies_after_the_reasoning(
     assert not accepts(grammar, answer)
     prefix = reasoning.prefix({}, calls=False)
     assert asyncio.run(checker.grammar({"field": structure}, prefix=prefix)).grammar == grammar
-    calls = asyncio.run(checker.tool_calls({"f": POINT}, "hermes", {}, prefix=prefix)).grammar
+    calls = calls_of(checker, {"f": POINT}, prefix=prefix).grammar
     assert calls and accepts(
         calls, f'Hm.{reasoning.closing}\n\n<tool_call>\n{{"name": "f", "arguments": {{"x": 1}}}}\n</tool_call>'
     )
@@ -127,7 +123,7 @@ def test_harmony_puts_a_structure_into_the_final_channel(checker: GrammarChecker
     assert accepts(grammar, final)
     assert accepts(grammar, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{final}")
     assert not accepts(grammar, '{"x": 1}')
-    calls = asyncio.run(checker.tool_calls({"f": POINT}, "harmony", {}, prefix=harmony.prefix({}, calls=True))).grammar
+    calls = calls_of(checker, {"f": POINT}, format="harmony", prefix=harmony.prefix({}, calls=True)).grammar
     call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}'
     assert calls and accepts(calls, call)
     assert accepts(calls, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{call}")
@@ -139,13 +135,13 @@ def test_no_grammar_is_converted_in_this_process(monkeypatch: pytest.MonkeyPatch
         raise AssertionError("converted on the event loop")
 
     monkeypatch.setattr(grammar_validator, "build", fail)
-    for name in ("build", "to_lark", "rule_depth", "json_depth", "calls_grammar", "lark_pattern", "normalised", "LLMatcher"):
+    for name in ("build", "to_lark", "calls_grammar", "lark_pattern", "normalised", "LLMatcher"):
         monkeypatch.setattr(grammar_builder, name, fail)
     with closing(GrammarChecker()) as checker:
         assert asyncio.run(checker.grammar({"grammar": Structure("grammar", 'root ::= "a"')}))
         assert asyncio.run(checker.grammar({"field": Structure("json_schema", POINT)}))
         inputs = {"f": InputGrammar("lark", 'start: "a"{1,2}')}
-        assert asyncio.run(checker.tool_calls({"f": None, "g": POINT}, "hermes", {}, inputs=inputs))
+        assert calls_of(checker, {"f": {}, "g": POINT}, inputs=inputs)
 
 
 CALLS = {
@@ -178,10 +174,9 @@ CALLS = {
 def test_with_tools_an_answer_has_calls_or_the_structure(
     checker: GrammarChecker, format: str, structure: Structure, answer: str
 ) -> None:
-    grammar = asyncio.run(checker.tool_calls({"f": POINT}, format, {}, structures={"field": structure})).grammar
-    reasoned = asyncio.run(
-        checker.tool_calls({"f": POINT}, format, {}, prefix=THINK.prefix({}, False), structures={"field": structure})
-    ).grammar
+    fields: dict[str, Any] = {"format": format, "structure": structure, "name": "field"}
+    grammar = calls_of(checker, {"f": POINT}, **fields).grammar
+    reasoned = calls_of(checker, {"f": POINT}, **fields, prefix=THINK.prefix({}, False)).grammar
     for text in (answer, CALLS[format]):
         assert accepts(grammar, text)
         assert accepts(reasoned, f"Hm.</think>{text}")

@@ -99,7 +99,6 @@ def test_the_answer_ends_at_a_line_of_less_indentation(stream: bool) -> None:
     ("fields", "param"),
     [
         ({"input_extra": [{"filename": "a"}]}, "input_extra.0.text"),
-        ({"mirostat": 2}, "mirostat"),
         ({"input_prefix": "x" * 400_000}, "prompt"),
         ({"input_extra": [{"text": "x" * 100_000}] * 4}, "input_extra"),
     ],

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 from outrider.drafters.sequence import Finish
 from outrider.server.engine.messages import Request
 from outrider.server.llama.formatter import InfillFormatter
-from outrider.server.llama.line_limits import LineLimits
-from outrider.server.llama.schema import UNSUPPORTED, InfillBody
+from outrider.server.llama.schema import InfillBody, LineLimits
 from outrider.server.openai.generation import ChoiceOutput
 from outrider.server.openai.usage import Usage
 from outrider.verify.sampling_params import SamplingParams
@@ -112,14 +111,6 @@ def test_after_its_time_an_answer_ends_with_the_line() -> None:
 
 def body(**fields: Any) -> InfillBody:
     return InfillBody.model_validate({"input_prefix": "a", "input_suffix": "b", **fields})
-
-
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_unsupported_fields_are_named(name: str) -> None:
-    for harmless in UNSUPPORTED[name]:
-        assert body(**{name: harmless})
-    with pytest.raises(ValidationError, match=f"'{name}' is not supported"):
-        body(**{name: 0.25})
 
 
 def test_what_editors_send_is_accepted() -> None:

@@ -1,5 +1,7 @@
 """Choices are parsed independently and end before a second call if only one is allowed; reasoning tokens are counted."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,18 +20,19 @@ CALLS = "".join(
 )
 
 
-def output(index: int, text: str, tokens: int = 1, finish: Finish | None = None) -> ChoiceOutput:
+def output(text: str, finish: Finish | None = None, index: int = 0, tokens: int = 1, **fields: Any) -> ChoiceOutput:
+    """The output of one event; `fields` are the event's."""
     made = ChoiceOutput(index)
-    made.add(TokenEvent("r", [1] * tokens, text, finish))
+    made.add(TokenEvent("r", [40] * tokens, text, finish, **fields))
     return made
 
 
 def test_choices_do_not_mix() -> None:
     parser = OutputParser(lambda: ReasoningParser(may_reason=True))
-    assert parser.parse(output(0, "<think>a", tokens=3)) == [Part("reasoning", "a")]
-    assert parser.parse(output(1, "b")) == [Part("content", "b")]
-    assert parser.parse(output(0, "c", tokens=2)) == [Part("reasoning", "c")]
-    assert parser.parse(output(0, "</think>d")) == [Part("content", "d")]
+    assert parser.parse(output("<think>a", tokens=3)) == [Part("reasoning", "a")]
+    assert parser.parse(output("b", index=1)) == [Part("content", "b")]
+    assert parser.parse(output("c", tokens=2)) == [Part("reasoning", "c")]
+    assert parser.parse(output("</think>d")) == [Part("content", "d")]
     assert parser.reasoning_tokens == 5
 
 
@@ -58,6 +61,6 @@ def test_an_answer_with_one_call_ends_before_the_second(size: int) -> None:
 @given(st.lists(st.sampled_from(["<mark>", "<|mark|>", "a", " ", "<ma", "b>", "<tool_call>"]), max_size=8))
 def test_markers_are_not_text(pieces: list[str]) -> None:
     markers = ("<mark>", "<|mark|>", "<tool_call>")
-    parser = HiddenMarkers.around(lambda: tool_parser("hermes", {}), markers)
+    parser = HiddenMarkers(tool_parser("hermes", {}), markers)
     parts = merge_parts([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
     assert "".join(part.text for part in parts) == "".join(piece for piece in pieces if piece not in markers)

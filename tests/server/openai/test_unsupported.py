@@ -6,19 +6,26 @@ from typing import Any
 
 import pytest
 
+from outrider.server.llama.schema import InfillBody
 from outrider.server.openai.responses import schema as responses
 from outrider.server.openai.schema import ChatBody, CompletionBody
 from tests.server.fakes import FakeEngine, app_with, fetch
 
-CHATS, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+CHATS, COMPLETIONS, RESPONSES, INFILL = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/infill"
 REQUIRED: dict[str, dict[str, Any]] = {
     CHATS: {"messages": [{"role": "user", "content": "x"}]},
     COMPLETIONS: {"prompt": "x"},
     RESPONSES: {"input": "x"},
+    INFILL: {"input_prefix": "x", "input_suffix": "y"},
 }
-TABLES = {CHATS: ChatBody.unsupported, COMPLETIONS: CompletionBody.unsupported, RESPONSES: responses.UNSUPPORTED}
+TABLES = {
+    CHATS: ChatBody.unsupported,
+    COMPLETIONS: CompletionBody.unsupported,
+    RESPONSES: responses.UNSUPPORTED,
+    INFILL: InfillBody.unsupported,
+}
 FIELDS = [(path, name) for path, table in TABLES.items() for name in table]
-APP = app_with(FakeEngine("a"))
+APP = app_with(FakeEngine("a"), special_tokens=("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"))
 
 
 @pytest.mark.parametrize(("path", "name"), FIELDS)

@@ -46,7 +46,7 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
 
 @pytest.mark.parametrize(
     "malformed",
-    [{}, {"choices": None}, {"choices": [{}]}, {"choices": [{"delta": None}]}, chunk("a", trace={}), {"choices": ["a"]}],
+    [{}, {"choices": None}, {"choices": [{}]}, {"choices": [{"delta": None}]}, {"choices": ["a"]}],
 )
 def test_a_chunk_of_another_form_is_an_error(malformed: dict[str, Any]) -> None:
     answer = Answer(lambda _: None)

@@ -64,8 +64,8 @@ def test_the_conversation_grows(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_commands_change_the_request() -> None:
     script = Script("a", "b")
-    run(script, "/drafter none", "/seed 7", "/colours", "x", "/drafter default", "/seed none", "/colours", "y")
-    assert script.bodies[0]["speculation"] == {"report": True, "drafter": "none", "trace": True}
+    run(script, "/drafter none", "/seed 7", "x", "/drafter default", "/seed none", "y")
+    assert script.bodies[0]["speculation"] == {"report": True, "drafter": "none"}
     assert script.bodies[0]["seed"] == 7
     assert script.bodies[1]["speculation"] == {"report": True} and "seed" not in script.bodies[1]
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from outrider.server.settings.access import Auth
-from outrider.server.terminal.own_server import ServerEnded, own_server, private_settings
+from outrider.server.terminal.client import ChatError
+from outrider.server.terminal.own_server import OwnServer, private_settings
 
 
 @pytest.mark.slow
 def test_a_server_that_cannot_start_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     flags = {"model.path": "/no/such/folder"}
-    with own_server(None, flags) as server, pytest.raises(ServerEnded, match=r"^$"):
+    with closing(OwnServer(None, flags)) as server, pytest.raises(ChatError, match=r"^$"):
         server.wait_until_ready()
     errors = capsys.readouterr().err
     assert errors.startswith("outrider: There is no folder '/no/such/folder'")
@@ -22,9 +24,9 @@ def test_a_server_that_cannot_start_says_why(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_server_ends_with_its_chat_and_is_not_killed() -> None:
-    with own_server(None, {}) as server:
+    with closing(OwnServer(None, {})) as server:
         server.check()
-    with pytest.raises(ServerEnded):
+    with pytest.raises(ChatError, match=r"^$"):
         server.check()
     assert server.close() in (0, -signal.SIGTERM)  # the latter if it was still starting
 

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.server.terminal.colours import unpainted
 from outrider.server.terminal.wrapping import Wrapper
 
 WIDE = "漢字"
 
 
 def screen(written: str, columns: int) -> list[str]:
-    """The rows of a terminal, without colours. Its cursor stays on the last character of a full row until the next one."""
+    """The rows of a terminal. Its cursor stays on the last character of a full row until the next one."""
     rows, column = [[""] * columns], 0
     for code, letter, character in re.findall(r"\x1b\[(\d*)([DKm])|([\s\S])", written):
         if character == "\n":
@@ -38,7 +37,7 @@ def screen(written: str, columns: int) -> list[str]:
 
 def wrapped(parts: list[str], columns: int) -> list[str]:
     wrapper = Wrapper(lambda: columns)
-    return screen("".join(wrapper.feed(part, None, unpainted) for part in parts), columns)
+    return screen("".join(wrapper.feed(part) for part in parts), columns)
 
 
 @pytest.mark.parametrize(

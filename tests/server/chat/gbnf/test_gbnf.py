@@ -119,7 +119,7 @@ class Follower:
 
     def __init__(self, grammar: str, special: Mapping[str, int] | None = None) -> None:
         """Raises ValueError if there is no such grammar."""
-        job = GrammarJob(64, 256, structure=Structure("grammar", grammar), special=special or {})
+        job = GrammarJob(structure=Structure("grammar", grammar), special=special or {})
         self.lark = build(job, lambda grammar: "").text
         self._matcher = LLMatcher(BYTES, self.lark, log_level=0, limits=LIMITS)
         if self._matcher.is_error():

@@ -6,29 +6,22 @@ from typing import Any
 
 import jsonschema
 import pytest
-from llguidance import LLMatcher, LLTokenizer
 
 from outrider.server.chat.grammar_builder import Grammar, build
 from outrider.server.chat.grammar_job import LENIENT, GrammarJob, Structure
 from outrider.server.chat.grammar_validator import reason
 from outrider.server.chat.tools.parser import tool_parser
+from tests.server.chat.following import BYTES, accepts
 from tests.server.chat.schemas.members import CITY, MEMBERS, SLUG, WORD, Member, one
 from tests.server.chat.tools.test_parser import content_and_calls
 
-BYTES = LLTokenizer("byte")
 each_member = pytest.mark.parametrize("member", MEMBERS.values(), ids=list(MEMBERS))
 
 
 def built(**fields: Any) -> Grammar:
     """The grammar of a job, and what it does not enforce, without the names of fields."""
-    grammar, ignored = build(GrammarJob(64, 256, name="field", **fields), lambda grammar: reason(grammar, BYTES))
+    grammar, ignored = build(GrammarJob(name="field", **fields), lambda grammar: reason(grammar, BYTES))
     return Grammar(grammar, [name.partition(".")[2] for name in ignored])
-
-
-def accepts(grammar: str, text: str) -> bool:
-    matcher = LLMatcher(BYTES, grammar, log_level=0)
-    assert not matcher.is_error(), matcher.get_error()
-    return matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
 
 
 @each_member

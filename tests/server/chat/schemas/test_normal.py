@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from outrider.server.chat.schemas.keywords import json_depth
 from outrider.server.chat.schemas.normal import MAX_LEVELS, children, normalised, standalone
 from outrider.server.chat.schemas.notes import MAX_NAME_CHARACTERS, Note, names
 from outrider.server.chat.schemas.patterns import rust_pattern
@@ -47,6 +48,14 @@ def test_levels_and_the_number_of_schemas_are_bounded() -> None:
     assert [note.keyword for note in normal.notes] == ["schema"]
     many = normalised({"anyOf": [{"type": "null"} for _ in range(MAX_SCHEMAS + 5)]})
     assert many.schema["anyOf"][-1] is True and many.notes
+
+
+def test_the_depth_of_json_is_not_limited_by_the_stack() -> None:
+    nested: Any = 1
+    for _ in range(100_000):
+        nested = [nested]
+    assert json_depth(nested) == 100_001
+    assert json_depth({"a": [1, {"b": 2}]}) == 4
 
 
 def test_recursion_ends() -> None:

@@ -112,48 +112,38 @@ def call(arguments: Any, id: Any = "a") -> dict[str, Any]:
 
 ASKED, ANSWERED, NEXT = ({"role": role, "content": f"q{n}z"} for n, role in enumerate(("user", "assistant", "user")))
 RESULT = {"role": "tool", "tool_call_id": "a", "content": "q7z"}
+
+
+def called(*calls: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A message of the assistant with these calls."""
+    return {"role": "assistant", "tool_calls": [*calls], **fields}
+
+
+def system(content: str, role: str = "system") -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+SECOND = {**RESULT, "tool_call_id": "b"}
+LEGACY = {"role": "assistant", "function_call": {"name": "look", "arguments": ""}}
 HISTORIES: dict[str, list[dict[str, Any]]] = {
-    **{
-        f"arguments {each!r}": [
-            ASKED,
-            {"role": "assistant", "content": None, "tool_calls": [call(each)]},
-            RESULT,
-            ANSWERED,
-            NEXT,
-        ]
-        for each in ARGUMENTS
-    },
-    "several": [
-        ASKED,
-        {"role": "assistant", "tool_calls": [call("{}"), call("{}", "b")]},
-        RESULT,
-        {**RESULT, "tool_call_id": "b"},
-    ],
-    "one id": [ASKED, {"role": "assistant", "tool_calls": [call("{}"), call("{}")]}, RESULT, RESULT, NEXT],
-    "no id": [ASKED, {"role": "assistant", "tool_calls": [call("{}", None)]}, {"role": "tool", "content": "q7z"}, NEXT],
-    "no result": [ASKED, {"role": "assistant", "content": "", "tool_calls": [call("{}")]}, NEXT],
-    "no result, answered": [ASKED, {"role": "assistant", "tool_calls": [call("{}")]}, ANSWERED, NEXT],
+    **{f"arguments {each!r}": [ASKED, called(call(each), content=None), RESULT, ANSWERED, NEXT] for each in ARGUMENTS},
+    "several": [ASKED, called(call("{}"), call("{}", "b")), RESULT, SECOND],
+    "one id": [ASKED, called(call("{}"), call("{}")), RESULT, RESULT, NEXT],
+    "no id": [ASKED, called(call("{}", None)), {"role": "tool", "content": "q7z"}, NEXT],
+    "no result": [ASKED, called(call("{}"), content=""), NEXT],
+    "no result, answered": [ASKED, called(call("{}")), ANSWERED, NEXT],
     "no call": [ASKED, ANSWERED, RESULT, NEXT],
     "result first": [RESULT, NEXT],
-    "result twice": [ASKED, {"role": "assistant", "tool_calls": [call("{}")]}, RESULT, RESULT, NEXT],
-    "text and reasoning": [
-        ASKED,
-        {"role": "assistant", "content": "q8z", "tool_calls": [call("{}")], "reasoning_content": "q9z"},
-        RESULT,
-    ],
+    "result twice": [ASKED, called(call("{}")), RESULT, RESULT, NEXT],
+    "text and reasoning": [ASKED, called(call("{}"), content="q8z", reasoning_content="q9z"), RESULT],
     "no texts": [{"role": "user", "content": None}, {"role": "assistant", "content": ""}, {"role": "user"}],
     "users": [ASKED, NEXT],
     "answers": [ASKED, ANSWERED, {**ANSWERED, "content": "q5z"}, NEXT],
     "answer first": [ANSWERED, NEXT],
-    "systems": [{"role": "system", "content": "q3z"}, {"role": "developer", "content": "q4z"}, ASKED],
-    "system later": [ASKED, ANSWERED, {"role": "system", "content": "q3z"}, NEXT, {"role": "system", "content": "q4z"}],
-    "system alone": [{"role": "system", "content": "q3z"}],
-    "function role": [
-        ASKED,
-        {"role": "assistant", "function_call": {"name": "look", "arguments": ""}},
-        {"role": "function", "name": "look", "content": "q7z"},
-        NEXT,
-    ],
+    "systems": [system("q3z"), system("q4z", "developer"), ASKED],
+    "system later": [ASKED, ANSWERED, system("q3z"), NEXT, system("q4z")],
+    "system alone": [system("q3z")],
+    "function role": [ASKED, LEGACY, {"role": "function", "name": "look", "content": "q7z"}, NEXT],
     "refusal": [ASKED, {"role": "assistant", "content": None, "refusal": "q8z"}, NEXT],
 }
 

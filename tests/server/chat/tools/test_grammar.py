@@ -6,7 +6,6 @@ import random
 from typing import Any
 
 import jsonschema
-import llguidance
 import llguidance.hf
 import numpy as np
 import pytest
@@ -19,10 +18,10 @@ from outrider.server.chat.reasoning_parser import THINK
 from outrider.server.chat.tools import FORMATS, calls_grammar, tool_parser
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.verify.tokenizer import load_by_transformers
+from tests.server.chat.following import accepts, matcher_of
 from tests.server.chat.tools.samples import DSML, FUNCTIONS, SAMPLES, Sample
 from tests.server.chat.tools.test_parser import content_and_calls, each_format, each_sample, parse
 
-BYTES = llguidance.LLTokenizer("byte")
 WORD = {"type": "string", "maxLength": 6}
 MANY: dict[str, Any] = {
     "type": "object",
@@ -52,18 +51,6 @@ OPTIONAL: dict[str, Any] = {
     "properties": {name: {"type": "integer", "minimum": 0, "maximum": 9} for name in "abc"},
     "additionalProperties": False,
 }
-
-
-def matcher_of(grammar: str) -> LLMatcher:
-    matcher = LLMatcher(BYTES, LLMatcher.grammar_from_lark(grammar), log_level=0)
-    assert not matcher.get_error()
-    return matcher
-
-
-def accepts(grammar: str, text: str) -> bool:
-    """Whether `text` is a complete answer under the grammar."""
-    matcher = matcher_of(grammar)
-    return matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
 
 
 def walk(grammar: str, seed: int) -> str:

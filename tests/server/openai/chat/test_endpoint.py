@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import llguidance
-import llguidance.hf
 import pytest
-from llguidance import LLMatcher
 
-from outrider.drafters.sequence import Finish
 from outrider.server.chat.reasoning_parser import THINK, ReasoningParser
 from outrider.server.chat.tools import tool_parser
-from outrider.server.engine.messages import TokenEvent
 from outrider.server.openai.chat import ChatFormatter
-from outrider.server.openai.generation import ChoiceOutput
 from outrider.server.openai.schema import ChatBody
 from outrider.verify.sampling_params import ReasoningLimit
+from tests.server.chat.following import accepts
 from tests.server.fakes import TOKENIZER, VOCABULARY, FakeEngine, app_with, events, fetch, post
+from tests.server.openai.test_output_parser import output
 
 PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -32,13 +28,7 @@ def body(**fields: Any) -> ChatBody:
 
 def formatter(**fields: Any) -> ChatFormatter:
     """A formatter of an answer that may contain reasoning and calls."""
-    return ChatFormatter(body(**fields), VOCABULARY, lambda: ReasoningParser(tool_parser("hermes"), may_reason=True))
-
-
-def output(text: str, finish: Finish | None = None) -> ChoiceOutput:
-    made = ChoiceOutput(0)
-    made.add(TokenEvent("r", [40], text, finish))
-    return made
+    return ChatFormatter(body(**fields), VOCABULARY, lambda: ReasoningParser(tool_parser("hermes"), may_reason=True), "r-0")
 
 
 def test_required_calls_set_a_grammar_and_only_markers_of_calls_are_shown() -> None:
@@ -73,12 +63,6 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "point", "schema": POIN
 REASONS = "{{ messages[0].content }}<think>\n"
 POINT_TOOL = {"type": "function", "function": {"name": "f", "parameters": POINT}}
 POINT_CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
-
-
-def accepts(grammar: str | None, text: str) -> bool:
-    """Whether `text` is a complete answer under the grammar."""
-    matcher = LLMatcher(llguidance.LLTokenizer("byte"), grammar or "", log_level=0)
-    return matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
 
 
 def message_of(engine: FakeEngine, template: str, fields: dict[str, Any], **options: Any) -> dict[str, Any]:

@@ -6,15 +6,15 @@ import json
 from typing import Any
 
 import httpx
-import llguidance
 import llguidance.hf
 import pytest
 from llguidance import LLMatcher
 
 from outrider import models
 from outrider.verify.tokenizer import load_by_transformers
+from tests.server.chat.following import accepts
 from tests.server.fakes import TOKENIZER, FakeEngine, app_with, fetch
-from tests.server.openai.chat.test_endpoint import MESSAGES, POINT_CALL, POINT_TOOL, SCHEMA, TOOLS, accepts, message_of
+from tests.server.openai.chat.test_endpoint import MESSAGES, POINT_CALL, POINT_TOOL, SCHEMA, TOOLS, message_of
 
 
 def test_markers_of_reasoning_that_are_special_tokens() -> None:

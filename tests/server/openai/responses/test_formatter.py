@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from fastapi import FastAPI
 
-from outrider.drafters.sequence import Finish
 from outrider.server.chat.reasoning_parser import ReasoningParser
 from outrider.server.chat.tools import tool_parser
-from outrider.server.engine.engine import DeadlineExceeded, Overloaded
-from outrider.server.engine.messages import TokenEvent, TokenLogprobs
-from outrider.server.openai.generation import ChoiceOutput
+from outrider.server.engine.engine import DeadlineExceeded
+from outrider.server.engine.messages import TokenLogprobs
 from outrider.server.openai.responses.formatter import ResponseFormatter
 from outrider.server.openai.responses.schema import ResponsesBody
 from outrider.server.openai.usage import Usage
 from outrider.verify.sampling_params import SamplingParams
-from tests.server.fakes import VOCABULARY, FakeEngine, app_with, events, fetch, post
+from tests.server.fakes import VOCABULARY, FakeEngine, app_with, events, fetch
+from tests.server.openai.test_output_parser import output
 
 PATH = "/v1/responses"
 ANSWER = '<think>why</think>So:\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -29,18 +27,11 @@ def formatter(**fields: Any) -> ResponseFormatter:
     return ResponseFormatter(body, "resp_1", SamplingParams(), new_parser, VOCABULARY)
 
 
-def output(text: str, finish: Finish | None = None) -> ChoiceOutput:
-    made = ChoiceOutput(0)
-    logprobs = TokenLogprobs([-0.5], [[]], [[]]) if finish is None else None
-    made.add(TokenEvent("r", [40], text, finish, logprobs=logprobs))
-    return made
-
-
 def data_of(formatter: ResponseFormatter, text: str) -> list[dict[str, Any]]:
     """The data of all events of a streamed answer, one character per output."""
     made = formatter.start()
     for character in text:
-        made += formatter.deltas(output(character))
+        made += formatter.deltas(output(character, logprobs=TokenLogprobs([-0.5], [[]], [[]])))
     made += formatter.deltas(output("", "stop")) + formatter.end(Usage(prompt_tokens=3, completion_tokens=9))
     for event in made:
         assert isinstance(event.data, dict)
@@ -78,13 +69,6 @@ def test_an_error_in_mid_stream_fails_the_response() -> None:
     assert data[-1]["response"]["error"] == {"code": "server_error", "message": "too late"}
     stored = fetch(app, "GET", f"{PATH}/{data[-1]['response']['id']}")
     assert stored.status_code == 404
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_error_before_the_first_byte_has_its_status(stream: bool) -> None:
-    engine = FakeEngine(error=Overloaded("full", "queue_full", 2.5))
-    response = post(engine, PATH, {"input": "x", "stream": stream})
-    assert (response.status_code, response.headers["retry-after"]) == (429, "3")
 
 
 def conversation(app: FastAPI, engine: FakeEngine, **second: Any) -> tuple[str, list[int], list[int]]:

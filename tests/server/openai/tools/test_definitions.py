@@ -8,12 +8,13 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
 from pydantic import ValidationError
 
+from outrider.server.chat.grammar_job import GrammarJob
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.http.errors import APIError
 from outrider.server.openai.schema import ChatBody
+from tests.server.chat.following import accepts
 from tests.server.chat.tools.patch_grammar import PATCH, PATCH_GRAMMAR
 
 
@@ -44,16 +45,9 @@ def test_the_grammar_of_a_required_call_is_enforced(syntax: str, definition: str
     body = chat(custom(syntax=syntax, definition=definition), choice=named("patch", "custom"))
     functions = {tool.name: tool.function.parameters for tool in body.enforced_tools}
     with closing(GrammarChecker()) as checker:
-        built = asyncio.run(checker.tool_calls(functions, "hermes", {}, single=True, inputs=body.enforced_inputs))
-    tokenizer = LLTokenizer("byte")
-
-    def accepted(value: str) -> bool:
-        call = '<tool_call>\n{"name": "patch", "arguments": {"input": ' + json.dumps(value) + "}}\n</tool_call>"
-        tokens = tokenizer.tokenize_str(call)
-        matcher = LLMatcher(tokenizer, built.grammar or "")
-        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
-
-    assert accepted(text) and not accepted(other)
+        built = asyncio.run(checker.check(GrammarJob(functions=functions, inputs=body.enforced_inputs)))
+    call = '<tool_call>\n{"name": "patch", "arguments": {"input": %s}}\n</tool_call>'
+    assert accepts(built.grammar, call % json.dumps(text)) and not accepts(built.grammar, call % json.dumps(other))
 
 
 def test_a_grammar_that_cannot_be_enforced_is_an_error_only_of_a_required_call() -> None:
@@ -62,7 +56,7 @@ def test_a_grammar_that_cannot_be_enforced_is_an_error_only_of_a_required_call()
     required = chat(recursive, choice="required").enforced_inputs
     words = "grammar of tool 'patch' cannot be enforced: its rule 'start' is recursive"
     with closing(GrammarChecker()) as checker, pytest.raises(APIError, match=words):
-        asyncio.run(checker.tool_calls({"patch": None}, "hermes", {}, inputs=required))
+        asyncio.run(checker.check(GrammarJob(functions={"patch": {}}, inputs=required)))
     assert chat(recursive, function("f"), choice=named("f")).enforced_tools[0].name == "f"
 
 
@@ -71,20 +65,6 @@ def test_the_grammars_of_all_tools_are_bounded() -> None:
     assert len(chat(*tools[:2]).custom_tools) == 2
     with pytest.raises(ValidationError, match="grammars of all custom tools may have at most"):
         chat(*tools)
-
-
-def test_the_choice_among_functions_and_custom_tools() -> None:
-    both = (function("f"), custom("g"))
-    assert chat(*both).custom_tools == {"g"}
-    assert [tool.name for tool in chat(*both, choice="required").enforced_tools] == ["f", "g"]
-    assert chat(*both, choice=named("g", "custom")).named_tool == "g"
-    assert [tool.name for tool in chat(*both, choice=named("g", "custom")).enforced_tools] == ["g"]
-    for mode, required in (("auto", []), ("required", ["g"])):
-        allowed = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named("g", "custom")]}}
-        body = chat(*both, choice=allowed)
-        assert [tool.name for tool in body.enabled_tools] == ["g"]
-        assert [tool.name for tool in body.enforced_tools] == required
-        assert body.named_tool is None
 
 
 @pytest.mark.parametrize(
