@@ -14,6 +14,7 @@ from outrider.server.settings import SettingsError, load_settings
 from tests.requests import body, complete
 from tests.server.test_cli import outrider
 from tests.servers import Served, serving
+from tests.tokenizers import write_model
 
 DRAFTERS = ("none", "fusion", *NEED_A_MODEL)
 CONFIG = Path(__file__).parents[2] / "configs" / "pearl.yaml"
@@ -59,8 +60,9 @@ def test_without_a_draft_model_a_request_for_its_drafters_is_refused(served: Ser
 
 
 @pytest.mark.slow
-def test_a_draft_model_of_another_family_is_refused(stories: Path) -> None:
-    done = outrider("serve", "--draft-model", str(stories), "--port", "0")
+def test_a_draft_model_of_another_family_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, "qwen")
+    done = outrider("serve", "--draft-model", str(tmp_path), "--port", "0")
     assert done.returncode == 2
     assert "cannot draft for this target: token 0" in done.stderr
     assert "Traceback" not in done.stderr

@@ -26,28 +26,6 @@ def test_a_prefix_is_cached_with_and_without_a_session_id(served: Served) -> Non
     assert cached_tokens(header.json()) > 0
 
 
-def test_an_agents_loop_reads_only_what_is_new(served: Served) -> None:
-    """A chat without ids; then an edited turn, and a sub-agent that shares the beginning."""
-    messages: list[Any] = [{"role": "system", "content": f"You read files. {PROMPT * 8}"}]
-
-    def ask(*more: str) -> dict[str, Any]:
-        messages.extend({"role": "user", "content": content} for content in more)
-        body = {"model": served.model, "messages": messages, "max_tokens": 4, "temperature": 0}
-        answer: dict[str, Any] = served.http.post("/v1/chat/completions", json=body).json()
-        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
-        return {"cached": cached_tokens(answer), **answer["usage"]}
-
-    before = ask("Read the first file.")
-    for turn in range(4):
-        usage = ask(f"Read file {turn}.")
-        assert usage["cached"] >= before["prompt_tokens"] - 32
-        before = usage
-    del messages[-4:]
-    assert ask("Read another file instead.")["cached"] > 0.8 * before["prompt_tokens"]
-    del messages[1:]
-    assert ask("You are a sub-agent.")["cached"] > 50
-
-
 def test_a_disconnect_frees_the_worker(served: Served) -> None:
     with streaming(served, **ENDLESS):
         pass
