@@ -38,6 +38,7 @@ MAX_HEALTH_MS = 200.0  # p99
 
 async def attacked(soak: Soak, intruder: Intruder, trouble: FolderTrouble) -> None:
     """Runs all that happens to the servers."""
+    await soak.learn()
     async with new_client("") as client:
         disturbing = asyncio.ensure_future(trouble.run())
         try:

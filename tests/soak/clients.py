@@ -70,14 +70,17 @@ class Soak:
         self._rng = random.Random(2)
         self.record = Record()
 
-    async def run(self) -> None:
-        """Asks every question once without drafts, one after the other, and then all at random until the time is over."""
+    async def learn(self) -> None:
+        """Asks every question once without drafts, one after the other."""
         client = self._client(self._servers.urls[0])
         self._model = await served_model(client)
         for question in self._questions:
             plain = await complete(client, question | {"model": self._model, "speculation": {"drafter": "none"}})
             assert plain.answered, plain
             self._answers.append(plain.tokens)
+
+    async def run(self) -> None:
+        """Asks questions at random until the time is over."""
         self._started = time.perf_counter()
         self.record.memory = Memory()
         for url in self._servers.urls:

@@ -78,7 +78,7 @@ class Intruder:
 
     def __init__(self, target: Target, seconds: float) -> None:
         self._target = target
-        self._end = time.perf_counter() + seconds
+        self._seconds = seconds
         self._held = HeldConnections(target)
         self._rng = random.Random(0)
         self.counts: Counter[str] = Counter()
@@ -92,7 +92,7 @@ class Intruder:
         started = time.perf_counter()
         turns = zip(*map(itertools.cycle, (HOLDS.items(), bombs)), strict=False)
         for number, ((name, content), bomb) in enumerate(turns):
-            if time.perf_counter() >= self._end:
+            if time.perf_counter() >= started + self._seconds:
                 break
             if number == len(bombs):
                 self.round_seconds = time.perf_counter() - started
