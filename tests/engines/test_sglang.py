@@ -182,13 +182,13 @@ def test_sessions_have_the_text_of_their_requests_and_end_with_them(
             name, seed, prompt, answer = waiting.pop()
             running.add(name, text(seed, prompt), text(seed + 1, answer))
         running.step(str(next(pausing, None)))
-        sessions = running.worker.ngram_corpus._sessions
+        sessions = running.worker.ngram_corpus.sessions
         for name, each in running.running.items():
             if name in sessions:
                 known = [*each.request.origin_input_ids_unpadded, *each.request.output_ids]
                 assert sessions[name].tokens.tolist() == known[: len(sessions[name].tokens)]
     running.worker.ngram_corpus.reset()
-    assert not running.worker.ngram_corpus._sessions
+    assert not running.worker.ngram_corpus.sessions
 
 
 def test_a_tree_without_drafts_is_a_root_and_padding() -> None:
