@@ -44,6 +44,7 @@ class Variant:
 class Usage:
     """What a compiled kernel uses."""
 
+    registers: int  # of a thread
     stack_bytes: int  # of a thread; more than 0 if registers are spilled
     shared_bytes: int
     tensor_core_instructions: int
@@ -82,17 +83,19 @@ def usage(variant: Variant) -> Usage:
     if on_amd:
         compiled = triton.compile(source, target=GPUTarget("hip", "gfx942", 64), options=options)
         code = compiled.asm["amdgcn"]
-        spilled = re.search(r"\.vgpr_spill_count:\s+(\d+)", code)
-        assert spilled is not None
-        return Usage(4 * int(spilled[1]), compiled.metadata.shared, len(re.findall(MATRIX_INSTRUCTIONS, code)))
+        registers, spilled = (re.search(rf"\.vgpr_{name}:\s+(\d+)", code) for name in ("count", "spill_count"))
+        assert registers is not None and spilled is not None
+        matrix = len(re.findall(MATRIX_INSTRUCTIONS, code))
+        return Usage(int(registers[1]), 4 * int(spilled[1]), compiled.metadata.shared, matrix)
     compiled = triton.compile(source, target=GPUTarget("cuda", variant.capability, 32), options=options)
     folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(compiled.asm["cubin"])
-        found = re.search(r"STACK:(\d+)", tool(folder / "cuobjdump", "-res-usage", file.name))
+        found = re.search(r"REG:(\d+) STACK:(\d+)", tool(folder / "cuobjdump", "-res-usage", file.name))
         instructions = tool(folder / "nvdisasm", file.name)
     assert found is not None
-    return Usage(int(found[1]), compiled.metadata.shared, len(re.findall(TENSOR_CORE_INSTRUCTIONS, instructions)))
+    matrix = len(re.findall(TENSOR_CORE_INSTRUCTIONS, instructions))
+    return Usage(int(found[1]), int(found[2]), compiled.metadata.shared, matrix)
 
 
 def is_aligned(name: str, kind: str) -> bool:
