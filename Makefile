@@ -1,5 +1,5 @@
 # make serve: serve SmolLM2-135M-Instruct.  make test: run the tests.  make real: test the server with that model.  make soak: run
-# the slow tests.  make bounds: run tests with the oldest versions.  make agents: run coding agents against the server.
+# the slow tests.  make bounds: run tests with the oldest versions.
 # make browser: test the page in Chromium.  make ray: test a Ray cluster.  make llama: test llama.cpp as the backend.
 # make sanitize: test the compiled libraries with sanitizers.
 # Each builds .venv first, but bounds one of its own; serve leaves out what only tests and PyTorch need.
@@ -22,7 +22,7 @@ PARALLEL := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadsco
 # Empty turns it off: each of the processes and servers of a test run would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test real soak bounds browser ray llama sanitize agents check format train
+.PHONY: install serve test real soak bounds browser ray llama sanitize check format train
 install: $(INSTALLED)
 
 # Installs what projects need, and checks the hash of each file, also of what builds them.
@@ -127,10 +127,6 @@ sanitize: install
 	cd $(SANITIZED) && CFLAGS="$(SANITIZERS)" LDFLAGS="$(SANITIZERS)" ../../$(BIN)/python setup.py --quiet build_ext --inplace
 	cd $(SANITIZED) && PYTHONPATH=links:. LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 ../../$(BIN)/pytest -p no:cacheprovider -m 'not slow' tests/verify/model/cpu tests/drafters $(ARGS)
-
-# Needs npm and a network.
-agents: install
-	$(BIN)/python -m tests.agents $(ARGS)
 
 check: install $(LINKS)
 	$(BIN)/ruff format --check .

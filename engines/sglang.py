@@ -41,13 +41,13 @@ class Drafts:
         self._nodes, self._drafter, self._least = nodes, drafter, least
         self._learned = LearnedText(learned_tokens, vocabulary) if learned_tokens else None
         self._resources = Resources(corpus=self._learned or (), vocabulary=vocabulary)
-        self._sessions: dict[str, Session] = {}
+        self.sessions: dict[str, Session] = {}  # by request
         Session(drafter, self._resources)
 
     def begin(self, request: str, text: ArrayLike) -> None:
         """Makes the session of a request that has none, with its text so far, token ids [T]."""
-        if request not in self._sessions:
-            self._sessions[request] = session = Session(self._drafter, self._resources)
+        if request not in self.sessions:
+            self.sessions[request] = session = Session(self._drafter, self._resources)
             session.begin(text)
 
     def batch_get(
@@ -64,7 +64,7 @@ class Drafts:
     def erase_match_state(self, requests: Iterable[str]) -> None:
         """Ends the sessions of requests that have left the batch."""
         for request in requests:
-            session = self._sessions.pop(request, None)
+            session = self.sessions.pop(request, None)
             if session is not None:
                 if self._learned is not None:
                     self._learned.add(request, session.tokens)
@@ -72,7 +72,7 @@ class Drafts:
 
     def reset(self) -> None:
         """Ends all sessions, as when SGLang flushes its cache."""
-        self.erase_match_state([*self._sessions])
+        self.erase_match_state([*self.sessions])
 
     def batch_put(self, tails: Sequence[Sequence[int]]) -> None:
         """Nothing: sessions have read these tokens."""
@@ -93,7 +93,7 @@ class Drafts:
         raise ValueError(NO_CORPORA)
 
     def _tree(self, request: str, tail: Sequence[int], length: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        session = self._sessions[request]
+        session = self.sessions[request]
         if (new := length - len(session.tokens)) > 0:
             session.observe(tail[-new:])
         return rows_of(session.propose(self._nodes - 1, self._least), int(tail[-1]), self._nodes)

@@ -35,7 +35,7 @@ class Proposer:
         self._max_tokens: int = vllm_config.model_config.max_model_len
         self._learned = LearnedText(self.learned_tokens, vocabulary) if self.learned_tokens else None
         self._resources = Resources(corpus=self._learned or (), vocabulary=vocabulary)
-        self._sessions: dict[int, Session] = {}  # of the requests of the last step, by row
+        self.sessions: dict[int, Session] = {}  # of the requests of the last step, by row
         self._ended = 0  # requests
         Session(self.drafter, self._resources)
 
@@ -51,11 +51,11 @@ class Proposer:
         The text of row i is `token_ids_cpu[i, : num_tokens_no_spec[i]]`. A row without sampled tokens is part of a prompt, and
         gets no draft.
         """
-        before, self._sessions = self._sessions, {}
+        before, self.sessions = self.sessions, {}
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         for row in (row for row, sampled in enumerate(sampled_token_ids) if len(sampled)):
             text = token_ids_cpu[row, : num_tokens_no_spec[row]]
-            session = self._sessions[row] = self._find(row, text, before)
+            session = self.sessions[row] = self._find(row, text, before)
             session.read(text)
             room = min(self._length, self._max_tokens - len(text) - 1)
             if room > 0:

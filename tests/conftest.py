@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -30,7 +29,6 @@ settings.register_profile("random", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "outrider"))
 
 WIDTH = 80  # columns of a terminal
-SHARED = Path(__file__).parents[2] / "shared" / "data"
 # The groups that take longest start first, so that no process is left with one at the end. The first one compiles the kernels
 # for its server; meanwhile, the other processes run tests that need no kernels, since a second server would wait for them.
 LONG_GROUPS = (
@@ -93,15 +91,6 @@ def tiny_runner(tiny_config: LlamaConfig) -> TorchRunner:
     """A random Llama of two layers, float32: a real model that runs in a millisecond."""
     torch.manual_seed(0)
     return TorchRunner(LlamaForCausalLM(tiny_config))
-
-
-@pytest.fixture(scope="session")
-def stories() -> Path:
-    """A trained model of another family than the embedded one; skips the test if it is missing."""
-    folder = SHARED / "stories260k"
-    if not folder.is_dir():
-        pytest.skip("the stories260k model is missing")
-    return folder
 
 
 @pytest.fixture(scope="session")

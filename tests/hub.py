@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+
+from tests.stand_in import handling
 
 MODEL = "someone/model"
 LARGE_BYTES = 1 << 20
@@ -89,15 +90,8 @@ def serving_hub(revisions: Mapping[str, Path], pause_seconds: float = 0.0) -> It
     asked: list[str] = []
     folders = {**revisions, **{commit_of(name): folder for name, folder in revisions.items()}}
     handler = type("Handler", (HubHandler,), {"revisions": folders, "asked": asked, "pause_seconds": pause_seconds})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with handling(handler) as url:
+        yield url, asked
 
 
 def cache_models(monkeypatch: pytest.MonkeyPatch, cache: Path, revisions: Mapping[str, Path]) -> None:

@@ -22,6 +22,7 @@ import httpx
 import openai
 import pytest
 
+from bench.http.process import find_worker
 from outrider import models
 
 ROOT = Path(__file__).parents[1]
@@ -87,11 +88,9 @@ def read_metrics(server: Served) -> str:
 
 def worker_of(server: Served) -> int:
     """The process id of the server's worker."""
-    threads = Path(f"/proc/{server.process.pid}/task").glob("*/children")
-    for child in (int(child) for children in threads for child in children.read_text().split()):
-        if b"outrider.server.worker.main" in Path(f"/proc/{child}/cmdline").read_bytes():
-            return child
-    raise AssertionError("no worker")
+    worker = find_worker(server.process.pid)
+    assert worker is not None
+    return worker
 
 
 @lru_cache

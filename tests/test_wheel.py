@@ -38,6 +38,15 @@ def build(folder: Path, part: str = "", **environment: str) -> Path:
     return wheel
 
 
+def install(wheel: Path, environment: Path) -> Path:
+    """Makes an environment with nothing but the wheel. Returns the folder of its packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    command = [sys.executable, "-m", "pip", "--python", str(environment), "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*command, str(wheel)], check=True)
+    (packages,) = environment.glob("lib/python3*/site-packages")
+    return packages
+
+
 def test_the_wheel_holds_the_server_alone(tmp_path: Path) -> None:
     wheel = build(tmp_path, CC="false", CXX="false")  # without the library, which takes a minute to compile
     names = zipfile.ZipFile(wheel).namelist()
@@ -61,11 +70,8 @@ def write_package(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_wheel_serves_beside_packages_with_the_folders_names(tmp_path: Path) -> None:
-    wheel, environment = build(tmp_path), tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
-    (packages,) = environment.glob("lib/python3*/site-packages")
-    install = [sys.executable, "-m", "pip", "--python", str(environment), "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*install, str(wheel)], check=True)
+    environment = tmp_path / "environment"
+    packages = install(build(tmp_path), environment)
     # The dependencies; site.py does not read the .pth files there, so the checkout is not among them.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     work = tmp_path / "work"
@@ -99,12 +105,9 @@ def test_the_wheel_serves_beside_packages_with_the_folders_names(tmp_path: Path)
 def test_the_drafters_are_installed_alone(tmp_path: Path) -> None:
     wheel, environment = build(tmp_path, "drafters"), tmp_path / "environment"
     assert wheel.name.startswith("outrider_drafters-0.1.0-cp3")  # it holds the compiled library
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
-    (packages,) = environment.glob("lib/python3*/site-packages")
+    packages = install(wheel, environment)
     for name in ("numpy", "numpy.libs", "safetensors", "annotated_types"):
         (packages / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
-    install = [sys.executable, "-m", "pip", "--python", str(environment), "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*install, str(wheel)], check=True)
     assert {path.name for path in (packages / "outrider").iterdir()} == {"drafters", "engines"}
     program = (
         "from outrider.drafters.library import Resources, Session\n"

@@ -1,17 +1,37 @@
-"""Prometheus' own tool accepts the configuration and the rules, and the alerts fire when they should."""
+"""The dashboards show all metrics, and Prometheus' own tool accepts the rules, whose alerts fire when they should."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
-from tests.docker.dashboards import DOCKER
+from outrider.server.telemetry.metrics import Metrics
 
-pytestmark = pytest.mark.slow  # Prometheus may have to be downloaded
+DOCKER = Path(__file__).parents[2] / "docker"
+DASHBOARDS = [json.loads(path.read_text()) for path in DOCKER.glob("grafana/dashboards/*.json")]
+RULES = [rule for group in yaml.safe_load((DOCKER / "rules.yml").read_text())["groups"] for rule in group["rules"]]
+
+
+def metrics_in(expression: str) -> set[str]:
+    """The server's metrics in an expression."""
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\boutrider_\w+", expression)}
+
+
+def test_panels_show_all_metrics_and_no_unknown_ones() -> None:
+    families = text_string_to_metric_families(Metrics().render().decode())
+    named = {family.name + "_total" * (family.type == "counter") for family in families}
+    known = {name for name in named if not name.endswith("_created")}
+    panels = [panel for board in DASHBOARDS for panel in board["panels"] if panel["type"] != "row"]
+    assert known == {name for panel in panels for target in panel["targets"] for name in metrics_in(target["expr"])}
+    assert known >= {name for rule in RULES for name in metrics_in(rule["expr"])}
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +54,7 @@ def promtool(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "usr" / "bin" / "promtool"
 
 
+@pytest.mark.slow  # Prometheus may have to be downloaded
 @pytest.mark.parametrize(
     ("command", "file"),
     [

@@ -1,22 +1,15 @@
 """The generated files are up to date."""
 
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
 from tests.docs.generated import API, DEFAULT_YAML, ROOFLINE, SETTINGS, api, default_yaml, roofline, settings
 
-
-def test_the_default_settings_are_up_to_date() -> None:
-    assert DEFAULT_YAML.read_text() == default_yaml(), "run python -m tests.docs.generated"
+FILES = [(DEFAULT_YAML, lambda _: default_yaml()), (SETTINGS, settings), (API, api), (ROOFLINE, roofline)]
 
 
-def test_the_tables_of_settings_are_up_to_date() -> None:
-    page = SETTINGS.read_text()
-    assert page == settings(page), "run python -m tests.docs.generated"
-
-
-def test_the_tables_of_unsupported_fields_are_up_to_date() -> None:
-    page = API.read_text()
-    assert page == api(page), "run python -m tests.docs.generated"
-
-
-def test_the_table_of_the_roofline_is_up_to_date() -> None:
-    page = ROOFLINE.read_text()
-    assert page == roofline(page), "run python -m tests.docs.generated"
+@pytest.mark.parametrize(("file", "generated"), FILES, ids=lambda each: getattr(each, "name", ""))
+def test_a_file_is_up_to_date(file: Path, generated: Callable[[str], str]) -> None:
+    assert file.read_text() == generated(file.read_text()), "run python -m tests.docs.generated"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,54 +65,37 @@ def accepted(tokens: Ints, mask: Any, answer: list[int]) -> list[int]:
     return found
 
 
-class SpeculativeAlgorithm:
-    """The registry."""
+REGISTERED: dict[str, Any] = {}  # the algorithm, what makes its worker, and whether it supports overlap
 
-    registered: ClassVar[dict[str, Any]] = {}
 
-    @classmethod
-    def register(cls, name: str, *, supports_overlap: bool, spec_class: Any) -> Callable[[Any], Any]:
-        def decorate(factory: Any) -> Any:
-            cls.registered[name] = (spec_class(), factory, supports_overlap)
-            return factory
-
-        return decorate
+def register(name: str, *, supports_overlap: bool, spec_class: Any) -> Callable[[Any], None]:
+    return lambda factory: REGISTERED.update({name: (spec_class(), factory, supports_overlap)})
 
 
 @pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     modules: dict[str, dict[str, Any]] = {
         "sglang.srt.speculative.ngram_worker": {"NGRAMWorker": NGRAMWorker},
-        "sglang.srt.speculative.spec_info": {"SpeculativeAlgorithm": SpeculativeAlgorithm},
+        "sglang.srt.speculative.spec_info": {"SpeculativeAlgorithm": SimpleNamespace(register=register)},
         "sglang.srt.speculative.spec_registry": {"CustomSpecAlgo": object},
     }
     for name in ("sglang", "sglang.srt", "sglang.srt.speculative", *modules):
         module = ModuleType(name)
         module.__dict__.update(modules.get(name, {}))
         monkeypatch.setitem(sys.modules, name, module)
-    SpeculativeAlgorithm.registered = {}
-    yield
 
 
 def arguments(**fields: Any) -> Any:
     """SGLang's arguments, as the command line leaves them."""
-    return SimpleNamespace(
-        speculative_num_draft_tokens=None,
-        speculative_num_steps=None,
-        speculative_eagle_topk=None,
-        speculative_ngram_max_bfs_breadth=10,
-        speculative_ngram_external_corpus_path=None,
-        max_running_requests=None,
-        enable_mixed_chunk=True,
-        **fields,
-    )
+    unset = ("num_draft_tokens", "num_steps", "eagle_topk", "ngram_external_corpus_path")
+    given = {f"speculative_{name}": None for name in unset} | {"speculative_ngram_max_bfs_breadth": 10}
+    return SimpleNamespace(**given | {"max_running_requests": None, "enable_mixed_chunk": True} | fields)
 
 
 def worker(overlap: bool) -> Any:
     sglang.register()
-    algorithm, factory, _ = SpeculativeAlgorithm.registered["OUTRIDER"]
-    given_arguments = arguments(overlap=overlap)
-    given_arguments.speculative_num_draft_tokens = NODES
+    algorithm, factory, _ = REGISTERED["OUTRIDER"]
+    given_arguments = arguments(overlap=overlap, speculative_num_draft_tokens=NODES)
     algorithm.handle_server_args(given_arguments)
     target = SimpleNamespace(model_config=SimpleNamespace(vocab_size=VOCABULARY))
     return factory(given_arguments)(given_arguments, 0, 0, target)
@@ -182,13 +165,13 @@ def test_sessions_have_the_text_of_their_requests_and_end_with_them(
             name, seed, prompt, answer = waiting.pop()
             running.add(name, text(seed, prompt), text(seed + 1, answer))
         running.step(str(next(pausing, None)))
-        sessions = running.worker.ngram_corpus._sessions
+        sessions = running.worker.ngram_corpus.sessions
         for name, each in running.running.items():
             if name in sessions:
                 known = [*each.request.origin_input_ids_unpadded, *each.request.output_ids]
                 assert sessions[name].tokens.tolist() == known[: len(sessions[name].tokens)]
     running.worker.ngram_corpus.reset()
-    assert not running.worker.ngram_corpus._sessions
+    assert not running.worker.ngram_corpus.sessions
 
 
 def test_a_tree_without_drafts_is_a_root_and_padding() -> None:
@@ -207,13 +190,13 @@ def test_arguments() -> None:
     assert given_arguments.speculative_eagle_topk == 10 and given_arguments.speculative_num_steps == 1
     assert not given_arguments.enable_mixed_chunk
     with pytest.raises(ValueError, match="drafts from no external corpora"):
-        sglang.set_defaults(SimpleNamespace(speculative_ngram_external_corpus_path="a"))
+        sglang.set_defaults(arguments(speculative_ngram_external_corpus_path="a"))
     with pytest.raises(ValueError, match="drafts from no external corpora"):
         sglang.Drafts(VOCABULARY, NODES, "none").load_external_corpus_named("a", [[1]])
 
 
 def test_it_is_a_plugin() -> None:
     sglang.register()
-    algorithm, factory, supports_overlap = SpeculativeAlgorithm.registered["OUTRIDER"]
+    algorithm, factory, supports_overlap = REGISTERED["OUTRIDER"]
     assert algorithm.is_ngram() and not algorithm.has_draft_kv() and supports_overlap
     assert issubclass(factory(None), NGRAMWorker)

@@ -69,10 +69,6 @@ def text(seed: int, size: int) -> Ints:
     return np.resize(np.random.default_rng(seed).integers(3, 40, 9), size).astype(np.int32)
 
 
-def sessions(proposer: Proposer) -> int:
-    return len(proposer._sessions)
-
-
 def test_a_request_is_drafted_and_leaves_no_session() -> None:
     proposer, batch = Proposer(config()), Batch()
     batch.add(text(1, 20), text(1, 38)[20:])  # the answer continues the prompt
@@ -81,12 +77,12 @@ def test_a_request_is_drafted_and_leaves_no_session() -> None:
         assert all(len(draft) <= LENGTH for draft in batch.step(proposer))
         steps += 1
     assert steps < 10
-    session = weakref.ref(next(iter(proposer._sessions.values())))
+    session = weakref.ref(next(iter(proposer.sessions.values())))
     batch.remove(0)
     batch.add(text(2, 10), text(3, 30))
     batch.step(proposer)
     gc.collect()
-    assert session() is None and sessions(proposer) == 1
+    assert session() is None and len(proposer.sessions) == 1
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "remove", "step"]), st.integers(0, 7)), max_size=30))
@@ -102,10 +98,10 @@ def test_each_request_keeps_its_session_while_rows_move(actions: list[tuple[str,
         elif action == "remove" and row < len(batch.answers):
             batch.remove(row)
         elif action == "step" and all(len(answer) for answer in batch.answers):
-            before = {id(session) for session in proposer._sessions.values()}
+            before = {id(session) for session in proposer.sessions.values()}
             batch.step(proposer)
-            assert sorted(proposer._sessions) == list(range(len(batch.answers)))
-            assert len({id(session) for session in proposer._sessions.values()} - before) <= made
+            assert sorted(proposer.sessions) == list(range(len(batch.answers)))
+            assert len({id(session) for session in proposer.sessions.values()} - before) <= made
             made = 0
 
 
@@ -116,7 +112,7 @@ def test_parts_of_prompts_get_no_draft_and_no_session() -> None:
     batch.sampled[0] = []
     drafts = proposer.propose(batch.sampled, batch.sizes, batch.tokens)
     assert drafts[0] == [] and drafts[1]
-    assert list(proposer._sessions) == [1]
+    assert list(proposer.sessions) == [1]
 
 
 @pytest.mark.parametrize(("learned", "drafted"), [(1 << 16, True), (0, False)])

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.http.process import children
 from outrider import models
 from tests.hub import MODEL, serving_hub
 from tests.servers import WAIT_SECONDS, Served
@@ -117,27 +118,17 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(chat: Terminal, served: Served
 @pytest.mark.slow
 def test_a_chat_with_a_model_of_the_hub_starts_and_ends_its_server(tmp_path: Path) -> None:
     """The download of a pinned revision is shown, the model answers, and closing the terminal ends the server."""
-    flags = (
-        "--model",
-        MODEL,
-        "--model.revision",
-        "v1",
-        "--model.dtype",
-        "float32",
-        "--model.threads",
-        "1",
-        "--seed",
-        str(SHORT),
-    )
+    flags = ["--model", MODEL, "--model.revision", "v1", "--model.dtype", "float32", "--model.threads", "1"]
+    flags += ["--seed", str(SHORT)]
     with serving_hub({"v1": Path(models.TARGET)}, pause_seconds=1.5) as (url, asked):
         environment = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hub")}
         with terminal(tmp_path, *flags, **environment) as window:
             shown = window.wait_for_prompt()
-            children = Path(f"/proc/{window.process_id}/task/{window.process_id}/children").read_text().split()
+            servers = children(window.process_id)
             assert len(window.enter(QUESTION)) > 10
     assert shown.count(f"downloading {MODEL}: ") == 2  # in part, and complete
     assert "HTTP Request" not in shown
     assert not any("/resolve/main" in path for path in asked)
     assert window.exit_code() == 128 + signal.SIGHUP
-    assert children
-    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert servers
+    assert not any(Path(f"/proc/{server}").exists() for server in servers)

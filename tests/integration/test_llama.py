@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from bench.http.process import children
 from outrider.models import smollm2
 from tests.integration.real.questions import chat, text
 from tests.requests import TOOL_SCHEMAS, TOOLS, events
@@ -53,9 +54,9 @@ def test_the_version_says_what_computes_and_what_it_does_not_promise(llama: Serv
 
 def test_no_process_loads_torch(llama: Served) -> None:
     """The other tests of this server have sampled, drafted, and followed grammars without it."""
-    children = Path(f"/proc/{llama.process.pid}/task/{llama.process.pid}/children").read_text().split()
-    assert children
-    for pid in (llama.process.pid, *children):
+    helpers = children(llama.process.pid)
+    assert helpers
+    for pid in (llama.process.pid, *helpers):
         assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
 
 

@@ -156,16 +156,11 @@ def test_bad_pictures_get_one_sentence_and_others_go_on(served: Served) -> None:
         data_url(bomb.getvalue()): "A picture has 100 million pixels, and 64 are allowed; scale it down.",
         data_url(b"hello"): "A picture cannot be read; send a PNG, JPEG, WebP, GIF or BMP file.",
         data_url(picture(1)[:200]): "A picture cannot be read; send a PNG, JPEG, WebP, GIF or BMP file.",
-        "data:image/png;base64,@": "must be data:image/...;base64",
-        "https://example.com/a.png": "This server fetches no pictures",
-        "file:///etc/passwd": "must begin with data:, http:// or https://",
     }
     for url, sentence in wrong.items():
         message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
         response = ask(served, "qwen", [message])
         assert response.status_code == 400 and sentence in response.json()["error"]["message"]
-    many = ask(served, "qwen", [user(*[picture(1, 8, 8)] * 33)])
-    assert many.status_code == 400 and "33 pictures, and 32 are allowed" in many.json()["error"]["message"]
     assert said(ask(served, "qwen", [user("hello")]))
 
 

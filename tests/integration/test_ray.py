@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,35 +36,26 @@ NODE = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": Fal
 
 
 @dataclass
-class Deployed:
-    """A deployed application, and the Ray cluster that it runs on."""
-
-    cluster: Any
-    http: httpx.Client
-    nodes: list[Any]  # without the head
-
-    def chat(self, content: str, earlier: tuple[dict[str, str], ...] = (), **fields: Any) -> dict[str, Any]:
-        """The answer to a chat. Raises httpx.HTTPStatusError."""
-        response = self.http.post("/v1/chat/completions", json=chat_body(content, earlier, **fields))
-        response.raise_for_status()
-        answer: dict[str, Any] = response.json()
-        return answer
-
-
-@dataclass
 class Stream:
     """A stream that a thread reads."""
 
     text: str = ""
     error: dict[str, Any] | None = None
     done: bool = False  # `[DONE]` has arrived
-    broken: bool = False  # the connection ended before it
     started: threading.Event = field(default_factory=threading.Event)
 
 
 def chat_body(content: str, earlier: tuple[dict[str, str], ...] = (), **fields: Any) -> dict[str, Any]:
     message = {"role": "user", "content": content}
     return {"model": models.NAME, "messages": [*earlier, message], "max_tokens": 24, "seed": 7, **fields}
+
+
+def chat(http: httpx.Client, content: str, earlier: tuple[dict[str, str], ...] = (), **fields: Any) -> dict[str, Any]:
+    """The answer to a chat. Raises httpx.HTTPStatusError."""
+    response = http.post("/v1/chat/completions", json=chat_body(content, earlier, **fields))
+    response.raise_for_status()
+    answer: dict[str, Any] = response.json()
+    return answer
 
 
 def text_of(answer: dict[str, Any]) -> str:
@@ -86,25 +77,21 @@ def read(file: Path) -> bytes:
         return b""
 
 
-def read_stream(http: httpx.Client, stream: Stream, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
-    """Reads a stream to its end."""
-    try:
-        with http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}, headers=headers) as response:
-            for line in response.iter_lines():
-                data = line.removeprefix("data: ")
-                stream.done = stream.done or data == "[DONE]"
-                if data.startswith("{"):
-                    event = json.loads(data)
-                    stream.error = event.get("error", stream.error)
-                    stream.text += "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
-                    if stream.text:
-                        stream.started.set()
-            if response.status_code != 200:
-                stream.error = {"code": response.status_code}
-    except httpx.HTTPError:
-        stream.broken = True
-    finally:
-        stream.started.set()
+def read_stream(http: httpx.Client, stream: Stream, body: dict[str, Any]) -> None:
+    """Reads a stream to its end, or until its connection breaks."""
+    with suppress(httpx.HTTPError), http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as response:
+        for line in response.iter_lines():
+            data = line.removeprefix("data: ")
+            stream.done = stream.done or data == "[DONE]"
+            if data.startswith("{"):
+                event = json.loads(data)
+                stream.error = event.get("error", stream.error)
+                stream.text += "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
+                if stream.text:
+                    stream.started.set()
+        if response.status_code != 200:
+            stream.error = {"code": response.status_code}
+    stream.started.set()
 
 
 @contextmanager
@@ -138,14 +125,14 @@ def serving(http: httpx.Client) -> set[str]:
     return set(found)
 
 
-def wait_serving(deployed: Deployed, replicas: int) -> None:
+def wait_serving(http: httpx.Client, replicas: int) -> None:
     """Returns once the ingress sends requests to this many replicas."""
     numbers = itertools.count()
 
     def all_serve() -> bool:
         for _ in range(4):
-            deployed.chat(f"Count to {next(numbers)}.", max_tokens=2)
-        return len(serving(deployed.http)) >= replicas
+            chat(http, f"Count to {next(numbers)}.", max_tokens=2)
+        return len(serving(http)) >= replicas
 
     wait_until(all_serve, START_SECONDS)
 
@@ -165,7 +152,7 @@ def deploy(replicas: int, ingress_replicas: int = 1, **settings: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def deployed() -> Iterator[Deployed]:
+def deployed() -> Iterator[httpx.Client]:
     """The ingress on a head that has no room for a replica, and two replicas, each on a node of its own."""
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -183,19 +170,19 @@ def deployed() -> Iterator[Deployed]:
         with ThreadPoolExecutor(1) as pool:
             deploying = pool.submit(deploy, replicas=2)
             wait_until(lambda: len(pids("ingress")) == 1, START_SECONDS)  # on the head, the only node until now
-            nodes = [cluster.add_node(**NODE) for _ in range(2)]
+            for _ in range(2):
+                cluster.add_node(**NODE)
             deploying.result()
         with httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=300, limits=httpx.Limits(max_connections=100)) as http:
             wait_ready(http)
-            application = Deployed(cluster, http, nodes)
-            wait_serving(application, 2)
-            yield application
+            wait_serving(http, 2)
+            yield http
     finally:
         ray.shutdown()
         cluster.shutdown()
 
 
-def test_answers_are_those_of_one_server(deployed: Deployed, served: Served) -> None:
+def test_answers_are_those_of_one_server(deployed: httpx.Client, served: Served) -> None:
     body = chat_body("Write a function that reverses a list.", temperature=0.7)
     paths = {
         "/v1/chat/completions": body,
@@ -203,26 +190,26 @@ def test_answers_are_those_of_one_server(deployed: Deployed, served: Served) -> 
         "/v1/messages": {key: body[key] for key in ("model", "messages", "max_tokens")} | {"temperature": 0},
     }
     for path, each in paths.items():
-        here, there = deployed.http.post(path, json=each).json(), served.http.post(path, json=each).json()
+        here, there = deployed.post(path, json=each).json(), served.http.post(path, json=each).json()
         for answer in (here, there):
             for changing in ("id", "created", "timings", "usage"):
                 answer.pop(changing, None)
         assert here == there
 
 
-def test_a_conversation_without_an_id_stays_on_its_replica(deployed: Deployed) -> None:
+def test_a_conversation_without_an_id_stays_on_its_replica(deployed: httpx.Client) -> None:
     for number in range(20):
         question = f"{number}. Write a function with a docstring. " * 8  # long: a short beginning is not worth a session
-        first = deployed.chat(question)
+        first = chat(deployed, question)
         earlier = ({"role": "user", "content": question}, {"role": "assistant", "content": text_of(first)})
-        second = deployed.chat("Now add types.", earlier)
+        second = chat(deployed, "Now add types.", earlier)
         assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 50, number
 
 
-def test_a_killed_replica_loses_only_what_it_was_answering(deployed: Deployed) -> None:
+def test_a_killed_replica_loses_only_what_it_was_answering(deployed: httpx.Client) -> None:
     fields = {**LONG, "max_tokens": 750}  # so long that none has ended when five have begun
-    expected = [text_of(deployed.chat(f"Write function number {number}.", **fields)) for number in range(3)]
-    with streams(deployed.http, 12, started=5, **fields) as found:  # 4 of each replica run, the others wait
+    expected = [text_of(chat(deployed, f"Write function number {number}.", **fields)) for number in range(3)]
+    with streams(deployed, 12, started=5, **fields) as found:  # 4 of each replica run, the others wait
         begun = [stream for stream in found if stream.started.is_set()]
         os.kill(pids("replica")[0], signal.SIGKILL)
     failed = [stream for stream in found if stream.error is not None]
@@ -232,11 +219,11 @@ def test_a_killed_replica_loses_only_what_it_was_answering(deployed: Deployed) -
     assert sum(stream.done for stream in found if stream not in failed) == 12 - len(failed)
     assert all(stream.text == text for stream, text in zip(found[:3], expected, strict=True) if stream not in failed)
     for number in range(3):  # wherever it is answered now
-        assert text_of(deployed.chat(f"Write function number {number}.", **fields)) == expected[number]
+        assert text_of(chat(deployed, f"Write function number {number}.", **fields)) == expected[number]
 
 
-def test_a_removed_replica_finishes_its_answers(deployed: Deployed) -> None:
-    with streams(deployed.http, 6, started=4) as found:
+def test_a_removed_replica_finishes_its_answers(deployed: httpx.Client) -> None:
+    with streams(deployed, 6, started=4) as found:
         deploy(replicas=1)
     assert all(stream.done and stream.error is None for stream in found)
     wait_until(lambda: len(pids("replica")) == 1)

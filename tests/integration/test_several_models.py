@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bench.http.process import children
 from outrider import models
 from tests.servers import Served, serving, wait_until
 
@@ -48,8 +49,7 @@ def statuses(served: Served) -> dict[str, str]:
 
 def workers(served: Served) -> int:
     """The number of worker processes."""
-    children = (path.read_text().split() for path in Path(f"/proc/{served.process.pid}/task").glob("*/children"))
-    commands = [Path(f"/proc/{child}/cmdline") for found in children for child in found]
+    commands = [Path(f"/proc/{child}/cmdline") for child in children(served.process.pid)]
     return sum(b"server.worker.main" in command.read_bytes() for command in commands if command.exists())
 
 

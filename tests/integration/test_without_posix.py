@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,11 +61,9 @@ def test_a_worker_that_ends_is_replaced(without_posix: Served) -> None:
 def test_nobody_else_becomes_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whoever connects first without the secret is sent away."""
     (tmp_path / "echo.py").write_text(
-        "import time\n"
         "from outrider.server.engine import program\n"
         "program.is_posix = lambda: False\n"
         "def main(argument):\n"
-        "    time.sleep(0.5)\n"
         "    program.connected(argument).sendall(b'the program')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -75,14 +72,8 @@ def test_nobody_else_becomes_the_program(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     def watched(*arguments: object, **options: object) -> socket.socket:
         listener = made(*arguments, **options)  # type: ignore[arg-type]
-        port = listener.getsockname()[1]
-
-        def connect() -> None:
-            stranger = socket.create_connection(("127.0.0.1", port))
-            stranger.sendall(bytes(program.SECRET_BYTES))
-            strangers.append(stranger)
-
-        threading.Thread(target=connect).start()
+        strangers.append(socket.create_connection(("127.0.0.1", listener.getsockname()[1])))  # waits to be accepted
+        strangers[-1].sendall(bytes(program.SECRET_BYTES))
         return listener
 
     monkeypatch.setattr(socket, "create_server", watched)

@@ -20,26 +20,25 @@ from rich.console import Console
 from bench import report
 from bench.http.client import metric, new_client
 from outrider.server.settings import load_settings
-from tests.soak.attacks.folder import FolderTrouble
-from tests.soak.attacks.prober import probing
-from tests.soak.attacks.target import survey
-from tests.soak.clients import Record, Soak, growth
+from tests.soak import memory
+from tests.soak.clients import Record, Soak
+from tests.soak.folder import FolderTrouble
 from tests.soak.intruder import Intruder
-from tests.soak.questions import make_questions
+from tests.soak.prober import probing
 from tests.soak.servers import Servers
+from tests.soak.target import survey
 
 CONFIG = Path(__file__).with_name("soak.yaml")
 FLAGS = {"scheduling.max_active": "4", "scheduling.max_waiting": "8", "sessions.folder_bytes": "200000000"}
 QUESTIONS = 48
-DAMAGE_SECONDS = 10.0  # between two damaged files, so that most sessions are found on the disk
 LOSS_SECONDS = 5.0  # after a kill, in which its requests fail
 LOSS = re.compile(r"estarting it|^\w+Error\b|^  File ")  # lines of the log: a lost worker, and the tracebacks before
 MAX_HEALTH_MS = 200.0  # p99
-MAX_GROWTH = 1.1  # of memory: the last quarter's median over the first quarter's, once the stores are full
 
 
 async def attacked(soak: Soak, intruder: Intruder, trouble: FolderTrouble) -> None:
     """Runs all that happens to the servers."""
+    await soak.learn()
     async with new_client("") as client:
         disturbing = asyncio.ensure_future(trouble.run())
         try:
@@ -65,14 +64,13 @@ def main(
 ) -> None:
     """Start the servers and run the soak test. Exit code 1 if they fail a criterion."""
     settings = load_settings(CONFIG, FLAGS)
-    questions = make_questions(settings, QUESTIONS)
     with tempfile.TemporaryDirectory(prefix="outrider-soak-") as folder:
         given = {"config": str(CONFIG), "sessions.folder": folder, **FLAGS}
         with closing(Servers([word for name, value in given.items() for word in (f"--{name}", value)], 2)) as servers:
             target = asyncio.run(survey(servers.urls[0], settings))
-            soak = Soak(servers, target.bystanders_key, questions, 60 * minutes)
+            soak = Soak(servers, target.bystanders_key, QUESTIONS, 60 * minutes)
             intruder = Intruder(target, 60 * minutes)
-            trouble = FolderTrouble(Path(folder), servers.ids, 0, DAMAGE_SECONDS)
+            trouble = FolderTrouble(Path(folder), servers.ids)
             with probing(target.url) as health:
                 asyncio.run(attacked(soak, intruder, trouble))
             restarts = asyncio.run(worker_restarts(servers, target.bystanders_key))
@@ -92,7 +90,7 @@ def main(
         "health_failures": health["failures"],
         "all_attacks_sent_seconds": intruder.round_seconds,
         # Until every attack has been sent once, stores and buffers are not full.
-        "memory": {name: growth(samples, intruder.round_seconds or 0.0) for name, samples in record.memory.items()},
+        "memory": record.memory.growth(intruder.round_seconds or 0.0),
     }
     figures["failed"] = failed = failed_criteria(figures, record)
     Console().print(figures)
@@ -110,12 +108,7 @@ def failed_criteria(figures: dict[str, Any], record: Record) -> list[str]:
         failed.append(f"{len(lost)} requests failed that ran on no killed worker.")
     if figures["worker_restarts"] != [len(record.killed_at), 0]:
         failed.append(f"Workers were replaced {figures['worker_restarts']} times, but {len(record.killed_at)} killed.")
-    if figures["health_ms"]["p99"] > MAX_HEALTH_MS or figures["health_failures"]:
-        failed.append(f"/health took {figures['health_ms']['p99']} ms at p99, and failed {figures['health_failures']} times.")
-    for name, memory in figures["memory"].items():
-        if memory["ratio"] > MAX_GROWTH:
-            failed.append(f"The memory of {name} grew from {memory['early_mb']} to {memory['late_mb']} MB.")
-    return failed
+    return failed + memory.failed_criteria(figures["memory"], figures, MAX_HEALTH_MS)
 
 
 if __name__ == "__main__":

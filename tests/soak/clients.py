@@ -10,18 +10,17 @@ import asyncio
 import os
 import random
 import signal
-import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 
 from bench.http.client import Outcome, complete, metric, new_client, served_model, sleep_until, stream
-from bench.http.process import find_worker, resident_mb
-from tests.soak.questions import Question
+from bench.http.process import find_worker
+from bench.plan import PROMPTS, read_prompts
+from tests.soak.memory import Memory, processes_of
 from tests.soak.servers import Servers
 
 CLIENTS = 8
@@ -44,16 +43,6 @@ RESTARTS = (1 / 6, 1 / 2)
 SAMPLE_SECONDS = 5.0
 # The time until a new worker has reported its sessions.
 REPORT_SECONDS = 2.0
-# The memory of a process counts after this time.
-SETTLING_SECONDS = 60.0
-
-
-class Sample(NamedTuple):
-    """Memory of a process at one time."""
-
-    seconds: float  # from the start
-    process_id: int
-    mb: float
 
 
 @dataclass
@@ -64,23 +53,36 @@ class Record:
     wrong: list[str] = field(default_factory=list)
     failed_at: list[float] = field(default_factory=list)  # times of requests that ended with an error, seconds from the start
     killed_at: list[float] = field(default_factory=list)  # seconds from the start
-    memory: dict[str, list[Sample]] = field(default_factory=dict)  # by process
+    memory: Memory = field(default_factory=Memory)
 
 
 class Soak:
     """One run against the servers."""
 
-    def __init__(self, servers: Servers, key: str, questions: list[Question], seconds: float) -> None:
+    def __init__(self, servers: Servers, key: str, questions: int, seconds: float) -> None:
         self._servers = servers
         self._headers = {"Authorization": f"Bearer {key}"}
         self._clients: dict[str, httpx.AsyncClient] = {}  # by the server's address
-        self._questions = questions
-        self._started = time.perf_counter()
+        self._questions = make_questions(questions)
+        self._answers: list[list[int]] = []  # token ids
+        self._started = 0.0
         self._seconds = seconds
         self._rng = random.Random(2)
         self.record = Record()
 
+    async def learn(self) -> None:
+        """Asks every question once without drafts, one after the other."""
+        client = self._client(self._servers.urls[0])
+        self._model = await served_model(client)
+        for question in self._questions:
+            plain = await complete(client, question | {"model": self._model, "speculation": {"drafter": "none"}})
+            assert plain.answered, plain
+            self._answers.append(plain.tokens)
+
     async def run(self) -> None:
+        """Asks questions at random until the time is over."""
+        self._started = time.perf_counter()
+        self.record.memory = Memory()
         for url in self._servers.urls:
             await self._post(self._client(url))
         async with asyncio.TaskGroup() as tasks:
@@ -101,15 +103,14 @@ class Soak:
         return self._clients[url]
 
     async def _run_client(self) -> None:
-        with self._servers.one() as url:
-            model = await served_model(self._client(url))
         while self._elapsed < self._seconds:
             with self._servers.one() as url:
-                await self._ask(self._client(url), model)
+                await self._ask(self._client(url))
 
-    async def _ask(self, client: httpx.AsyncClient, model: str) -> None:
-        question = self._rng.choice(self._questions)
-        fields = question.fields | {"model": model, "speculation": {"drafter": self._rng.choice(DRAFTERS)}}
+    async def _ask(self, client: httpx.AsyncClient) -> None:
+        number = self._rng.randrange(len(self._questions))
+        fields: dict[str, Any] = {"model": self._model, "speculation": {"drafter": self._rng.choice(DRAFTERS)}}
+        fields |= self._questions[number]
         if self._rng.random() < 0.5:
             fields["speculation"]["corpus"] = CORPUS
         if self._rng.random() < 0.4:
@@ -125,16 +126,16 @@ class Soak:
             )
         else:
             send = stream if self._rng.random() < 0.6 else complete
-            await self._check(question, await send(client, fields))
+            await self._check(number, await send(client, fields))
 
-    async def _check(self, question: Question, outcome: Outcome) -> None:
+    async def _check(self, number: int, outcome: Outcome) -> None:
         if outcome.status == 429:
             self.record.counts["refused"] += 1
             await asyncio.sleep(0.05)
-        elif outcome.answered and outcome.tokens == question.tokens:
+        elif outcome.answered and outcome.tokens == self._answers[number]:
             self.record.counts["right answers"] += 1
         elif outcome.answered:
-            self.record.wrong.append(f"{question.fields['seed']}: {outcome.tokens[:8]}... for {question.tokens[:8]}...")
+            self.record.wrong.append(f"{number}: {outcome.tokens[:8]}... for {self._answers[number][:8]}...")
         else:
             self._record_outcome("failed", outcome)
 
@@ -154,7 +155,7 @@ class Soak:
 
     async def _post(self, client: httpx.AsyncClient) -> None:
         questions = self._rng.sample(self._questions, FILES)
-        files = [{"path": f"{number}.py", "text": question.fields["prompt"]} for number, question in enumerate(questions)]
+        files = [{"path": f"{number}.py", "text": question["prompt"]} for number, question in enumerate(questions)]
         response = await client.post("/v1/outrider/corpora", json={"name": CORPUS, "files": files})
         self.record.counts["corpus changed" if response.is_success else f"corpus: {response.text[:200]}"] += 1
 
@@ -180,20 +181,16 @@ class Soak:
     async def _watch(self) -> None:
         while self._elapsed < self._seconds:
             for number, server_id in enumerate(self._servers.ids, 1):
-                for name, process in ((f"front end {number}", server_id), (f"worker {number}", find_worker(server_id))):
-                    if process is not None and (used := resident_mb(process)):
-                        self.record.memory.setdefault(name, []).append(Sample(self._elapsed, process, used))
+                found = ((f"{name} {number}", process) for name, process in processes_of(server_id))
+                self.record.memory.sample(each for each in found if each[0].startswith(("front end", "worker")))
             await asyncio.sleep(SAMPLE_SECONDS)
 
 
-def growth(samples: Sequence[Sample], full_at: float = 0.0) -> dict[str, float]:
-    """Median memory of the last process in the first and the last quarter of its time.
-
-    The time before `full_at` seconds, when the stores are full, and the process's first SETTLING_SECONDS do not count.
-    """
-    last = [sample for sample in samples if sample.process_id == samples[-1].process_id]
-    start = max(full_at, last[0].seconds + SETTLING_SECONDS)
-    settled = [sample.mb for sample in last if sample.seconds > start] or [s.mb for s in last]
-    quarter = max(1, len(settled) // 4)
-    early, late = statistics.median(settled[:quarter]), statistics.median(settled[-quarter:])
-    return {"early_mb": round(early, 1), "late_mb": round(late, 1), "ratio": round(late / early, 4)}
+def make_questions(count: int) -> list[dict[str, Any]]:
+    """The fields of random requests."""
+    rng = random.Random(1)
+    questions = []
+    for number, prompt in enumerate((read_prompts(PROMPTS) * count)[:count]):
+        temperature, limit = rng.choice((0.0, 0.7, 1.0)), rng.randint(8, 96)
+        questions.append({"prompt": prompt, "temperature": temperature, "seed": number, "max_tokens": limit})
+    return questions

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,20 +24,20 @@ import yaml
 from rich.console import Console
 
 from bench import report
-from bench.http.process import ServerProcess, children, resident_mb, start_server
-from tests.soak.attacks.prober import probing
-from tests.soak.clients import Sample, growth
+from bench.http.process import ServerProcess, start_server
+from tests.soak import memory
 from tests.soak.demands import ROLES, Demand, all_known, answer, demands, is_right, save_models
+from tests.soak.memory import Memory, processes_of
+from tests.soak.prober import probing
 
 KEYS = [f"key-of-client-number-{number:02d}" for number in range(20)]
-PROGRAM = re.compile(rb"outrider\.server\.(worker|\w+\.\w*(?:indexer|encod|process|prepar|validator)\w*|encoders|pictures)")
 SAMPLE_SECONDS, SETTLED_SECONDS = 5.0, 10.0
 # By then, the pictures that the front end keeps fill their 128 MB.
 FULL_SECONDS = 240.0
 # After a kill and after a stop, until the next one: a stopped helper is noticed after half a minute.
 FAULT_SECONDS = {signal.SIGKILL: 8.0, signal.SIGSTOP: 40.0}
 LEAVES_SECONDS = 0.4
-MAX_SHARE, MAX_GROWTH, MAX_HEALTH_MS = 0.2, 1.1, 500.0
+MAX_SHARE, MAX_HEALTH_MS = 0.2, 500.0
 
 
 @dataclass
@@ -54,14 +52,14 @@ class Record:
     requests: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))  # by role and key
     tokens: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     seconds: list[float] = field(default_factory=list)
-    memory: defaultdict[str, list[Sample]] = field(default_factory=lambda: defaultdict(list))  # by process
+    memory: Memory = field(default_factory=Memory)
 
 
 class Load:
     """The clients of one server."""
 
     def __init__(self, server: ServerProcess) -> None:
-        self._server, self._started = server, time.perf_counter()
+        self._server = server
         self._known: dict[str, list[Any]] = {}
         self._stopping = False
         self.record = Record()
@@ -150,31 +148,13 @@ class Load:
         self.record.right["leaves"] += 1
         await asyncio.sleep(1.0)
 
-    def processes(self) -> Iterator[tuple[str, int]]:
+    def processes(self) -> list[tuple[str, int]]:
         """The server's processes, by what they do."""
-        yield "front end", self._server.process.pid
-        for child in children(self._server.process.pid):
-            try:
-                found = PROGRAM.search(Path(f"/proc/{child}/cmdline").read_bytes())
-            except OSError:
-                continue
-            if found:  # otherwise it is about to start
-                yield found[1].decode(), child
-
-    def sample(self) -> None:
-        """Notes the memory of all processes."""
-        used: Counter[str] = Counter()
-        ids = {}
-        for name, process in self.processes():
-            if mb := resident_mb(process):
-                used[name] += int(mb)
-                ids[name] = process
-        for name, mb in used.items():
-            self.record.memory[name].append(Sample(time.perf_counter() - self._started, ids[name], mb))
+        return [*processes_of(self._server.process.pid)]
 
     async def _watch(self) -> None:
         while not self._stopping:
-            self.sample()
+            self.record.memory.sample(self.processes())
             await asyncio.sleep(SAMPLE_SECONDS)
 
     async def _make_faults(self) -> list[dict[str, Any]]:
@@ -222,7 +202,7 @@ def figures_of(record: Record) -> dict[str, Any]:
         "requests_per_key": {role: shares(counts) for role, counts in record.requests.items()},
         "tokens_per_key": {role: shares(counts) for role, counts in record.tokens.items()},
         "ms": report.quantiles(record.seconds),
-        "memory_mb": {name: growth(samples, FULL_SECONDS) for name, samples in record.memory.items()},
+        "memory_mb": record.memory.growth(FULL_SECONDS),
     }
 
 
@@ -237,8 +217,8 @@ async def measured(server: ServerProcess, minutes: float, faults: bool, out: Pat
         "health_failures": health["failures"],
     }
     await asyncio.sleep(SETTLED_SECONDS)
-    load.sample()
-    figures["memory_mb_after"] = {name: samples[-1].mb for name, samples in load.record.memory.items()}
+    load.record.memory.sample(load.processes())
+    figures["memory_mb_after"] = {name: samples[-1].mb for name, samples in load.record.memory.samples.items()}
     report.save(out, figures)
     if faults:
         load.record = Record()
@@ -260,12 +240,7 @@ def failed_criteria(figures: dict[str, Any]) -> list[str]:
     for role, share in (*figures["requests_per_key"].items(), *figures["tokens_per_key"].items()):
         if max(-share["least"], share["most"]) > MAX_SHARE:
             failed.append(f"The shares of keys in {role} are {share['least']:+.0%} to {share['most']:+.0%}.")
-    for name, memory in figures["memory_mb"].items():
-        if memory["ratio"] > MAX_GROWTH:
-            failed.append(f"The memory of {name} grew from {memory['early_mb']} to {memory['late_mb']} MB.")
-    if figures["health_ms"]["p99"] > MAX_HEALTH_MS or figures["health_failures"]:
-        failed.append(f"/health took {figures['health_ms']['p99']} ms at p99, and failed {figures['health_failures']} times.")
-    return failed
+    return failed + memory.failed_criteria(figures["memory_mb"], figures, MAX_HEALTH_MS)
 
 
 def main(

@@ -1,6 +1,6 @@
 """An agent's loop through the official clients: a call of a tool, its result, and the final text, which reuses the first turn.
 
-The server replays the recorded answers of `make agents`; prompts, forwards, parsing and sessions are real.
+The server replays recorded answers; prompts, forwards, parsing and sessions are real.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.agents.script import CALLS, COMMAND, FINAL_TEXT, long_model
+from tests.integration.api.replaying import ARGUMENTS, CALL_TEXT, FINAL_TEXT, PROGRAM, long_model
 from tests.servers import Served, serving
 
 anthropic: Any = pytest.importorskip("anthropic")
 
-NAME, DESCRIPTION, TEXT = "bash", "Runs a command.", "I write the file."
+NAME, DESCRIPTION = "bash", "Runs a command."
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}, "description": {"type": "string"}}}
 FUNCTION = {"name": NAME, "description": DESCRIPTION, "parameters": SCHEMA}
 RESULT = "the tool ran"
@@ -30,7 +30,7 @@ def replaying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server with a long context that replays the recorded answers."""
     model = long_model(tmp_path_factory.mktemp("replaying"))
     flags = ["--model.path", str(model), "--model.dtype", "float32", "--speculation.max_nodes", "8"]  # no costs are measured
-    with serving(*flags, program="tests.agents.serve") as server:
+    with serving(*flags, program=PROGRAM) as server:
         yield server
 
 
@@ -54,8 +54,8 @@ def test_chat_completions(replaying: Served, stream: bool) -> None:
     first = ask()
     message = first.choices[0].message
     [call] = message.tool_calls
-    assert (first.choices[0].finish_reason, message.content, call.function.name) == ("tool_calls", TEXT, NAME)
-    assert json.loads(call.function.arguments) == CALLS[NAME](COMMAND)
+    assert (first.choices[0].finish_reason, message.content, call.function.name) == ("tool_calls", CALL_TEXT, NAME)
+    assert json.loads(call.function.arguments) == ARGUMENTS
     messages += [message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": RESULT}]
     second = ask()
     assert (second.choices[0].finish_reason, second.choices[0].message.content) == ("stop", FINAL_TEXT)
@@ -76,7 +76,7 @@ def test_responses(replaying: Served, stream: bool) -> None:
 
     first = ask()
     [call] = [item for item in first.output if item.type == "function_call"]
-    assert (first.output_text, call.name, json.loads(call.arguments)) == (TEXT, NAME, CALLS[NAME](COMMAND))
+    assert (first.output_text, call.name, json.loads(call.arguments)) == (CALL_TEXT, NAME, ARGUMENTS)
     kept = {"parsed_arguments"}  # the client's own field
     inputs += [item.model_dump(exclude=kept, exclude_none=True) for item in first.output]
     inputs.append({"type": "function_call_output", "call_id": call.call_id, "output": RESULT})
@@ -99,7 +99,7 @@ def test_messages(replaying: Served, stream: bool) -> None:
     with anthropic.Anthropic(base_url=replaying.url, api_key="none", max_retries=0) as client:
         first = ask(client)
         text, call = first.content
-        assert (first.stop_reason, text.text, call.name, call.input) == ("tool_use", TEXT, NAME, CALLS[NAME](COMMAND))
+        assert (first.stop_reason, text.text, call.name, call.input) == ("tool_use", CALL_TEXT, NAME, ARGUMENTS)
         turns.append({"role": "assistant", "content": first.content})
         turns.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": RESULT}]})
         second = ask(client)

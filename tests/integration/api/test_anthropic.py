@@ -52,27 +52,6 @@ def test_a_message_and_its_stream(served: Served, client: Any) -> None:
     assert counted.input_tokens == total
 
 
-def test_a_tool_and_its_result(served: Served, client: Any) -> None:
-    fields: Any = {
-        "model": served.model,
-        "tools": [TOOL],
-        "max_tokens": 400,
-        "tool_choice": {"type": "tool", "name": "weather"},
-        "extra_body": {"temperature": 0},
-    }
-    message = client.messages.create(messages=QUESTION, **fields)
-    [call] = message.content
-    assert (call.type, call.name, message.stop_reason) == ("tool_use", "weather", "tool_use")
-    assert isinstance(call.input["city"], str)
-    with client.messages.stream(messages=QUESTION, **fields) as stream:
-        streamed = stream.get_final_message()
-    assert streamed.content[0].type == "tool_use" and isinstance(streamed.content[0].input["city"], str)
-    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "sunny"}]}
-    turns = [*QUESTION, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
-    last = client.messages.create(model=served.model, messages=turns, tools=[TOOL], max_tokens=8)
-    assert last.usage.output_tokens <= 8
-
-
 def test_a_screenshot_in_a_result_does_not_end_a_session(served: Served, client: Any) -> None:
     """Claude Code sends it again with every later turn."""
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 5000}}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.requests import MESSAGES, body, complete, events, text
 from tests.servers import Served
 
@@ -20,20 +18,6 @@ def test_a_chat_stream_adds_up_to_the_answer(served: Served) -> None:
     assert chunks[-1].choices == []
     assert chunks[-1].usage == full.usage
     assert all(c.usage is None for c in chunks[:-1])
-
-
-@pytest.mark.parametrize(
-    "fields", [{"temperature": 0}, {"temperature": 1, "seed": 3}, {"temperature": 0.7, "top_p": 0.8, "seed": 9}]
-)
-def test_drafting_changes_only_the_number_of_steps(served: Served, fields: dict[str, Any]) -> None:
-    plain = complete(served, **fields, max_tokens=80, speculation={"drafter": "none", "report": True})
-    drafted = complete(served, **fields, max_tokens=80, speculation={"drafter": "trigram", "report": True})
-    assert text(drafted) == text(plain)
-    assert drafted["usage"] == plain["usage"]
-    assert plain["speculation"]["mean_tokens_per_step"] == 1
-    assert drafted["speculation"]["steps"] < plain["speculation"]["steps"]
-    off = complete(served, **fields, max_tokens=80, speculation={"max_nodes": 0, "report": True})
-    assert off["speculation"]["drafted_tokens"] == {}
 
 
 def test_stop_strings_are_cut_exactly(served: Served) -> None:

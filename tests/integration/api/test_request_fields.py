@@ -19,6 +19,9 @@ def ids(served: Served, content: str) -> list[int]:
 
 
 SAMPLED: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 1, "seed": 3},
+    {"temperature": 0.7, "top_p": 0.8, "seed": 9},
     {"presence_penalty": 1.5, "frequency_penalty": 1.0},
     {"repetition_penalty": 1.5},
     {"temperature": 1, "seed": 5, "frequency_penalty": 2},
@@ -30,11 +33,18 @@ SAMPLED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", SAMPLED, ids=str)
-def test_drafting_changes_nothing(served: Served, fields: dict[str, Any]) -> None:
-    common = {"max_tokens": 60, "return_token_ids": True, **fields}
-    plain = complete(served, **common, speculation={"drafter": "none"})
-    drafted = complete(served, **common, speculation={"drafter": "fusion"})
-    assert drafted["choices"] == plain["choices"]
+def test_drafting_changes_only_the_number_of_steps(served: Served, fields: dict[str, Any]) -> None:
+    common = {"max_tokens": 80, "return_token_ids": True, **fields}
+    plain = complete(served, **common, speculation={"drafter": "none", "report": True})
+    assert plain["speculation"]["mean_tokens_per_step"] == 1
+    for drafter in ("fusion", "trigram"):
+        drafted = complete(served, **common, speculation={"drafter": drafter, "report": True})
+        assert (drafted["choices"], drafted["usage"]) == (plain["choices"], plain["usage"])
+        assert drafted["speculation"]["steps"] < plain["speculation"]["steps"]
+
+
+def test_without_nodes_nothing_is_drafted(served: Served) -> None:
+    assert complete(served, speculation={"max_nodes": 0, "report": True})["speculation"]["drafted_tokens"] == {}
 
 
 def test_penalties_and_biases_change_the_answer(served: Served) -> None:

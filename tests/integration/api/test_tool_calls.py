@@ -38,15 +38,3 @@ def test_required_calls_parse_streamed_or_not(served: Served, seed: int) -> None
     one = [(c.function.name, c.function.arguments) for c in answer.message.tool_calls or []]
     assert one == [(c.function.name, c.function.arguments) for c in plain.message.tool_calls or []]
     assert one == [(c.function.name, c.function.arguments) for c in streamed.message.tool_calls or []]
-
-
-def test_results_continue_the_conversation(served: Served) -> None:
-    conversation = list(MESSAGES)
-    create = served.client.chat.completions.create
-    called = create(model=served.model, messages=conversation, tools=TOOLS, tool_choice="required", seed=3).choices[0].message
-    conversation.append(called.model_dump(exclude_none=True))
-    for call in called.tool_calls or []:
-        conversation.append({"role": "tool", "tool_call_id": call.id, "content": json.dumps({"ok": True})})
-    answer = create(model=served.model, messages=conversation, tools=TOOLS, tool_choice="none", max_tokens=8, seed=3)
-    assert answer.choices[0].message.tool_calls is None
-    assert answer.choices[0].message.content is not None

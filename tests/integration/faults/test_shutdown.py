@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -73,7 +72,7 @@ def test_a_second_signal_ends_at_once(number: signal.Signals) -> None:
     with serving("--model.dtype", "float32", "--server.drain_seconds", "600") as server:
         with streaming(server, **ENDLESS) as lines:
             server.process.send_signal(number)
-            time.sleep(0.5)  # the server handles the first signal
+            wait_until(lambda: not_ready(server))
             assert server.process.poll() is None
             server.process.send_signal(number)
             rest = [line for line in lines if line]

@@ -5,52 +5,24 @@ from __future__ import annotations
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import httpx
 import pytest
 
-from tests.requests import ENDLESS
+from tests.requests import ENDLESS, complete, streaming, text
 from tests.servers import Served, worker_of
-
-
-def fetch(server: Served, **fields: Any) -> httpx.Response:
-    body = {"model": server.model, "prompt": "def add(a, b):", "max_tokens": 8, "temperature": 0} | fields
-    return server.http.post("/v1/completions", json=body)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cause", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_worker_is_replaced(crowded: Served, cause: signal.Signals) -> None:
-    before = fetch(crowded).json()["choices"][0]["text"]
+    before = text(complete(crowded, max_tokens=8))
     worker = worker_of(crowded)
     with ThreadPoolExecutor() as pool:
-        stream = {"model": crowded.model, "prompt": "x", "stream": True} | ENDLESS
-        with crowded.http.stream("POST", "/v1/completions", json=stream) as response:
-            lines = response.iter_lines()
-            next(lines)
-            waiting = pool.submit(fetch, crowded)
+        with streaming(crowded, **ENDLESS) as lines:
+            waiting = pool.submit(complete, crowded, max_tokens=8)
             os.kill(worker, cause)
             rest = [line for line in lines if line]
         assert '"error"' in rest[-1] and "lost" in rest[-1]
-        answered = waiting.result(60)
-    assert answered.status_code == 200
-    assert answered.json()["choices"][0]["text"] == before
+        assert text(waiting.result(60)) == before
     assert worker_of(crowded) != worker
     assert crowded.http.get("/ready").json() == {"status": "ready"}
-
-
-def test_a_response_of_a_lost_worker_fails(crowded: Served) -> None:
-    numbers = {"type": "array", "items": {"type": "integer"}, "minItems": 400}
-    long: Any = {"format": {"type": "json_schema", "name": "numbers", "schema": numbers}}
-    stream = crowded.client.responses.create(model=crowded.model, input="x", temperature=1.5, stream=True, text=long)
-    events = []
-    for event in stream:
-        events.append(event)
-        if event.type == "response.output_text.delta" and sum(e.type == event.type for e in events) == 1:
-            os.kill(worker_of(crowded), signal.SIGKILL)
-    last = events[-1]
-    assert last.type == "response.failed"
-    assert last.response.status == "failed"
-    assert last.response.error is not None and "lost" in last.response.error.message
-    assert [event.sequence_number for event in events] == list(range(len(events)))

@@ -66,14 +66,17 @@ class Comparison:
         assert accepted - (len(drafted) - report["steps"]) in (0, 1)
         return accepted
 
-    def check_company(self, sampling: str) -> None:
-        """Asserts that answers drafted side by side by the default drafter are those decoded one by one without drafts."""
+    def check_company(self, sampling: str) -> int:
+        """Asserts that answers drafted side by side by the default drafter are those decoded one by one without drafts.
+
+        Returns the number of accepted tokens.
+        """
         questions = (CAPITAL, *QUESTIONS)
         for question in questions:
             self.plain(question, sampling)
         with ThreadPoolExecutor(len(questions)) as pool:
             accepted = pool.map(lambda question, budget: self.check(question, sampling, "fusion", budget), questions, budgets())
-            assert sum(accepted) > 0
+            return sum(accepted)
 
     def _answer(
         self, content: str, sampling: str, speculation: dict[str, Any], fields: dict[str, Any]

@@ -39,4 +39,4 @@ def test_a_rows_bits_depend_on_its_text_alone(served: Served) -> None:
 
 @pytest.mark.parametrize("sampling", SAMPLING)
 def test_drafts_and_company_change_no_answer(served: Served, sampling: str) -> None:
-    Comparison(served).check_company(sampling)
+    assert Comparison(served).check_company(sampling) > 0

@@ -9,16 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
-from tests.requests import stalled
+from tests.requests import complete, stalled
 from tests.servers import ALICE, BOB, Served, wait_for_metric, worker_of
 
 ENDLESS = {"ignore_eos": True, "max_tokens": 1900, "temperature": 1.0, "seed": 1}
-
-
-def complete(server: Served, **fields: Any) -> dict[str, Any]:
-    response = server.http.post("/v1/completions", json={"model": server.model, "prompt": "x = ", **fields}, timeout=120)
-    assert response.status_code == 200, response.text
-    return dict(response.json())
 
 
 def test_many_choices_do_not_delay_another_keys_first_token(guarded: Served) -> None:

@@ -121,6 +121,7 @@ def test_a_disconnect_behind_a_pipelined_request_cancels_the_answer() -> None:
             connection.sendall(completion(stream=True) + GET)
             wait_until(lambda: engine.running, SOCKET_SECONDS)
         wait_until(lambda: engine.closed, SOCKET_SECONDS)
+    assert engine.closed
 
 
 class SilentEngine(EndlessEngine):

@@ -189,7 +189,9 @@ def test_answers_do_not_depend_on_reuse(tiny_runner: TorchRunner, data: st.DataO
         cut = data.draw(st.integers(1, len(text)))
         prompt = extend(text[:cut], *data.draw(st.lists(st.integers(0, 90), max_size=6)))[:100]
         principal, drafter = data.draw(st.sampled_from("pq")), data.draw(st.sampled_from(DRAFTERS))
-        texts.append(rig.answer(prompt, principal, data.draw(st.sampled_from(["a", "b", None])), drafter)[2])
+        _, reused, text = rig.answer(prompt, principal, data.draw(st.sampled_from(["a", "b", None])), drafter)
+        assert reused < len(prompt) and np.array_equal(text[: len(prompt)], prompt)
+        texts.append(text)
 
 
 @given(st.data())

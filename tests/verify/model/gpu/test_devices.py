@@ -1,4 +1,4 @@
-"""A model over two devices: which layers are where, and the logits of one device, on which no tensor is left behind."""
+"""A model over two devices: which layers are where, the logits of one device, and a step that is captured in stages."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME, Layer
 from outrider.verify.model.attention.shape_probe import ShapeProbe
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.gpu.devices import Crossings, Placement, decoder_layers, split
+from outrider.verify.model.gpu.paged_cache import PagedCache
+from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
+from tests.verify.model.families import random_model
 from tests.verify.model.gpu.emulated_devices import Devices, emulated_devices
+from tests.verify.model.gpu.test_graphs import POSITIONS, Graphed
 from tests.verify.model.test_architectures import make
 
 FIRST, SECOND = torch.device("cpu", 0), torch.device("cpu", 1)
@@ -101,3 +106,24 @@ def test_a_tensor_on_another_device_is_noticed(devices: Devices, monkeypatch: py
     monkeypatch.setattr(Crossings, "bring", lambda _, value, device: value)
     with pytest.raises(ModelError, match=r"forward fails .* on the same device, but found .*cpu:0.*cpu:1"):
         placed("llama", FIRST, SECOND)
+
+
+def test_a_replay_of_a_captured_step_computes_other_rows(tiny_config: LlamaConfig, devices: Devices) -> None:
+    """And copies what crosses."""
+    torch.manual_seed(1)
+    model = random_model(tiny_config, NAME)
+    Placement(model, (FIRST, SECOND)).move()
+    runner = TorchRunner(model, started=False)
+    runner.tap_hidden((0, 1))
+    graphs = Graphed(runner)
+    graphs.forward.capture_rows(2, devices.capture)
+    assert len(graphs.forward._graphs[2]._stages) > 3
+    cache = PagedCache(graphs.pool, POSITIONS)
+    for length, tokens in ((0, [5, 9]), (1, [7, 60])):
+        cache.length = length
+        batch = ForwardBatch.chain(torch.tensor(tokens))
+        found = graphs(Segment(cache, batch)).cpu()
+        assert cache.hidden is not None
+        states = cache.hidden.read(length, length + 2).cpu()
+        assert torch.allclose(found, runner.forward(cache, batch).cpu(), atol=1e-4)
+        assert torch.allclose(states, cache.hidden.read(length, length + 2).cpu(), atol=1e-4)

@@ -15,9 +15,12 @@ import torch
 from outrider.drafters.interface import Source, arrange
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
+from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
+from outrider.verify.model.gpu.text_work import TextWork
 from outrider.verify.model.invariant_range import BLOCK, InvariantRange
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
@@ -121,3 +124,13 @@ def test_known_rows_that_do_not_fit_are_computed_in_turns(tiny_runner: TorchRunn
     expected = torch.cat([graphs(each).clone()[1:] for each in segments])
     found = graphs(*(each._replace(batch=replace(each.batch, known=1)) for each in segments))
     assert torch.equal(found, expected)
+
+
+def test_positions_leave_out_what_pictures_before_the_rows_do_not_take() -> None:
+    shape = CacheShape.uniform(layers=1, kv_heads=2, head_dim=16, dtype=torch.float32, device=DEVICE)
+    cache, inputs = PagedCache(PagePool(shape, 4), 256), DeviceRows(DEVICE, 72, 4, TextWork(shape, 24, 256, [DEVICE]))
+    cache.fill(40)
+    cache.reserve(30)
+    inputs.set(list(pieces_of(cache, ForwardBatch.chain(torch.arange(30)), shift=12)), 32)
+    assert inputs.positions[:30].tolist() == list(range(28, 58))
+    assert inputs.rows[2, :30].tolist() == [40] * 24 + [64] * 6  # places in the text

@@ -10,18 +10,13 @@ import contextlib
 import random
 import resource
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 from bench.http.process import find_worker
 
-TROUBLE_SECONDS = 0.5
-# The share of the time in which the disk is full.
-FULL_SHARE = 0.3
-# The bytes that a file may have on a full disk.
-FULL_BYTES = 4096
-# After this time, the disk becomes full or stops being full.
-PHASE_SECONDS = 10.0
+DAMAGE_SECONDS = 10.0  # between two damaged files, so that most sessions are found on the disk; then the disk fills or empties
+FULL_SHARE = 0.3  # of the time, in which the disk is full
+FULL_BYTES = 4096  # that a file may have on a full disk
 
 
 def truncate(data: bytes, rng: random.Random) -> bytes:
@@ -36,37 +31,26 @@ def flip(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def noise(data: bytes, rng: random.Random) -> bytes:
-    return rng.randbytes(min(len(data), 1 << 16))
-
-
 def grow(data: bytes, rng: random.Random) -> bytes:
     return data + bytes(rng.randrange(1, 1 << 16))
-
-
-DAMAGES: tuple[Callable[[bytes, random.Random], bytes], ...] = (truncate, flip, noise, grow)
 
 
 class FolderTrouble:
     """Disturbs the sessions that servers save in a folder. `counts` says what was done."""
 
-    def __init__(self, folder: Path, server_ids: list[int], seed: int, seconds: float = TROUBLE_SECONDS) -> None:
-        """`seconds` are between two damages."""
+    def __init__(self, folder: Path, server_ids: list[int]) -> None:
         self._folder = folder
-        self._seconds = seconds
         self._server_ids = server_ids
-        self._rng = random.Random(seed)
+        self._rng = random.Random(0)
         self.counts: Counter[str] = Counter()
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        turns = int(PHASE_SECONDS / self._seconds)
         try:
             while True:
                 self.limit(self._rng.random() < FULL_SHARE)
-                for _ in range(turns):
-                    await asyncio.sleep(self._seconds)
-                    self.damage()
+                await asyncio.sleep(DAMAGE_SECONDS)
+                self.damage()
         finally:
             self.limit(False)
 
@@ -84,7 +68,7 @@ class FolderTrouble:
                 file.unlink()
                 self.counts["removed"] += 1
             else:
-                change = rng.choice(DAMAGES)
+                change = rng.choice((truncate, flip, grow))
                 file.write_bytes(change(file.read_bytes(), rng))
                 self.counts[change.__name__] += 1
 

@@ -1,4 +1,4 @@
-"""A process that measures `GET /health`: python -m tests.soak.attacks.prober URL
+"""A process that measures `GET /health`: python -m tests.soak.prober URL
 
 It ends when its stdin closes, and prints the measurements as JSON. It is a process of its own, so that it does not wait for the
 attackers' event loop, and uses only the standard library, so that it starts at once.
@@ -44,7 +44,7 @@ def with_missed(seconds: float, interval: float = INTERVAL_SECONDS) -> list[floa
 @contextlib.contextmanager
 def probing(url: str) -> Iterator[dict[str, Any]]:
     """Measures `/health` in a process of its own. The measurements are in the dictionary after the block."""
-    command = [sys.executable, "-m", "tests.soak.attacks.prober", url]
+    command = [sys.executable, "-m", "tests.soak.prober", url]
     measured: dict[str, Any] = {}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as prober:
         yield measured

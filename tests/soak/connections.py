@@ -1,4 +1,4 @@
-"""Connections that are used wrongly: raw bytes, uploads that never end, answers that nobody reads, clients that say nothing."""
+"""Connections that are used wrongly: uploads that never end, answers that nobody reads, clients that say nothing."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from tests.soak.attacks.target import Target
+from tests.soak.target import Target
 
 ANSWER_SECONDS = 1.0
 HELD = 64  # connections that stay open; the oldest is closed when another is opened
 SMALL_BUFFER = 4096  # bytes; the rest of an answer that nobody reads stays with the server
 NUMBERS = itertools.count()  # so that no session is used twice
-FOREIGN = "evil.example"
 ENDLESS: dict[str, Any] = {"temperature": 1.5, "ignore_eos": True, "stream": True}
 
 
@@ -52,47 +51,22 @@ HOLDS: dict[str, Callable[[Target], bytes]] = {
 }
 
 
-def broken_requests(target: Target) -> list[bytes]:
-    """Bytes that are not valid HTTP, or valid HTTP for another host."""
-    host = target.host
-    line = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {target.keys[0]}\r\n".encode()
-    foreign = f"Host: {FOREIGN}:8000\r\nOrigin: http://{FOREIGN}:8000\r\n\r\n".encode()
-    return [
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS hello
-        b"POST /v1/completions\r\n\r\n",
-        line + b"Content-Length: -5\r\n\r\n{}",
-        line + b"Content-Length: 5\r\nContent-Length: 50\r\n\r\n{}",
-        line + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
-        line + b"Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n",
-        line + b"Content-Length: 100000000000\r\n\r\n{}",
-        line + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n{}",
-        line + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
-        line + b"X: y\r\n" * 5000 + b"\r\n",
-        b"\0" * 500,
-        f"GET http://{FOREIGN}/v1/models HTTP/1.1\r\nHost: {FOREIGN}\r\n\r\n".encode(),
-        *(f"GET {path} HTTP/1.1\r\n".encode() + foreign for path in ("/health", "/health/", "/v1/models/", "/metrics")),
-        f"GET //v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n".encode(),
-        f"OPTIONS * HTTP/1.1\r\nHost: {host}\r\n\r\n".encode(),
-    ]
-
-
-async def send_raw(target: Target, content: bytes) -> tuple[str, bytes]:
-    """Sends bytes; returns the status code, "closed" or "waits" (no answer within ANSWER_SECONDS), and the answer's head."""
+async def send_raw(target: Target, content: bytes) -> str:
+    """Sends bytes; returns the status code, "closed", "refused" or "waits" (no answer within ANSWER_SECONDS)."""
     try:
         reader, writer = await asyncio.open_connection(*target.address)
     except OSError:
-        return "refused", b""
+        return "refused"
     try:
         writer.write(content)
         await writer.drain()
         received = await asyncio.wait_for(reader.read(SMALL_BUFFER), ANSWER_SECONDS)
         words = received.split(b" ", 2)
-        return words[1].decode("latin-1") if len(words) > 1 else "closed", received
+        return words[1].decode("latin-1") if len(words) > 1 else "closed"
     except TimeoutError:
-        return "waits", b""  # for the rest of the request
+        return "waits"  # for the rest of the request
     except OSError:
-        return "closed", b""
+        return "closed"
     finally:
         writer.close()
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.soak.attacks.encoding import encode
-from tests.soak.attacks.structures import AMBIGUOUS, GRAMMARS, REGEXES, schemas
-from tests.soak.attacks.target import Target
+from tests.soak.structures import AMBIGUOUS, GRAMMARS, REGEXES, encode, schemas
+from tests.soak.target import Target
 
 REPEATS = 60_000  # of a special token
 CORPORA = 70

@@ -24,7 +24,6 @@ class Target:
     bystanders_key: str
     body_bytes: int  # the server's limit
     context_tokens: int
-    vocabulary_size: int
     special_tokens: tuple[str, ...]
 
     @property
@@ -45,7 +44,6 @@ async def survey(url: str, settings: Settings) -> Target:
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as client:
         counted = (await client.post("/tokenize", json={"prompt": "x"})).json()
         model = await served_model(client)
-    tokenizer = load_tokenizer(settings.model.path)
     return Target(
         url,
         model,
@@ -53,6 +51,5 @@ async def survey(url: str, settings: Settings) -> Target:
         bystanders_key,
         settings.limits.body_bytes,
         counted["max_model_len"],
-        len(tokenizer),
-        tuple(tokenizer.all_special_tokens),
+        tuple(load_tokenizer(settings.model.path).all_special_tokens),
     )
