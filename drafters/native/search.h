@@ -24,8 +24,8 @@ struct Visits {
   Array<int32_t> first_child;  // [P]; 0 = not expanded
   Array<int32_t> children;     // [P]; number of children
   Array<float> prior;          // [P]; probability given the parent: P(s, a) of Eq. 2
-  Array<int32_t> count;        // [P]; N(s, a)
-  Array<double> reward;        // [P]; sum over visits, so Q(s, a) = reward / count
+  Array<int32_t> counts;       // [P]; N(s, a)
+  Array<double> reward;        // [P]; sum over visits, so Q(s, a) = reward / counts
 };
 
 namespace search {
@@ -101,7 +101,7 @@ struct MonteCarlo {
   bool is_leaf(int64_t node) const { return nodes.depths[node] == depth || !visits.children[node]; }
 
   void clear(int64_t node, float prior) const {
-    visits.first_child[node] = visits.children[node] = visits.count[node] = 0;
+    visits.first_child[node] = visits.children[node] = visits.counts[node] = 0;
     visits.prior[node] = prior;
     visits.reward[node] = 0;
   }
@@ -118,12 +118,12 @@ struct MonteCarlo {
   int64_t select(int64_t node) const {
     const int64_t first = visits.first_child[node], end = first + visits.children[node];
     int64_t total = 0, best = first;
-    for (int64_t child = first; child < end; child++) total += visits.count[child];
+    for (int64_t child = first; child < end; child++) total += visits.counts[child];
     const double exploration = (c1 + std::log((total + c2 + 1) / c2)) * std::sqrt((double)total);
     double best_score = -1;
     for (int64_t child = first; child < end; child++) {
-      const double quality = visits.count[child] ? visits.reward[child] / visits.count[child] : 0;
-      const double score = quality + exploration * visits.prior[child] / (1.0 + visits.count[child]);
+      const double quality = visits.counts[child] ? visits.reward[child] / visits.counts[child] : 0;
+      const double score = quality + exploration * visits.prior[child] / (1.0 + visits.counts[child]);
       if (score > best_score) best = child, best_score = score;
     }
     return best;
@@ -186,7 +186,7 @@ inline int64_t monte_carlo(const Trigrams& trigrams, const Pool& pool, const Vis
     }
     const double reward = tree.rollout(node);
     for (; node >= 0; node = nodes.parents[node]) {
-      visits.count[node]++;
+      visits.counts[node]++;
       visits.reward[node] += reward;
     }
   }

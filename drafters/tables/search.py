@@ -47,14 +47,14 @@ class Visits(NamedTuple):
     first_child: NDArray[np.int32]  # [P]; 0 = not expanded
     children: NDArray[np.int32]  # [P]; number of children
     prior: NDArray[np.float32]  # [P]; probability given the parent: P(s, a) of Eq. 2
-    count: NDArray[np.int32]  # [P]; N(s, a)
-    reward: NDArray[np.float64]  # [P]; sum over visits, so Q(s, a) = reward / count
+    counts: NDArray[np.int32]  # [P]; N(s, a)
+    reward: NDArray[np.float64]  # [P]; sum over visits, so Q(s, a) = reward / counts
 
 
 def new_visits(nodes: int) -> Visits:
     """Room for the visits of `nodes` search nodes."""
-    first_child, children, count = np.zeros((3, nodes), np.int32)
-    return Visits(first_child, children, np.zeros(nodes, np.float32), count, np.zeros(nodes, np.float64))
+    first_child, children, counts = np.zeros((3, nodes), np.int32)
+    return Visits(first_child, children, np.zeros(nodes, np.float32), counts, np.zeros(nodes, np.float64))
 
 
 @native

@@ -1,4 +1,4 @@
-"""Parses the text of an answer into reasoning, content and tool calls, and makes the items of which some APIs' answers consist."""
+"""Parses the text of an answer into reasoning, content and tool calls, and these into the items of some APIs' answers."""
 
 from __future__ import annotations
 

@@ -11,7 +11,9 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
-from pathlib import Path
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path, PurePosixPath
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -19,16 +21,17 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from outrider.server.app import create_app
 from outrider.server.settings import Settings, load_settings
-from tests.docs.routes import routes
-from tests.stand_in import answering
+from outrider.verify.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 DOCKER = ROOT / "docker"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yml").read_text())
 MANIFESTS: dict[str, Any] = {m["kind"]: m for m in yaml.safe_load_all((DOCKER / "kubernetes.yml").read_text())}
-CONTAINER: dict[str, Any] = MANIFESTS["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+POD: dict[str, Any] = MANIFESTS["Deployment"]["spec"]["template"]["spec"]
+CONTAINER: dict[str, Any] = POD["containers"][0]
 UNIT = (DOCKER / "outrider.service").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -105,18 +108,32 @@ def test_package_data_is_installed() -> None:
 def test_the_health_check_passes_if_the_server_answers_200(status: int | None, code: int) -> None:
     """By bash alone, which is in the image's base. A Python for each check would take half a second of a core."""
     (command,) = (json.loads(line.partition("CMD ")[2]) for line in instructions("HEALTHCHECK"))
-    path = re.search(r"GET (/\w+)", command[-1])
-    assert path and ("GET", path[1]) in routes()
-    with answering({path[1]: (status or 0, "")}) as url:
-        environment = os.environ | {"OUTRIDER_SERVER__PORT": url.rpartition(":")[2] if status else "1"}
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status or 0)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = Thread(target=server.serve_forever)
+        environment = os.environ | {"OUTRIDER_SERVER__PORT": str(server.server_port if status else 1)}
+        thread.start()
         done = subprocess.run(command, env=environment, capture_output=True)
+        server.shutdown()
+        thread.join()
     assert (command[0], done.returncode) == ("bash", code)
 
 
-def test_kubernetes_probes_are_endpoints() -> None:
-    probes = [CONTAINER[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")]
-    ports = {port["name"] for port in CONTAINER["ports"]}
-    assert all(("GET", probe["path"]) in routes() and probe["port"] in ports for probe in probes)
+def test_everything_that_the_image_writes_is_writable_on_a_read_only_root() -> None:
+    environment, home = image_environment(), instructions("VOLUME")[0]
+    written = {environment["HF_HOME"], f"{home}/.cache/outrider", "/tmp"}
+    service = COMPOSE["services"]["outrider"]
+    compose = [mount.split(":")[1] for mount in service["volumes"]] + [mount.split(":")[0] for mount in service["tmpfs"]]
+    kubernetes = [mount["mountPath"] for mount in CONTAINER["volumeMounts"] if not mount.get("readOnly")]
+    for mounts in (compose, kubernetes):
+        assert all(any(PurePosixPath(path).is_relative_to(mount) for mount in mounts) for path in written)
 
 
 def variables() -> Iterator[tuple[str, str]]:
@@ -133,7 +150,34 @@ def test_variables_are_settings(file: str, name: str) -> None:
     assert setting in type(getattr(Settings(), section)).model_fields, f"{file}: {name}"
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_kubernetes_admits_everybody_to_the_servers_own_port_only() -> None:
+    spec = MANIFESTS["NetworkPolicy"]["spec"]
+    assert spec["podSelector"]["matchLabels"] == MANIFESTS["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
+    admitted = {rule["ports"][0]["port"]: rule.get("from") for rule in spec["ingress"]}
+    assert set(admitted) == set(ports.values()) and admitted[ports["http"]] is None and admitted[ports["metrics"]]
+
+
+def test_kubernetes_probes_are_endpoints() -> None:
+    settings = Settings()
+    app = create_app(settings, load_tokenizer(settings.model.path, trust_remote_code=False))
+    paths = app.openapi()["paths"]
+    ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
+    variables = {variable["name"]: variable.get("value") for variable in CONTAINER["env"]}
+    assert ports == {"http": int(instructions("EXPOSE")[0]), "metrics": int(variables["OUTRIDER_METRICS__PORT"])}
+    annotations = MANIFESTS["Deployment"]["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == variables["OUTRIDER_METRICS__PORT"]
+    assert MANIFESTS["Service"]["spec"]["ports"][0]["targetPort"] in ports
+    probes = {name: CONTAINER[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+    assert all(probe["path"] in paths and probe["port"] in ports for probe in probes.values())
+    assert (probes["liveness"]["path"], probes["readiness"]["path"]) == ("/health", "/ready")
+    checked = re.search(r"GET (/\w+)", instructions("HEALTHCHECK")[0])
+    assert checked and checked[1] in paths
+
+
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="needs systemd-analyze; the test above reads the unit itself"
+)
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     file = tmp_path / "outrider.service"
     file.write_text(UNIT.replace("/opt/outrider/bin/outrider", "/bin/true"))  # the program must exist

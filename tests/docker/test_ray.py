@@ -10,6 +10,7 @@ import yaml
 
 from outrider.server.ray.command import ENVIRONMENT, NAME
 from outrider.server.ray.scale import Scale
+from tests.docker.test_files import MANIFESTS
 
 ROOT = Path(__file__).parents[2]
 SERVE: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "ray.yml").read_text())
@@ -30,11 +31,32 @@ def test_the_applications_are_built_by_this_code() -> None:
         Scale.model_validate({name: value for name, value in application["args"].items() if name != "config"})
 
 
-def test_every_pod_has_the_settings_and_room_for_a_replica() -> None:
+def test_every_pod_has_the_settings_and_room_for_a_replica_and_only_the_head_the_keys() -> None:
     arguments = applications()[1]["args"]
     for group in GROUPS:
-        [container] = group["template"]["spec"]["containers"]
+        pod = group["template"]["spec"]
+        [container] = pod["containers"]
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
         variables = {variable["name"]: variable["value"] for variable in container["env"]}
-        assert str(Path(arguments["config"]).parent) in {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert set(mounts.values()) == {volume["name"] for volume in pod["volumes"]}
+        assert str(Path(arguments["config"]).parent) in mounts
+        if group is GROUPS[0]:
+            assert str(Path(variables["OUTRIDER_AUTH__FILE"]).parent) in mounts
+        else:
+            assert not any("secret" in volume for volume in pod["volumes"]) and "OUTRIDER_AUTH__FILE" not in variables
         assert variables.items() >= ENVIRONMENT.items()
         assert int(container["resources"]["requests"]["cpu"]) >= arguments["cpus"]
+
+
+def test_every_pod_is_as_hard_as_that_of_one_server() -> None:
+    one = MANIFESTS["Deployment"]["spec"]["template"]["spec"]
+    for group in GROUPS:
+        pod = group["template"]["spec"]
+        assert pod["securityContext"] == one["securityContext"]
+        assert pod["enableServiceLinks"] == one["enableServiceLinks"]
+        for container in pod["containers"]:
+            assert container["securityContext"] == one["containers"][0]["securityContext"]
+            written = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+            assert written == {"/var/lib/outrider", "/tmp"}
+    for group in GROUPS[1:]:
+        assert group["template"]["spec"]["automountServiceAccountToken"] is False
