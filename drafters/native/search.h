@@ -171,8 +171,7 @@ struct MonteCarlo {
 // Two differences from the authors' code: the reward is the path's own probability, normalised by its length (theirs looks up the
 // wrong word, so every reward is about 1), and ties go to the likelier token instead of hash order.
 inline int64_t monte_carlo(const Trigrams& trigrams, const Pool& pool, const Visits& visits, const Array<int32_t>& text, int64_t depth,
-                           int64_t iterations, int64_t candidates, double c1, double c2, const Array<uint64_t>& random,
-                           const Dice& dice) {
+                           int64_t iterations, int64_t candidates, double c1, double c2, const Array<uint64_t>& random, const Dice& dice) {
   MonteCarlo tree{{trigrams, pool, text}, visits, depth, c1, c2, random[0]};
   const Nodes& nodes = pool.nodes;
   nodes::reset(nodes, text[2]);

@@ -1,9 +1,9 @@
 // Attention of rows over the keys and values of their own text.
 //
 // A text is cut into blocks of POSITIONS, whose keys are turned to columns: a score is one chain of sums over the values of a key,
-// as an output is over the positions, so both are products of the same kernel, without a sum over lanes. Blocks are combined in
-// the order of the text. A key's place in the cache, and the gap to the next key, change nothing, so a row of
-// a draft tree has the bits of the same row decoded alone.
+// as an output is over the positions, so both are products of the same kernel, without a sum over lanes. Blocks are combined in the
+// order of the text. A key's place in the cache, and the gap to the next key, change nothing, so a row of a draft tree has the bits
+// of the same row decoded alone.
 #pragma once
 #include "buffer.h"
 #include "pointwise.h"
