@@ -28,7 +28,7 @@ def test_options_are_changed_and_converted() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"trigram": {"order": "2"}}, "no option --trigram.order; trigram has contexts, depth, table"),
+        ({"trigram": {"order": "2"}}, "no option --trigram.order; trigram has contexts, depth, search, table"),
         ({"trigram": {"depth": "33"}}, "--trigram.depth is invalid: Input should be less than or equal to 32"),
         ({"draft": {"steps": "many"}}, "--draft.steps is invalid"),
     ],
