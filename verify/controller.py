@@ -75,12 +75,8 @@ class Times:
 class Controller:
     """Plans the rounds of one worker."""
 
-    def __init__(self, max_seconds: float | None = None, silent_seconds: float = math.inf) -> None:
-        """`max_seconds` bounds rounds that read prompts; None = READING_FACTOR times the usual time of their steps.
-
-        `silent_seconds` bounds rounds without steps, because the worker reports progress only when a round ends.
-        """
-        self._max_seconds = max_seconds
+    def __init__(self, silent_seconds: float = math.inf) -> None:
+        """`silent_seconds` bounds rounds without steps, because the worker reports progress only when a round ends."""
         self._silent_seconds = silent_seconds
         self._token_seconds: float | None = None  # seconds per token in the latest round without steps
         self._usual: float | None = None  # seconds of rounds without prompts (EMA), or of what such a round would have taken
@@ -156,7 +152,7 @@ class Controller:
         """The most predicted seconds of the next round, if it reads a prompt. `predicted` is the time of its steps alone."""
         self._evaluate()
         self._usual = ema(self._usual, predicted * self._errors[False])
-        return (self._max_seconds or READING_FACTOR * self._usual) / self._errors[True]
+        return READING_FACTOR * self._usual / self._errors[True]
 
     def _chunk(self, most: int) -> int:
         """The number of prompt tokens, at most `most`, that a round without steps reads."""

@@ -26,12 +26,6 @@ class Scheduling(Section):
         description="Maximum requests that answer concurrently; null allows up to 8, as many as have KV caches and speed up "
         "decoding.",
     )
-    max_gap_ms: float | None = Field(
-        None,
-        gt=0,
-        description="Maximum milliseconds between the tokens of an answer while another prompt is read; null allows 1.8 times "
-        "the usual.",
-    )
     max_waiting: int = Field(64, ge=0, description="Maximum queued requests, above which keys have equal shares.")
     queue_seconds: float | None = Field(None, gt=0, description="Maximum time in the queue before a 503; null sets no limit.")
     request_seconds: float | None = Field(

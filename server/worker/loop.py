@@ -73,9 +73,7 @@ class Worker:
         )
         self.scheduler = Scheduler(self.sessions, runtime.max_active)
         self._launched: tuple[list[Job], Round] | None = None  # a round that is to be finished, and its jobs
-        gap_ms = settings.scheduling.max_gap_ms
-        max_seconds = None if gap_ms is None else gap_ms / 1e3
-        self._controller = Controller(max_seconds, SILENT_SHARE * settings.scheduling.stall_seconds)
+        self._controller = Controller(SILENT_SHARE * settings.scheduling.stall_seconds)
         self._last_sent_at = 0.0  # time.monotonic()
 
     def run(self) -> None:
