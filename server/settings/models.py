@@ -136,7 +136,7 @@ class Model(Section):
         Path("~/.cache/outrider/packed"),
         description="Folder of packed weights, which later starts and other servers map; null packs them at every start.",
     )
-    trust_remote_code: bool = Field(False, description="See model.trust_remote_code.")
+    trust_remote_code: bool = Field(False, description="Run code from the model's folder, with all rights of the server.")
 
     @property
     def served_name(self) -> str:
@@ -159,8 +159,8 @@ class Models(Section):
 
     paths: tuple[str | dict[str, Any], ...] = Field(
         (),
-        description="GGUF files, folders of checkpoints, Hugging Face ids, folders that hold several models, or mappings of "
-        "the sections in which a model differs (model, draft_model, speculation); an empty list serves model.path alone.",
+        description="Models in the forms of model.path, folders that hold several, or mappings of the sections in which a "
+        "model differs (model, draft_model, speculation); an empty list serves model.path alone.",
     )
     idle_seconds: float | None = Field(
         600.0, gt=0, description="Idle time after which a model is unloaded; null keeps it until others need room."

@@ -59,8 +59,7 @@ class Speculation(Section):
     )
     trace: bool | None = Field(
         None,
-        description="Let requests see the drafts of their steps, which may show text of the datastores and the base table; "
-        "null allows it if there are no API keys.",
+        description="Let requests see the drafts of their steps; null allows it if there are no API keys.",
     )
     trigram: Trigram = Trigram()
     retrieval: Retrieval = Retrieval()

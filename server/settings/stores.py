@@ -61,6 +61,5 @@ class Corpora(Section):
     total_bytes: int = Field(
         64 << 20,
         ge=0,
-        description="Maximum size of all corpora, as indexed; each key may use an equal share. They are kept with the "
-        "sessions if sessions.folder is set, else in a temporary folder. 0 keeps none.",
+        description="Maximum size of all corpora, as indexed; each key may use an equal share. 0 keeps none.",
     )
