@@ -24,12 +24,14 @@ class Answer:
     first_token_seconds: float | None = None  # from the start; None without streaming
     prompt_tokens: int | None = None  # None if the peer was given token ids
     text: str | None = None  # None in process
+    first_text: str = ""  # the part of the text that came first
 
     @property
     def rate(self) -> float:
-        """Tokens per second after the first one, of a stream."""
+        """Tokens per second after the first one, of a stream; 0 if most of the text came at once, such as a call of a tool."""
         rest = self.seconds - (self.first_token_seconds or 0.0)
-        return (self.tokens - 1) / rest if self.tokens > 1 and rest > 0 else 0.0
+        is_held_back = 2 * len(self.first_text) > len(self.text or "") > 0
+        return (self.tokens - 1) / rest if self.tokens > 1 and rest > 0 and not is_held_back else 0.0
 
 
 def ask(client: httpx.Client, fields: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
@@ -50,7 +52,7 @@ def ask(client: httpx.Client, fields: Mapping[str, Any], headers: Mapping[str, s
 
 def read(arrived: list[tuple[float, bytes]]) -> Answer:
     """The answer of a stream, from its pieces and the seconds at which they arrived. Raises BenchError if it holds an error."""
-    text, ids, first, usage, steps, rest = "", list[int](), None, dict[str, Any](), None, b""
+    text, first_text, ids, first, usage, steps, rest = "", "", list[int](), None, dict[str, Any](), None, b""
     for seconds, data in arrived:
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
@@ -63,12 +65,14 @@ def read(arrived: list[tuple[float, bytes]]) -> Answer:
                 content, tokens = text_of(choice.get("delta") or {}), choice.get("token_ids") or []
                 text, ids = text + content, ids + tokens
                 first = seconds if first is None and (content or tokens) else first
+                first_text = text if seconds == first else first_text
             usage = chunk.get("usage") or usage
             steps = count_steps(chunk, usage) or steps
     if not usage:
         raise BenchError("A server ended an answer without its usage.")
     total = arrived[-1][0]
-    return Answer(usage["completion_tokens"], total, ids or None, steps, first or total, usage["prompt_tokens"], text)
+    prompt = usage["prompt_tokens"]
+    return Answer(usage["completion_tokens"], total, ids or None, steps, first or total, prompt, text, first_text)
 
 
 def text_of(delta: Mapping[str, Any]) -> str:

@@ -108,6 +108,12 @@ def after(context_tokens: int, question: Question) -> Question:
     return Question([*system, known, thanks, *question.messages[len(system) :]], question.fields)
 
 
+def apart(question: Question, name: str) -> Question:
+    """The question in a conversation that begins with its name, so that a server reuses nothing of another conversation."""
+    first, *others = question.messages
+    return Question([{**first, "content": f"Conversation {name}.\n\n{first['content']}"}, *others], question.fields)
+
+
 def user(text: str) -> dict[str, Any]:
     """A message of the user."""
     return {"role": "user", "content": text}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from rich.progress import Progress
 from bench import report
 from bench.http.chat import Answer, ask
 from bench.pair.chart import draw
-from bench.pair.prompts import TASKS, Question, after
+from bench.pair.prompts import TASKS, Question, after, apart
 from bench.plan import BenchError
 
 TIMEOUT_SECONDS = 3600.0
@@ -118,7 +119,7 @@ def run(
             raise BenchError(f"The servers have different models ({names}); compare them with --force if that is meant.")
         parts = list(measure(servers, choice))
     rows = [row for part in parts for row in part_rows(part)]
-    rows += [{"task": ALL, "server": name(number), "ratio": ratio(parts, number)} for number in range(len(servers))]
+    rows += [{"task": ALL, "server": name(number), "ratio": ratio(parts, number) or 1.0} for number in range(len(servers))]
     figures = {
         "servers": [
             {"name": name(i), "url": each.url, "model": each.model, "program": each.program} for i, each in enumerate(servers)
@@ -135,15 +136,15 @@ def run(
 
 def measure(servers: Sequence[Server], choice: Choice) -> Iterator[Part]:
     """Asks all servers each question, and begins with another server each time."""
-    cases = list(product(choice.tasks, choice.contexts, choice.temperatures))
+    cases, run_name = list(product(choice.tasks, choice.contexts, choice.temperatures)), secrets.token_hex(3)
     with Progress() as progress:
         steps = progress.add_task("answering", total=len(cases) * choice.questions * len(servers))
         for server in servers:  # the first answer of a process is slower
             server.answer(Question([{"role": "user", "content": "Hello"}]), 0.0, 8, SEED)
-        for task, context, temperature in cases:
+        for case, (task, context, temperature) in enumerate(cases):
             found = []
             for number in range(choice.questions):
-                question = after(context, TASKS[task](number))
+                question = apart(after(context, TASKS[task](number)), f"{run_name}-{case}-{number}")
                 answers: dict[int, Answer] = {}
                 for turn in range(len(servers)):
                     place = (turn + number) % len(servers)
@@ -156,8 +157,7 @@ def measure(servers: Sequence[Server], choice: Choice) -> Iterator[Part]:
 def part_rows(part: Part) -> Iterator[dict[str, Any]]:
     """A row of figures for each server."""
     for number, answers in enumerate(zip(*part.answers, strict=True)):
-        rates = [answer.rate for answer in answers]
-        middle = quantiles(rates, n=4, method="inclusive") if len(rates) > 1 else rates
+        rates = [answer.rate for answer in answers if answer.rate]
         steps = [answer.tokens / answer.steps for answer in answers if answer.steps]
         row: dict[str, Any] = {
             "task": part.task,
@@ -165,10 +165,12 @@ def part_rows(part: Part) -> Iterator[dict[str, Any]]:
             "temperature": part.temperature,
             "server": name(number),
             "first_seconds": round(median(answer.first_token_seconds or 0.0 for answer in answers), 3),
-            "rate": round(median(rates), 2),
-            "spread": f"{middle[0]:.1f}-{middle[-1]:.1f}",
-            "ratio": round(ratio([part], number), 3),
         }
+        if rates:
+            middle = quantiles(rates, n=4, method="inclusive") if len(rates) > 1 else rates
+            row |= {"rate": round(median(rates), 2), "spread": f"{middle[0]:.1f}-{middle[-1]:.1f}"}
+        if (found := ratio([part], number)) is not None:
+            row["ratio"] = round(found, 3)
         if steps:
             row["per_step"] = round(fmean(steps), 2)
         if number:
@@ -176,10 +178,14 @@ def part_rows(part: Part) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def ratio(parts: Sequence[Part], number: int) -> float:
-    """How many times as fast the first server is as this one: the mean over questions of the ratios of tokens per second."""
+def ratio(parts: Sequence[Part], number: int) -> float | None:
+    """How many times as fast the first server is as this one: the mean over questions of the ratios of tokens per second.
+
+    None if no question has both.
+    """
     pairs = [(question[0].rate, question[number].rate) for part in parts for question in part.answers]
-    return geometric_mean([first / other for first, other in pairs if first and other] or [1.0])
+    ratios = [first / other for first, other in pairs if first and other]
+    return geometric_mean(ratios) if ratios else None
 
 
 def equality(texts: Sequence[tuple[str, str]]) -> str:
@@ -204,7 +210,10 @@ def name(number: int) -> str:
 def show(figures: Mapping[str, Any]) -> None:
     """Prints a table, the same in Markdown, and a line to paste."""
     legend = [f"{each['name']}: {each['program']} at {each['url']}, {each['model']}" for each in figures["servers"]]
-    explained = "ratio: tokens/s of A over this server's. equal: texts like A's; the others part after so many characters."
+    explained = (
+        "tokens/s: after the first one; not told where a server holds most of the text back, as calls of tools are. ratio: "
+        "tokens/s of A over this server's. equal: texts like A's; the others part after so many characters."
+    )
     report.print_figures("Servers in turns", COLUMNS, figures["rows"], "\n".join([*legend, explained]))
     print(f"\n{markdown(figures['rows'])}\n")
     ratios = {row["server"]: row["ratio"] for row in figures["rows"] if row["task"] == ALL}

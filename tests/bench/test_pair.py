@@ -10,8 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench.pair.prompts import TASKS, after
-from bench.pair.run import Choice, equality, run
+from bench.http.chat import Answer
+from bench.pair.prompts import TASKS, after, apart
+from bench.pair.run import Choice, Part, equality, part_rows, ratio, run
 from bench.plan import BenchError
 from tests.servers import Served
 from tests.stand_in import answering
@@ -48,6 +49,22 @@ def test_what_cannot_be_compared_is_refused(served: Served) -> None:
             run([other], CHOICE, None, force=False, out=None, chart=None)
     with pytest.raises(BenchError, match="does not answer as a server"):
         run([served.url, other], CHOICE, None, force=False, out=None, chart=None)
+
+
+def test_a_text_that_comes_at_once_has_no_speed() -> None:
+    """Otherwise the one that holds a call back until it is whole would be the fastest."""
+    held, streamed = Answer(80, 8.0, None, 40, 7.99, 9, "call", "cal"), Answer(80, 8.0, None, 80, 0.1, 9, "call", "c")
+    assert held.rate == 0 and streamed.rate == pytest.approx(10)
+    part = Part("agent", 0, 0.0, [[held, streamed]])
+    assert ratio([part], 1) is None
+    first, second = part_rows(part)
+    assert "rate" not in first and second["rate"] == 10 and "ratio" not in second
+
+
+def test_conversations_share_no_beginning() -> None:
+    question = TASKS["agent"](0)
+    one, two = apart(question, "1"), apart(question, "2")
+    assert one.messages[0] != two.messages[0] and one.messages[1:] == two.messages[1:] == question.messages[1:]
 
 
 @pytest.mark.parametrize("task", TASKS)
