@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("outrider.worker")
 # Earlier sessions of a principal are kept up to this many tokens.
 LEARNED_TOKENS = 1 << 15
-# A draft model, which runs beside the target, has one of this many cores.
-CORES_PER_DRAFT_THREAD = 8
+# CPU threads of a draft model, which may run beside the target.
+DRAFT_THREADS = 1
 # A token of a principal's earlier texts takes this much in the text itself, its index and their table.
 LEARNED_TOKEN_BYTES = 16
 
@@ -131,7 +131,7 @@ def load(settings: Settings) -> Runtime:
     slots = start_models(runner, draft, settings, tokenizer)
     draft_session, run_drafts = None, in_turns
     if draft is not None:
-        shared_draft = share_draft(draft, runner.vocabulary, slots, draft_threads())
+        shared_draft = share_draft(draft, runner.vocabulary, slots, DRAFT_THREADS)
         shared_draft.measure(runner)
         draft_session, run_drafts = shared_draft.session, shared_draft.run_drafts
     curve = load_curve(runner, settings)
@@ -196,7 +196,7 @@ def start_models(
     if plan.note:
         log.warning(plan.note)
     draft_plan = plan_draft(runner, draft, plan)
-    reserved = 0 if draft is None else draft_threads()
+    reserved = 0 if draft is None else DRAFT_THREADS
     runner.use_threads(settings.model.threads or default_threads(runner, reserved))
     folder = cost_folder(settings)
     finding = folder and folder / f"{machine_key(runner)}-rows.json"
@@ -205,7 +205,7 @@ def start_models(
             each.pages = pages
     backend.start(runner, settings.model.path, plan.context_tokens, settings.model.invariant, finding, tokenizer)
     if isinstance(draft, ModelRunner):
-        draft.threads = draft_threads()
+        draft.threads = DRAFT_THREADS
         backend.start(draft, str(settings.draft_model.path), draft_plan.context_tokens, tokenizer=tokenizer)
     elif draft is not None:
         draft.start(plan.context_tokens)
@@ -310,11 +310,6 @@ def cost_folder(settings: Settings) -> Path | None:
     """The folder of what was measured on this machine."""
     folder = settings.speculation.cost_folder
     return folder and folder.expanduser()
-
-
-def draft_threads() -> int:
-    """CPU threads of a draft model."""
-    return max(1, (os.cpu_count() or 1) // CORES_PER_DRAFT_THREAD)
 
 
 def default_threads(runner: ModelRunner, reserved: int = 0) -> int:

@@ -218,8 +218,7 @@ struct Part {
 
 inline Part part_of(const Text& text, int start, int window) {
   const int count = std::clamp(text.length - start, 0, POSITIONS), shared = std::clamp(text.contiguous - start, 0, count);
-  const int hidden = window ? std::max(0, text.length - window - start) : 0;
-  const int own = count - shared;
+  const int hidden = window ? std::max(0, text.length - window - start) : 0, own = count - shared;
   return {shared, own, hidden, own ? text.slots + (start + shared - text.contiguous) : nullptr};
 }
 
