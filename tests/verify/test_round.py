@@ -19,7 +19,7 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, make
 from outrider.verify.constraints.reasoning import ReasoningBudget
-from outrider.verify.controller import MIN_CHUNK_TOKENS, Controller
+from outrider.verify.controller import MIN_CHUNK_TOKENS, Controller, Plan, Times
 from outrider.verify.cost import CostCurve
 from outrider.verify.decode import finish
 from outrider.verify.measurement import NODES
@@ -93,6 +93,14 @@ def test_streams_that_come_and_go_get_the_answers_of_each_alone(runner: ModelRun
     assert found == alone
 
 
+def hurried() -> Controller:
+    """A controller whose rounds took far longer than predicted, so that they read the smallest chunks."""
+    controller = Controller()
+    for _ in range(100):
+        controller.record(Plan([], 0, 1.0, CURVE, reads=True), 1, Times(0.0, 10.0, None))
+    return controller
+
+
 def test_a_storm_of_short_prompts_neither_waits_for_a_long_one_nor_stops_it(tiny_runner: ModelRunner) -> None:
     """Every short prompt is read in the round in which it comes; the long one gets its share; all answers are right."""
 
@@ -105,7 +113,7 @@ def test_a_storm_of_short_prompts_neither_waits_for_a_long_one_nor_stops_it(tiny
     while long.unread_prompt > MIN_CHUNK_TOKENS:
         unread, before = long.unread_prompt, short
         short = stream(text[rounds : rounds + 7])
-        outcomes = run_round([long, before, short], Controller(1.0))  # the smallest chunks
+        outcomes = run_round([long, before, short], hurried())
         assert unread - long.unread_prompt == MIN_CHUNK_TOKENS // OLDEST_SHARE
         assert short.unread_prompt == 0
         assert isinstance(outcomes[1], Step) and outcomes[1].tokens  # the round after its prompt's
