@@ -137,10 +137,9 @@ class ChatEndpoint:
         requests = await self._requests.build(
             http, body, [prompt.tokens], grammar, limit, shown, prompt.pictures, open_ended=bool(body.enforced_tools)
         )
-        hidden = markers if body.hides_special_tokens else []
 
         def new_parser() -> ToolParser:
-            return HiddenMarkers(self._new_parser(body, opened), hidden)
+            return HiddenMarkers(self._new_parser(body, opened), markers if body.hides_special_tokens else [])
 
         if body.parallel_tool_calls is False and body.enabled_tools and not body.enforced_tools:  # else the grammar allows one
             parser, stop = lambda: SingleCallParser(new_parser()), lambda: SingleCallStop(new_parser())
