@@ -72,6 +72,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """What runs tests that are coroutines."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def tiny_config() -> LlamaConfig:
     return LlamaConfig(
         vocab_size=97,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
 
 from outrider.server.fair_threads import FairThreads
 
@@ -37,55 +36,42 @@ class Rig:
                 await asyncio.sleep(0.001)
 
 
-def run(body: Callable[[Rig], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await body(Rig())
-
-    asyncio.run(main())
-
-
-def test_one_principal_cannot_hold_all_threads() -> None:
-    async def body(rig: Rig) -> None:
-        greedy = [rig.submit("greedy", f"greedy {number}") for number in range(4)]
-        await rig.until_started(1)
-        await asyncio.sleep(0.02)
-        assert rig.started == ["greedy 0"]  # one thread, however much it asks for
-        other = rig.submit("other", "other")
-        await rig.until_started(2)
-        assert rig.started == ["greedy 0", "other"]
-        rig.release.set()
-        assert await asyncio.gather(*greedy, other) == [*(f"greedy {number}" for number in range(4)), "other"]
-        assert rig.used == {"first", "second"}
-
-    run(body)
+async def test_one_principal_cannot_hold_all_threads() -> None:
+    rig = Rig()
+    greedy = [rig.submit("greedy", f"greedy {number}") for number in range(4)]
+    await rig.until_started(1)
+    await asyncio.sleep(0.02)
+    assert rig.started == ["greedy 0"]  # one thread, however much it asks for
+    other = rig.submit("other", "other")
+    await rig.until_started(2)
+    assert rig.started == ["greedy 0", "other"]
+    rig.release.set()
+    assert await asyncio.gather(*greedy, other) == [*(f"greedy {number}" for number in range(4)), "other"]
+    assert rig.used == {"first", "second"}
 
 
-def test_principals_take_turns() -> None:
-    async def body(rig: Rig) -> None:
-        work = [rig.submit("a", "a0"), rig.submit("b", "b0")]
-        await rig.until_started(2)
-        work += [rig.submit("a", f"a{number}") for number in (1, 2, 3)]
-        await asyncio.sleep(0)
-        work += [rig.submit("c", "c0"), rig.submit("d", "d0")]
-        await asyncio.sleep(0)
-        rig.release.set()
-        await asyncio.gather(*work)
-        assert max(rig.started.index("c0"), rig.started.index("d0")) < rig.started.index("a2")
-
-    run(body)
+async def test_principals_take_turns() -> None:
+    rig = Rig()
+    work = [rig.submit("a", "a0"), rig.submit("b", "b0")]
+    await rig.until_started(2)
+    work += [rig.submit("a", f"a{number}") for number in (1, 2, 3)]
+    await asyncio.sleep(0)
+    work += [rig.submit("c", "c0"), rig.submit("d", "d0")]
+    await asyncio.sleep(0)
+    rig.release.set()
+    await asyncio.gather(*work)
+    assert max(rig.started.index("c0"), rig.started.index("d0")) < rig.started.index("a2")
 
 
-def test_work_whose_caller_left_is_not_started() -> None:
-    async def body(rig: Rig) -> None:
-        first = rig.submit("a", "first")
-        await rig.until_started(1)
-        left, last = rig.submit("a", "left"), rig.submit("a", "last")
-        await asyncio.sleep(0)
-        left.cancel()
-        first.cancel()  # its work runs, but its result is dropped
-        rig.release.set()
-        assert await last == "last"
-        assert rig.started == ["first", "last"]
-        assert not rig.pool._waiting and not rig.pool._running
-
-    run(body)
+async def test_work_whose_caller_left_is_not_started() -> None:
+    rig = Rig()
+    first = rig.submit("a", "first")
+    await rig.until_started(1)
+    left, last = rig.submit("a", "left"), rig.submit("a", "last")
+    await asyncio.sleep(0)
+    left.cancel()
+    first.cancel()  # its work runs, but its result is dropped
+    rig.release.set()
+    assert await last == "last"
+    assert rig.started == ["first", "last"]
+    assert not rig.pool._waiting and not rig.pool._running

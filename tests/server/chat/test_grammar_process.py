@@ -104,17 +104,14 @@ def test_a_process_that_is_killed_or_stopped_says_nothing_about_the_grammar(
     assert refusal(checker, 'start: "b"') == ""
 
 
-def test_many_grammars_of_one_client_delay_another_by_one_at_most(checker: GrammarChecker) -> None:
+async def test_many_grammars_of_one_client_delay_another_by_one_at_most(checker: GrammarChecker) -> None:
     done: list[str] = []
 
     async def send(number: int, principal: str) -> None:
         await checker.check(job(f'start: "{number}"'), principal)
         done.append(principal)
 
-    async def run() -> None:
-        await asyncio.gather(*(send(number, "mallory") for number in range(20)), send(20, "alice"))
-
-    asyncio.run(run())
+    await asyncio.gather(*(send(number, "mallory") for number in range(20)), send(20, "alice"))
     assert "alice" in done[:2]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +29,17 @@ KEYS = {"alice": "alices-secret-key", "bob": "bobs-secret-key"}
 Send = Callable[..., Awaitable[httpx.Response]]
 
 
-def run(app: FastAPI, flow: Callable[[Send], Awaitable[None]]) -> None:
-    """Runs a flow of requests on one event loop, in the lifespan of the application."""
+@asynccontextmanager
+async def running(app: FastAPI) -> AsyncIterator[Send]:
+    """Sends requests on one event loop, in the lifespan of the application."""
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=("127.0.0.1", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=120) as client:
 
-    async def requests() -> None:
-        async with app.router.lifespan_context(app):
-            transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=("127.0.0.1", 1))
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=120) as client:
+            async def send(method: str, path: str, body: Any = None, key: str = "none") -> httpx.Response:
+                return await client.request(method, path, json=body, headers={"Authorization": f"Bearer {key}"})
 
-                async def send(method: str, path: str, body: Any = None, key: str = "none") -> httpx.Response:
-                    return await client.request(method, path, json=body, headers={"Authorization": f"Bearer {key}"})
-
-                await flow(send)
-
-    asyncio.run(requests())
+            yield send
 
 
 def files(**texts: str) -> list[dict[str, str]]:
@@ -59,8 +57,8 @@ async def fails(response: Awaitable[httpx.Response], status: int, words: str) ->
     assert answered.status_code == status and words in answered.json()["error"]["message"], answered.text
 
 
-def test_a_corpus_is_made_changed_listed_and_deleted() -> None:
-    async def flow(send: Send) -> None:
+async def test_a_corpus_is_made_changed_listed_and_deleted() -> None:
+    async with running(app_with(FakeEngine("a"))) as send:
         made = await ok(send("POST", PATH, {"name": "a.b-c", "files": files(x="one two", y="three"), "texts": ["four"]}))
         assert (made["object"], made["name"], made["files"], made["default"]) == ("corpus", "a.b-c", 3, False)
         changed = await ok(send("POST", PATH, {"name": "a.b-c", "files": files(x="one"), "remove": ["y"], "texts": ["four"]}))
@@ -74,13 +72,10 @@ def test_a_corpus_is_made_changed_listed_and_deleted() -> None:
         await fails(send("GET", f"{PATH}/a.b-c"), 404, "There is no corpus 'a.b-c'")
         await fails(send("DELETE", f"{PATH}/a.b-c"), 404, "There is no corpus")
 
-    run(app_with(FakeEngine("a")), flow)
 
-
-def test_a_request_chooses_a_corpus_or_uses_the_default() -> None:
+async def test_a_request_chooses_a_corpus_or_uses_the_default() -> None:
     engine = FakeEngine("a")
-
-    async def flow(send: Send) -> None:
+    async with running(app_with(engine)) as send:
         for name in ("one", "two"):
             await ok(send("POST", PATH, {"name": name, "texts": [name], "default": name == "one"}))
         chosen: list[dict[str, Any]] = [{"speculation": {"corpus": "two"}}, {"ngram_corpus_id": "two"}, {}]
@@ -91,16 +86,13 @@ def test_a_request_chooses_a_corpus_or_uses_the_default() -> None:
         await ok(send("POST", "/v1/completions", {"model": models.NAME, "prompt": "x"}))
         missing = {"model": models.NAME, "prompt": "x", "speculation": {"corpus": "three"}}
         await fails(send("POST", "/v1/completions", missing), 404, "There is no corpus 'three'")
-
-    run(app_with(engine), flow)
     names = [each.corpus and Path(each.corpus).parent.name for each in engine.requests]
     assert names == [name and short_digest(name) for name in ("two", "two", "one", "two", None)]
 
 
-def test_keys_have_their_own_corpora() -> None:
+async def test_keys_have_their_own_corpora() -> None:
     engine = FakeEngine("a")
-
-    async def flow(send: Send) -> None:
+    async with running(app_with(engine, auth__keys=KEYS)) as send:
         await ok(send("POST", PATH, {"name": "repo", "texts": ["alice's"], "default": True}, KEYS["alice"]))
         await fails(send("GET", f"{PATH}/repo", key=KEYS["bob"]), 404, "There is no corpus")
         assert (await ok(send("GET", PATH, key=KEYS["bob"])))["data"] == []
@@ -111,51 +103,41 @@ def test_keys_have_their_own_corpora() -> None:
         await ok(send("POST", PATH, {"name": "repo", "texts": ["bob's"]}, KEYS["bob"]))
         await ok(send("DELETE", f"{PATH}/repo", key=KEYS["bob"]))
         assert (await ok(send("GET", f"{PATH}/repo", key=KEYS["alice"])))["files"] == 1
-
-    run(app_with(engine, auth__keys=KEYS), flow)
     assert [each.corpus for each in engine.requests] == [None]
 
 
-def test_corpora_outlive_a_restart_with_the_sessions(tmp_path: Path) -> None:
-    async def before(send: Send) -> None:
+async def test_corpora_outlive_a_restart_with_the_sessions(tmp_path: Path) -> None:
+    async with running(app_with(FakeEngine("a"), sessions__folder=str(tmp_path / "s"))) as send:
         await ok(send("POST", PATH, {"name": "default", "texts": ["one"], "default": True}))
 
-    async def after(send: Send) -> None:
+    async with running(app_with(FakeEngine("a"), sessions__folder=str(tmp_path / "s"))) as send:
         (corpus,) = (await ok(send("GET", PATH)))["data"]
         assert (corpus["name"], corpus["files"], corpus["default"]) == ("default", 1, True)
         assert (await ok(send("POST", PATH, {"name": "default", "texts": ["two"]})))["files"] == 2
 
-    run(app_with(FakeEngine("a"), sessions__folder=str(tmp_path / "s")), before)
-    engine = FakeEngine("a")
-    run(app_with(engine, sessions__folder=str(tmp_path / "s")), after)
     (block, *_) = sorted((tmp_path / "s").rglob("*.block"))
     assert datastore.load_block(block).size > 0
     assert block.parents[1].stat().st_mode & 0o077 == 0  # others cannot read the texts
 
 
-def test_documents_without_text_take_room() -> None:
-    async def flow(send: Send) -> None:
+async def test_documents_without_text_take_room() -> None:
+    async with running(app_with(FakeEngine("a"), corpora__total_bytes=100_000)) as send:
         empty = [{"path": f"{number}" + 1000 * "x", "text": ""} for number in range(100)]
         await fails(send("POST", PATH, {"name": "a", "files": empty}), 400, "Nothing was changed.")
         made = await ok(send("POST", PATH, {"name": "a", "files": empty[:10]}))
         assert made["files"] == 10 and made["bytes"] > 10 * 1000
 
-    run(app_with(FakeEngine("a"), corpora__total_bytes=100_000), flow)
 
-
-def test_the_documents_of_a_corpus_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_documents_of_a_corpus_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "MAX_DOCUMENTS", 3)
-
-    async def flow(send: Send) -> None:
+    async with running(app_with(FakeEngine("a"))) as send:
         await ok(send("POST", PATH, {"name": "a", "files": files(x="1", y="2", z="")}))
         await fails(send("POST", PATH, {"name": "a", "files": files(w="")}), 400, "would have 4 documents, and 3 are allowed")
         await ok(send("POST", PATH, {"name": "a", "files": files(w="", x="3"), "remove": ["y", "y", "x", "none"]}))
         assert (await ok(send("GET", f"{PATH}/a")))["paths"] == ["z", "w", "x"]
 
-    run(app_with(FakeEngine("a")), flow)
 
-
-def test_the_corpora_of_all_models_share_the_bound(tmp_path: Path) -> None:
+async def test_the_corpora_of_all_models_share_the_bound(tmp_path: Path) -> None:
     async def encode(texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         return [np.arange(1000, dtype=np.uint32) for _ in texts]
 
@@ -170,29 +152,24 @@ def test_the_corpora_of_all_models_share_the_bound(tmp_path: Path) -> None:
     async def post(each: Corpora, name: str) -> None:
         await each.change("alice", name, {"path": "text"}, (), encode, None)
 
-    async def fill() -> None:
-        usage = Usage([tmp_path / model for model in ("one", "two")])
-        one, two = corpora("one", usage), corpora("two", usage)
-        await post(one, "a")
-        await post(two, "b")
-        with pytest.raises(APIError, match=r"corpora\.total_bytes"):
-            await asyncio.gather(post(one, "c"), post(two, "d"))
-        await one.close()
-        later = corpora("two", Usage([tmp_path / model for model in ("one", "two")]))  # after a restart
-        with pytest.raises(APIError, match=r"corpora\.total_bytes"):
-            for name in "efg":
-                await post(later, name)
-        assert sum(path.stat().st_size for path in tmp_path.rglob("*.block")) < 30_000
-        await two.close()
-        await later.close()
-
-    asyncio.run(fill())
+    usage = Usage([tmp_path / model for model in ("one", "two")])
+    one, two = corpora("one", usage), corpora("two", usage)
+    await post(one, "a")
+    await post(two, "b")
+    with pytest.raises(APIError, match=r"corpora\.total_bytes"):
+        await asyncio.gather(post(one, "c"), post(two, "d"))
+    await one.close()
+    later = corpora("two", Usage([tmp_path / model for model in ("one", "two")]))  # after a restart
+    with pytest.raises(APIError, match=r"corpora\.total_bytes"):
+        for name in "efg":
+            await post(later, name)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.block")) < 30_000
+    await two.close()
+    await later.close()
 
 
 @pytest.mark.parametrize("name", ["../x", "..", ".x", "", "a/b", "a\u00e9", "x" * 65])
-def test_names_that_could_be_paths_are_refused(name: str) -> None:
-    async def flow(send: Send) -> None:
+async def test_names_that_could_be_paths_are_refused(name: str) -> None:
+    async with running(app_with(FakeEngine("a"))) as send:
         response = await send("POST", PATH, {"name": name, "texts": ["a"]})
         assert response.status_code == 400 and "a corpus's name has 1 to 64 letters" in response.json()["error"]["message"]
-
-    run(app_with(FakeEngine("a")), flow)

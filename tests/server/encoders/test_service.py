@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -57,15 +58,14 @@ class Program:
         self.alive = False
 
 
-def run(test: Callable[[EncoderService, Program], Awaitable[None]], overrides: Mapping[str, Any] | None = None) -> None:
-    async def main() -> None:
-        service, program = EncoderService(load_settings(None, overrides), "embeddings", EncoderMetrics()), Program()
-        service._helper = program  # type: ignore[assignment]
-        await service.start()
-        await asyncio.wait_for(test(service, program), 10)
-        await service.stop()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def running(overrides: Mapping[str, Any] | None = None) -> AsyncIterator[tuple[EncoderService, Program]]:
+    service, program = EncoderService(load_settings(None, overrides), "embeddings", EncoderMetrics()), Program()
+    service._helper = program  # type: ignore[assignment]
+    await service.start()
+    async with asyncio.timeout(10):
+        yield service, program
+    await service.stop()
 
 
 async def settled() -> None:
@@ -78,8 +78,8 @@ def embed(service: EncoderService, principal: str, *texts: str) -> asyncio.Task[
     return asyncio.create_task(service.embed(principal, texts, None, None))
 
 
-def test_waiting_requests_are_encoded_together() -> None:
-    async def test(service: EncoderService, program: Program) -> None:
+async def test_waiting_requests_are_encoded_together() -> None:
+    async with running() as (service, program):
         first = embed(service, "a", "slow")
         await settled()
         others = [embed(service, principal, principal) for principal in "bcd"]
@@ -89,12 +89,10 @@ def test_waiting_requests_are_encoded_together() -> None:
         assert [await other for other in others] == [(b"b   ", [1]), (b"c   ", [1]), (b"d   ", [1])]
         assert program.batches == [["slow"], ["b", "c", "d"]]
 
-    run(test)
-
 
 @pytest.mark.parametrize(("text", "error"), [("bad", EncoderFailed), ("fatal", WorkerLost)])
-def test_texts_that_fail_do_not_fail_other_requests(text: str, error: type[Exception]) -> None:
-    async def test(service: EncoderService, program: Program) -> None:
+async def test_texts_that_fail_do_not_fail_other_requests(text: str, error: type[Exception]) -> None:
+    async with running() as (service, program):
         first = embed(service, "a", "slow")
         await settled()
         failing, other = embed(service, "b", text), embed(service, "c", "good")
@@ -106,11 +104,9 @@ def test_texts_that_fail_do_not_fail_other_requests(text: str, error: type[Excep
         assert await other == (b"good", [4])
         assert await embed(service, "a", "more") == (b"more", [4])
 
-    run(test)
 
-
-def test_a_client_that_leaves_is_not_encoded() -> None:
-    async def test(service: EncoderService, program: Program) -> None:
+async def test_a_client_that_leaves_is_not_encoded() -> None:
+    async with running() as (service, program):
         first = embed(service, "a", "slow")
         await settled()
         left = embed(service, "b", "b")
@@ -122,11 +118,9 @@ def test_a_client_that_leaves_is_not_encoded() -> None:
         assert await embed(service, "c", "c") == (b"c   ", [1])
         assert ["b"] not in program.batches
 
-    run(test)
 
-
-def test_what_waits_is_bounded_and_shared(few_characters: None) -> None:
-    async def test(service: EncoderService, program: Program) -> None:
+async def test_what_waits_is_bounded_and_shared(few_characters: None) -> None:
+    async with running({"scheduling.max_waiting": 2}) as (service, program):
         first = embed(service, "a", "slow")
         waiting = [embed(service, "a", "a") for _ in range(2)]
         await asyncio.sleep(0)
@@ -144,37 +138,29 @@ def test_what_waits_is_bounded_and_shared(few_characters: None) -> None:
         assert [(await each)[1] for each in (first, *waiting)] == [[4], [1], [1], [40], [1]]
         assert await embed(service, "a", "x" * 40) == (b"xxxx", [40])  # nothing is held any more
 
-    run(test, {"scheduling.max_waiting": 2})
 
-
-def test_texts_are_cut_before_they_are_paired_and_tokenized() -> None:
-    async def test(service: EncoderService, program: Program) -> None:
+async def test_texts_are_cut_before_they_are_paired_and_tokenized() -> None:
+    async with running() as (service, _):
         assert (await embed(service, "a", "x" * 8_000_000, "x" * 144))[1] == [144, 144]  # 9 tokens of 16 characters
         service.kind = "rerank"
         assert (await service.score("a", "q" * 4_000_000, ["d" * 1_000_000, "d"] * 1000))[1] == [288, 145] * 1000
 
-    run(test)
 
-
-def test_shutting_down_fails_what_runs_and_what_waits() -> None:
-    async def test(service: EncoderService, program: Program) -> None:
-        running = embed(service, "a", "slow")
+async def test_shutting_down_fails_what_runs_and_what_waits() -> None:
+    async with running() as (service, _):
+        first = embed(service, "a", "slow")
         await settled()
         waiting = embed(service, "b", "b")
         await settled()
         service.abort()
-        for each in (running, waiting, embed(service, "c", "c")):
+        for each in (first, waiting, embed(service, "c", "c")):
             with pytest.raises(ShuttingDown):
                 await each
 
-    run(test)
 
-
-def test_more_than_the_bound_is_refused_also_when_nothing_waits(few_characters: None) -> None:
-    async def test(service: EncoderService, program: Program) -> None:
+async def test_more_than_the_bound_is_refused_also_when_nothing_waits(few_characters: None) -> None:
+    async with running() as (service, program):
         with pytest.raises(APIError, match="have 41 characters, and 40 are allowed in a request; send fewer texts") as raised:
             await embed(service, "a", "x" * 20, "x" * 21)
         assert raised.value.status_code == 400 and not program.batches
         assert (await embed(service, "b", "x" * 40))[1] == [40]
-
-    run(test)

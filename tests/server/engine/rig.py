@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from outrider.server.engine.engine import Engine
@@ -52,13 +53,11 @@ def written(event: Event | None) -> str:
     return event.text if isinstance(event, TokenEvent) else "-" if event is None else "+"
 
 
-def run(body: Callable[[Rig], Awaitable[None]], **settings: Any) -> None:
-    async def main() -> None:
-        rig = Rig(**settings)
-        await body(rig)
-        await rig.engine.stop()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def running(**settings: Any) -> AsyncIterator[Rig]:
+    rig = Rig(**settings)
+    yield rig
+    await rig.engine.stop()
 
 
 def request(id: str, **fields: Any) -> Request:

@@ -12,11 +12,11 @@ from outrider.server.engine import engine
 from outrider.server.engine.engine import MAX_UNREAD_EVENTS, DeadlineExceeded, Overloaded, ShuttingDown, WorkerLost
 from outrider.server.engine.messages import Cancel, Pause, Request, Resume, TokenEvent
 from tests.server.engine.fakes import READY
-from tests.server.engine.rig import Rig, event, request, run
+from tests.server.engine.rig import event, request, running
 
 
-def test_closing_the_iterator_cancels_the_request() -> None:
-    async def body(rig: Rig) -> None:
+async def test_closing_the_iterator_cancels_the_request() -> None:
+    async with running() as rig:
         await rig.start()
         async with aclosing(rig.engine.generate(request("a"))) as events:
             reading = asyncio.ensure_future(anext(events))
@@ -27,19 +27,17 @@ def test_closing_the_iterator_cancels_the_request() -> None:
         rig.worker.send(event("a", "late"))  # ignored: the request is cancelled
         await asyncio.sleep(0.02)
 
-    run(body)
 
-
-def test_a_lost_worker_fails_running_requests_and_serves_waiting_ones() -> None:
-    async def body(rig: Rig) -> None:
+async def test_a_lost_worker_fails_running_requests_and_serves_waiting_ones() -> None:
+    async with running(**{"scheduling.max_active": 1}) as rig:
         await rig.start()
-        running = asyncio.ensure_future(rig.answer("a"))
+        first = asyncio.ensure_future(rig.answer("a"))
         await rig.received()
         waiting = asyncio.ensure_future(rig.answer("b"))
         await asyncio.sleep(0.01)
         rig.worker.die(-9)
         with pytest.raises(WorkerLost, match="lost"):
-            await running
+            await first
         assert rig.engine.state == "restarting"
         async with asyncio.timeout(5):
             while len(rig.launcher.started) < 2:
@@ -49,13 +47,11 @@ def test_a_lost_worker_fails_running_requests_and_serves_waiting_ones() -> None:
         rig.worker.send(event("b", "x", last=True))
         assert await waiting == ["x"]
 
-    run(body, **{"scheduling.max_active": 1})
 
-
-def test_silence_yields_keep_alives_and_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_yields_keep_alives_and_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "KEEP_ALIVE_SECONDS", 0.05)
 
-    async def body(rig: Rig) -> None:
+    async with running(**{"scheduling.request_seconds": 0.2}) as rig:
         await rig.start()
         events: list[object] = []
         with pytest.raises(DeadlineExceeded, match=r"0\.2 s"):
@@ -64,13 +60,11 @@ def test_silence_yields_keep_alives_and_ends_at_the_deadline(monkeypatch: pytest
         assert events and set(events) == {None}
         assert [type(each) for each in await rig.received()] == [Request, Cancel]
 
-    run(body, **{"scheduling.request_seconds": 0.2})
 
-
-def test_a_full_queue_and_a_drain_refuse_requests() -> None:
-    async def body(rig: Rig) -> None:
+async def test_a_full_queue_and_a_drain_refuse_requests() -> None:
+    async with running(**{"scheduling.max_active": 1, "scheduling.max_waiting": 0}) as rig:
         await rig.start()
-        running = asyncio.ensure_future(rig.answer("a"))
+        first = asyncio.ensure_future(rig.answer("a"))
         await rig.received()
         with pytest.raises(Overloaded) as raised:
             await rig.answer("b")
@@ -81,13 +75,11 @@ def test_a_full_queue_and_a_drain_refuse_requests() -> None:
             await rig.answer("c")
         rig.engine.abort()
         with pytest.raises(ShuttingDown):
-            await running
-
-    run(body, **{"scheduling.max_active": 1, "scheduling.max_waiting": 0})
+            await first
 
 
-def test_a_stalled_reader_pauses_its_request_and_nothing_is_lost() -> None:
-    async def body(rig: Rig) -> None:
+async def test_a_stalled_reader_pauses_its_request_and_nothing_is_lost() -> None:
+    async with running(**{"scheduling.max_active": 1}) as rig:
         await rig.start()
         async with aclosing(rig.engine.generate(request("stalled"))) as events:
             reading = asyncio.ensure_future(anext(events))
@@ -108,13 +100,11 @@ def test_a_stalled_reader_pauses_its_request_and_nothing_is_lost() -> None:
             rig.worker.send(event("stalled", "end", last=True))
             assert cast(TokenEvent, await anext(events)).text == "end"
 
-    run(body, **{"scheduling.max_active": 1})
 
-
-def test_a_client_has_as_many_unread_streams_as_may_run() -> None:
+async def test_a_client_has_as_many_unread_streams_as_may_run() -> None:
     """The first of too many is ended, and the worker gets its session back."""
 
-    async def body(rig: Rig) -> None:
+    async with running(**{"scheduling.max_active": 2}) as rig:
         await rig.start()
         streams = [rig.engine.generate(request(id, principal="alice")) for id in "abc"]
         reading = []
@@ -131,13 +121,11 @@ def test_a_client_has_as_many_unread_streams_as_may_run() -> None:
         for stream in streams[1:]:
             await stream.aclose()
 
-    run(body, **{"scheduling.max_active": 2})
 
-
-def test_a_stream_that_nobody_reads_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_nobody_reads_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "HELD_SECONDS", 0.05)
 
-    async def body(rig: Rig) -> None:
+    async with running() as rig:
         await rig.start()
         stream = rig.engine.generate(request("a"))
         reading = asyncio.ensure_future(anext(stream))
@@ -150,5 +138,3 @@ def test_a_stream_that_nobody_reads_is_ended_in_time(monkeypatch: pytest.MonkeyP
             async for _ in stream:
                 pass
         assert not rig.engine._deliveries and not rig.engine._queue._places
-
-    run(body)

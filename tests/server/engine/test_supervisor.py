@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -47,11 +48,12 @@ class Watched:
         self.lost += 1
 
 
-def run(body: Callable[[Watched], Awaitable[None]], settings: Settings | None = None) -> None:
-    async def main() -> None:
-        await body(Watched(settings))
-
-    asyncio.run(main())
+@asynccontextmanager
+async def running(settings: Settings | None = None) -> AsyncIterator[Watched]:
+    """A supervisor, which is stopped at the end."""
+    watched = Watched(settings)
+    yield watched
+    await watched.supervisor.stop()
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -61,10 +63,10 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_a_crashed_worker_is_restarted_at_once_and_its_successor_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_crashed_worker_is_restarted_at_once_and_its_successor_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "MIN_DELAY_SECONDS", 0.05)
 
-    async def body(watched: Watched) -> None:
+    async with running() as watched:
         await watched.supervisor.start()
         for number in range(1, 3):
             watched.launcher.started[-1].send(READY)
@@ -74,17 +76,14 @@ def test_a_crashed_worker_is_restarted_at_once_and_its_successor_after_a_delay(m
             assert watched.lost == number
         assert watched.supervisor._next_delay() == pytest.approx(0.1)
         assert not watched.failures
-        await watched.supervisor.stop()
-
-    run(body)
 
 
-def test_a_silent_busy_worker_and_a_stopped_idle_one_are_killed(
+async def test_a_silent_busy_worker_and_a_stopped_idle_one_are_killed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(supervisor, "WATCH_SECONDS", 0.01)
 
-    async def body(watched: Watched) -> None:
+    async with running(load_settings(None, {"scheduling.stall_seconds": 0.1})) as watched:
         await watched.supervisor.start()
         busy = False
         watched.supervisor.watch(lambda: busy)
@@ -102,9 +101,6 @@ def test_a_silent_busy_worker_and_a_stopped_idle_one_are_killed(
         monkeypatch.setattr(supervisor, "is_stopped", lambda _: True)  # no request comes that would find it out
         await until(lambda: len(watched.launcher.started) == 3)
         assert not watched.launcher.started[1].alive
-        await watched.supervisor.stop()
-
-    run(body, load_settings(None, {"scheduling.stall_seconds": 0.1}))
     assert "made no progress for 0.1 s" in caplog.text
 
 
@@ -119,8 +115,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_worker_that_can_never_be_spawned_is_reported_while_the_attempts_go_on() -> None:
-    async def body(watched: Watched) -> None:
+async def test_a_worker_that_can_never_be_spawned_is_reported_while_the_attempts_go_on() -> None:
+    async with running() as watched:
         await watched.start()
         watched.launcher.errors = itertools.repeat(TOO_MANY_FILES)
         watched.launcher.started[0].die(-9)
@@ -132,16 +128,13 @@ def test_a_worker_that_can_never_be_spawned_is_reported_while_the_attempts_go_on
         watched.launcher.started[1].send(READY)
         await until(lambda: len(watched.messages) == 2)
         assert watched.supervisor._failed_starts == 0
-        await watched.supervisor.stop()
-
-    run(body)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_worker_that_hangs_while_it_loads_is_replaced_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_hangs_while_it_loads_is_replaced_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "LOAD_SECONDS", 0.05)
 
-    async def body(watched: Watched) -> None:
+    async with running() as watched:
         await watched.start()
         watched.supervisor.watch(lambda: False)
         watched.launcher.started[0].die(-9)
@@ -149,6 +142,3 @@ def test_a_worker_that_hangs_while_it_loads_is_replaced_and_reported(monkeypatch
         assert not watched.launcher.started[1].alive
         assert "not ready within 0.05 s; if its model takes longer to download" in watched.unavailable[0]
         assert not watched.failures
-        await watched.supervisor.stop()
-
-    run(body)

@@ -18,25 +18,22 @@ def test_messages_do_not_depend_on_how_the_bytes_are_split(messages: list[bytes]
     assert found == messages
 
 
-def test_messages_pass_in_both_directions() -> None:
-    async def talk() -> None:
-        received_by_front: asyncio.Queue[bytes | None] = asyncio.Queue()
-        ours, theirs = socket.socketpair()
-        front = await wire.connect(ours, received_by_front.put_nowait, lambda: received_by_front.put_nowait(None))
-        worker = WorkerSide(theirs)
-        assert list(worker.receive(0)) == []
-        large = bytes(1 << 20)  # larger than the socket buffer: the front end must not block on it
-        front.send(large)
-        front.send(b"small")
-        received: list[bytes] = []
-        while len(received) < 2:
-            received += await asyncio.to_thread(lambda: list(worker.receive(5)))
-        assert received == [large, b"small"]
-        worker.send(b"answer")
-        assert await received_by_front.get() == b"answer"
-        worker.close()
-        assert await received_by_front.get() is None
-        for _ in range(10):
-            front.send(b"late")  # dropped
-
-    asyncio.run(talk())
+async def test_messages_pass_in_both_directions() -> None:
+    received_by_front: asyncio.Queue[bytes | None] = asyncio.Queue()
+    ours, theirs = socket.socketpair()
+    front = await wire.connect(ours, received_by_front.put_nowait, lambda: received_by_front.put_nowait(None))
+    worker = WorkerSide(theirs)
+    assert list(worker.receive(0)) == []
+    large = bytes(1 << 20)  # larger than the socket buffer: the front end must not block on it
+    front.send(large)
+    front.send(b"small")
+    received: list[bytes] = []
+    while len(received) < 2:
+        received += await asyncio.to_thread(lambda: list(worker.receive(5)))
+    assert received == [large, b"small"]
+    worker.send(b"answer")
+    assert await received_by_front.get() == b"answer"
+    worker.close()
+    assert await received_by_front.get() is None
+    for _ in range(10):
+        front.send(b"late")  # dropped

@@ -71,25 +71,22 @@ def test_messages_are_counted_before_they_are_validated(path: str, monkeypatch: 
     assert validated == []
 
 
-def test_principals_take_turns_and_the_event_loop_stays_free() -> None:
+async def test_principals_take_turns_and_the_event_loop_stays_free() -> None:
     """One at a time per principal: the second of alice's bodies does not run before bob's."""
     done: list[str] = []
 
-    async def run() -> None:
-        pool = BodyPool({})
-        started = threading.Event()
+    pool = BodyPool({})
+    started = threading.Event()
 
-        async def send(principal: str) -> None:
-            await pool.run(principal, lambda: started.wait(5))
-            done.append(principal)
+    async def send(principal: str) -> None:
+        await pool.run(principal, lambda: started.wait(5))
+        done.append(principal)
 
-        tasks = [asyncio.create_task(send(principal)) for principal in ("alice", "alice", "alice", "bob")]
-        await asyncio.sleep(0)
-        started.set()  # the event loop runs while a body is processed
-        await asyncio.gather(*tasks)
-        pool.close()
-
-    asyncio.run(run())
+    tasks = [asyncio.create_task(send(principal)) for principal in ("alice", "alice", "alice", "bob")]
+    await asyncio.sleep(0)
+    started.set()  # the event loop runs while a body is processed
+    await asyncio.gather(*tasks)
+    pool.close()
     assert "bob" in done[:2]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Coroutine
 from importlib.metadata import version
 from typing import Any, cast
 
@@ -93,10 +92,10 @@ class Served:
         return protocol, transport
 
 
-def run(test: Coroutine[None, None, None]) -> None:
-    """Runs a test with a virtual clock."""
-    with asyncio.Runner(loop_factory=Timeless) as runner:
-        runner.run(test)
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    """A virtual clock."""
+    return "asyncio", {"loop_factory": Timeless}
 
 
 def closed(metrics: Metrics) -> dict[str, int]:
@@ -122,7 +121,7 @@ METHODS = {
 }
 
 
-def test_uvicorns_protocol_has_what_is_overridden_and_read() -> None:
+async def test_uvicorns_protocol_has_what_is_overridden_and_read() -> None:
     here = f"uvicorn {version('uvicorn')}; protocol.py says what to use instead."
     for name, parameters in METHODS.items():
         method = getattr(HttpToolsProtocol, name, None)
@@ -132,48 +131,39 @@ def test_uvicorns_protocol_has_what_is_overridden_and_read() -> None:
     for call in ("httptools.HttpRequestParser(self)", "self.pipeline.appendleft(", "on_response=self.on_response_complete"):
         assert call in source, f"HttpToolsProtocol does not have {call!r} any more in {here}"
 
-    async def test() -> None:
-        protocol, _ = Served().connect()
-        protocol.data_received(GET.replace(b"/health", b"/stream"))
-        for name in ("loop", "transport", "connections", "pipeline", "flow", "parser", "headers", "url"):
-            assert hasattr(protocol, name), f"HttpToolsProtocol does not set {name} in {here}"
-        assert isinstance(protocol.cycle, RequestResponseCycle), f"HttpToolsProtocol does not set cycle in {here}"
-        for name in ("disconnected", "message_event", "response_started"):
-            assert hasattr(protocol.cycle, name), f"RequestResponseCycle does not set {name} in {here}"
-        protocol.connection_lost(None)
-
-    run(test())
+    protocol, _ = Served().connect()
+    protocol.data_received(GET.replace(b"/health", b"/stream"))
+    for name in ("loop", "transport", "connections", "pipeline", "flow", "parser", "headers", "url"):
+        assert hasattr(protocol, name), f"HttpToolsProtocol does not set {name} in {here}"
+    assert isinstance(protocol.cycle, RequestResponseCycle), f"HttpToolsProtocol does not set cycle in {here}"
+    for name in ("disconnected", "message_event", "response_started"):
+        assert hasattr(protocol.cycle, name), f"RequestResponseCycle does not set {name} in {here}"
+    protocol.connection_lost(None)
 
 
 @pytest.mark.parametrize(
     "sent", [[], [b"GET /hea"], [b"\r\n"] * 100, [GET, *[b"\r\n"] * 100], [b"GET / HTTP/1.1\r\n", *[b"A: b\r\n"] * 100]]
 )
-def test_a_connection_without_a_complete_request_is_closed(sent: list[bytes]) -> None:
-    async def test() -> None:
-        server = Served()
-        protocol, transport = server.connect()
-        for data in sent:
-            if not transport.is_closing():
-                protocol.data_received(data)
-            await asyncio.sleep(1.0)
-        await asyncio.sleep(READ_SECONDS)
-        assert transport.ended == "closed"
-
-    run(test())
+async def test_a_connection_without_a_complete_request_is_closed(sent: list[bytes]) -> None:
+    server = Served()
+    protocol, transport = server.connect()
+    for data in sent:
+        if not transport.is_closing():
+            protocol.data_received(data)
+        await asyncio.sleep(1.0)
+    await asyncio.sleep(READ_SECONDS)
+    assert transport.ended == "closed"
 
 
-def test_a_body_that_nobody_reads_cannot_trickle_for_ever() -> None:
-    async def test() -> None:
-        server = Served()
-        protocol, transport = server.connect()
-        protocol.data_received(UPLOAD)  # answered without reading it
-        for _ in range(40):
-            if not transport.is_closing():
-                protocol.data_received(b" ")
-            await asyncio.sleep(1.0)
-        assert transport.ended == "closed" and closed(server.metrics) == {"late": 1}
-
-    run(test())
+async def test_a_body_that_nobody_reads_cannot_trickle_for_ever() -> None:
+    server = Served()
+    protocol, transport = server.connect()
+    protocol.data_received(UPLOAD)  # answered without reading it
+    for _ in range(40):
+        if not transport.is_closing():
+            protocol.data_received(b" ")
+        await asyncio.sleep(1.0)
+    assert transport.ended == "closed" and closed(server.metrics) == {"late": 1}
 
 
 async def paused_stream(server: Served) -> tuple[LimitedProtocol, FakeTransport]:
@@ -186,19 +176,16 @@ async def paused_stream(server: Served) -> tuple[LimitedProtocol, FakeTransport]
     return protocol, transport
 
 
-def test_a_reader_that_stands_still_is_aborted_and_a_slow_one_is_not() -> None:
-    async def test() -> None:
-        server = Served()
-        protocol, transport = await paused_stream(server)
-        for _ in range(20):
-            transport.taken += 1
-            await asyncio.sleep(0.9 * WRITE_SECONDS)
-            assert transport.ended is None
-        await asyncio.sleep(2 * WRITE_SECONDS)
-        assert transport.ended == "aborted" and closed(server.metrics) == {"stalled": 1}
-        protocol.connection_lost(None)
-
-    run(test())
+async def test_a_reader_that_stands_still_is_aborted_and_a_slow_one_is_not() -> None:
+    server = Served()
+    protocol, transport = await paused_stream(server)
+    for _ in range(20):
+        transport.taken += 1
+        await asyncio.sleep(0.9 * WRITE_SECONDS)
+        assert transport.ended is None
+    await asyncio.sleep(2 * WRITE_SECONDS)
+    assert transport.ended == "aborted" and closed(server.metrics) == {"stalled": 1}
+    protocol.connection_lost(None)
 
 
 @pytest.mark.parametrize(
@@ -216,50 +203,41 @@ def test_a_reader_that_stands_still_is_aborted_and_a_slow_one_is_not() -> None:
     ],
     ids=["too many", "no HTTP", "two hosts", "line ends", "a broken body"],
 )
-def test_a_refused_request_comes_after_the_answers_to_those_before_it(sent: bytes, answers: int, status: int) -> None:
-    async def test() -> None:
-        server = Served()
-        protocol, transport = server.connect()
-        protocol.data_received(sent)
-        assert transport.ended is None and len(protocol.pipeline) == answers - 1
-        server.released.set()
-        await asyncio.sleep(1.0)
-        statuses = [line for line in transport.written.split(b"\r\n") if b"HTTP/1.1 " in line]
-        assert [int(line.partition(b"HTTP/1.1 ")[2][:3]) for line in statuses] == [200] * answers + [status]
-        assert transport.ended == "closed"
-
-    run(test())
+async def test_a_refused_request_comes_after_the_answers_to_those_before_it(sent: bytes, answers: int, status: int) -> None:
+    server = Served()
+    protocol, transport = server.connect()
+    protocol.data_received(sent)
+    assert transport.ended is None and len(protocol.pipeline) == answers - 1
+    server.released.set()
+    await asyncio.sleep(1.0)
+    statuses = [line for line in transport.written.split(b"\r\n") if b"HTTP/1.1 " in line]
+    assert [int(line.partition(b"HTTP/1.1 ")[2][:3]) for line in statuses] == [200] * answers + [status]
+    assert transport.ended == "closed"
 
 
-def test_a_new_connection_replaces_the_one_that_has_been_idle_longest() -> None:
-    async def test() -> None:
-        server = Served(max_connections=3)
-        used = [server.connect() for _ in range(3)]
-        used[0][0].data_received(GET.replace(b"/health", b"/slow"))  # busy
-        used[1][0].data_received(GET)  # idle again, later than the third
-        await asyncio.sleep(0.1)
-        server.connect()
-        assert [transport.ended for _, transport in used] == [None, None, "closed"]
-        used[2][0].connection_lost(None)
-        server.connect()
-        assert [transport.ended for _, transport in used] == [None, "closed", "closed"]
-
-    run(test())
+async def test_a_new_connection_replaces_the_one_that_has_been_idle_longest() -> None:
+    server = Served(max_connections=3)
+    used = [server.connect() for _ in range(3)]
+    used[0][0].data_received(GET.replace(b"/health", b"/slow"))  # busy
+    used[1][0].data_received(GET)  # idle again, later than the third
+    await asyncio.sleep(0.1)
+    server.connect()
+    assert [transport.ended for _, transport in used] == [None, None, "closed"]
+    used[2][0].connection_lost(None)
+    server.connect()
+    assert [transport.ended for _, transport in used] == [None, "closed", "closed"]
 
 
-def test_a_full_server_refuses_a_connection_with_a_503() -> None:
-    async def test() -> None:
-        server = Served(max_connections=2)
-        for _ in range(2):
-            server.connect()[0].data_received(GET.replace(b"/health", b"/slow"))
-        _, transport = server.connect()
-        head, body = bytes(transport.written).split(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
-        assert {b"retry-after: 1", b"connection: close", b"content-length: %d" % len(body)} <= set(head.split(b"\r\n"))
-        assert json.loads(body)["error"]["code"] == "server_full"
-        assert transport.ended == "closed" and closed(server.metrics) == {"full": 1}
-
-    run(test())
+async def test_a_full_server_refuses_a_connection_with_a_503() -> None:
+    server = Served(max_connections=2)
+    for _ in range(2):
+        server.connect()[0].data_received(GET.replace(b"/health", b"/slow"))
+    _, transport = server.connect()
+    head, body = bytes(transport.written).split(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    assert {b"retry-after: 1", b"connection: close", b"content-length: %d" % len(body)} <= set(head.split(b"\r\n"))
+    assert json.loads(body)["error"]["code"] == "server_full"
+    assert transport.ended == "closed" and closed(server.metrics) == {"full": 1}
 
 
 LINES = b"".join(b"a%d: b\r\n" % number for number in range(MAX_HEADERS))
@@ -283,17 +261,14 @@ LINES = b"".join(b"a%d: b\r\n" % number for number in range(MAX_HEADERS))
         *(([GET.replace(b"localhost", host)], 400) for host in (b"a b", b"a/b", b"user@a", b"a:b", b"[::1", b"\xe9")),
     ],
 )
-def test_heads_that_are_too_large_or_not_http_are_refused(sent: list[bytes], status: int) -> None:
-    async def test() -> None:
-        protocol, transport = Served().connect()
-        for data in sent:
-            if not transport.is_closing():
-                protocol.data_received(data)
-        assert transport.written.startswith(b"HTTP/1.1 %d " % status) and transport.written.count(b"HTTP/1.1") == 1
-        assert json.loads(transport.written.split(b"\r\n\r\n")[1])["error"]["type"] == "invalid_request_error"
-        assert transport.ended == "closed"
-
-    run(test())
+async def test_heads_that_are_too_large_or_not_http_are_refused(sent: list[bytes], status: int) -> None:
+    protocol, transport = Served().connect()
+    for data in sent:
+        if not transport.is_closing():
+            protocol.data_received(data)
+    assert transport.written.startswith(b"HTTP/1.1 %d " % status) and transport.written.count(b"HTTP/1.1") == 1
+    assert json.loads(transport.written.split(b"\r\n\r\n")[1])["error"]["type"] == "invalid_request_error"
+    assert transport.ended == "closed"
 
 
 CHUNKED = UPLOAD.replace(b"Content-Length: 1000", b"Transfer-Encoding: chunked")
@@ -310,39 +285,33 @@ BESIDE = {
 
 @pytest.mark.parametrize("beside", BESIDE.values(), ids=BESIDE)
 @pytest.mark.parametrize("path", [b"/stream", b"/health"])  # refused before the answer, and after it
-def test_bytes_beside_a_body_are_bounded_and_kept_nowhere(beside: list[bytes], path: bytes) -> None:
-    async def test() -> None:
-        server = Served()
-        protocol, transport = server.connect()
-        protocol.data_received(CHUNKED.replace(b"/v1/completions", path))
-        await asyncio.sleep(1.0)
-        headers = len(protocol.headers)
-        protocol.data_received(beside[0])
-        received = 0
-        while not transport.is_closing():
-            protocol.data_received(beside[1])
-            received += len(beside[1])
-            assert received <= 2 * HEAD_BYTES
-        assert len(protocol.headers) == headers and transport.written.count(b"HTTP/1.1") <= 1
-        protocol.connection_lost(None)
-
-    run(test())
+async def test_bytes_beside_a_body_are_bounded_and_kept_nowhere(beside: list[bytes], path: bytes) -> None:
+    server = Served()
+    protocol, transport = server.connect()
+    protocol.data_received(CHUNKED.replace(b"/v1/completions", path))
+    await asyncio.sleep(1.0)
+    headers = len(protocol.headers)
+    protocol.data_received(beside[0])
+    received = 0
+    while not transport.is_closing():
+        protocol.data_received(beside[1])
+        received += len(beside[1])
+        assert received <= 2 * HEAD_BYTES
+    assert len(protocol.headers) == headers and transport.written.count(b"HTTP/1.1") <= 1
+    protocol.connection_lost(None)
 
 
 @pytest.mark.parametrize("upgrade", [b"h2c", b"websocket", b"a, b"])
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
-def test_a_request_that_offers_an_upgrade_keeps_its_body(upgrade: bytes, size: int) -> None:
-    async def test() -> None:
-        protocol, transport = Served().connect()
-        fields = b"\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAA\r\nUpgrade: " + upgrade + b"\r\n\r\n"
-        bodies = {UPLOAD.replace(b"1000", b"3"): b"abc", CHUNKED: b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n", GET: b""}
-        for head, body in bodies.items():
-            sent = head[:-4] + fields + body
-            for start in range(0, len(sent), size):
-                protocol.data_received(sent[start : start + size])
-            assert bytes(protocol.cycle.body) == (b"abc" if body else b"") and not protocol.cycle.more_body
-            assert b"upgrade" not in dict(protocol.headers)
-            await asyncio.sleep(1.0)
-        assert transport.written.count(b"HTTP/1.1 200") == len(bodies) and transport.ended is None
-
-    run(test())
+async def test_a_request_that_offers_an_upgrade_keeps_its_body(upgrade: bytes, size: int) -> None:
+    protocol, transport = Served().connect()
+    fields = b"\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAA\r\nUpgrade: " + upgrade + b"\r\n\r\n"
+    bodies = {UPLOAD.replace(b"1000", b"3"): b"abc", CHUNKED: b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n", GET: b""}
+    for head, body in bodies.items():
+        sent = head[:-4] + fields + body
+        for start in range(0, len(sent), size):
+            protocol.data_received(sent[start : start + size])
+        assert bytes(protocol.cycle.body) == (b"abc" if body else b"") and not protocol.cycle.more_body
+        assert b"upgrade" not in dict(protocol.headers)
+        await asyncio.sleep(1.0)
+    assert transport.written.count(b"HTTP/1.1 200") == len(bodies) and transport.ended is None

@@ -71,7 +71,7 @@ def test_requests_per_minute_are_limited() -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE"])
-def test_a_quota_is_held_while_the_request_is_answered_and_no_body_is_read_without_one(method: str) -> None:
+async def test_a_quota_is_held_while_the_request_is_answered_and_no_body_is_read_without_one(method: str) -> None:
     answering: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,28 +82,25 @@ def test_a_quota_is_held_while_the_request_is_answered_and_no_body_is_read_witho
     async def receive() -> Any:
         raise AssertionError("the body is read")
 
-    async def run() -> None:
-        middleware = HoldQuota(app, quotas(max_concurrent=1))
+    middleware = HoldQuota(app, quotas(max_concurrent=1))
 
-        async def send(message: Any) -> None:
-            raise AssertionError("an answer is sent")
+    async def send(message: Any) -> None:
+        raise AssertionError("an answer is sent")
 
-        def scope(path: str, method: str = "POST") -> dict[str, Any]:
-            return {"type": "http", "method": method, "path": path, "headers": [], "state": {"principal": "anyone"}}
+    def scope(path: str, method: str = "POST") -> dict[str, Any]:
+        return {"type": "http", "method": method, "path": path, "headers": [], "state": {"principal": "anyone"}}
 
-        first = asyncio.ensure_future(middleware(scope("/first"), receive, send))
-        await asyncio.sleep(0)
-        with pytest.raises(APIError, match="1 requests at once"):
-            await middleware(scope("/second", method), receive, send)
-        assert answering == ["/first"]
-        await first
-        await middleware(scope("/fourth"), receive, send)
-
-    asyncio.run(run())
+    first = asyncio.ensure_future(middleware(scope("/first"), receive, send))
+    await asyncio.sleep(0)
+    with pytest.raises(APIError, match="1 requests at once"):
+        await middleware(scope("/second", method), receive, send)
+    assert answering == ["/first"]
+    await first
+    await middleware(scope("/fourth"), receive, send)
     assert not answering
 
 
-def test_who_has_read_an_answer_to_its_end_may_send_the_next_request() -> None:
+async def test_who_has_read_an_answer_to_its_end_may_send_the_next_request() -> None:
     admitted: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,26 +112,23 @@ def test_who_has_read_an_answer_to_its_end_may_send_the_next_request() -> None:
     async def receive() -> Any:
         raise AssertionError("the body is read")
 
-    async def run() -> None:
-        middleware = HoldQuota(app, quotas(max_concurrent=1))
+    middleware = HoldQuota(app, quotas(max_concurrent=1))
 
-        def scope(path: str) -> dict[str, Any]:
-            return {"type": "http", "method": "POST", "path": path, "headers": [], "state": {"principal": "anyone"}}
+    def scope(path: str) -> dict[str, Any]:
+        return {"type": "http", "method": "POST", "path": path, "headers": [], "state": {"principal": "anyone"}}
 
-        async def ignore(message: Any) -> None:
-            pass
+    async def ignore(message: Any) -> None:
+        pass
 
-        async def send(message: Any) -> None:
-            if message.get("body") == b"begun":
-                with pytest.raises(APIError):
-                    await middleware(scope("/early"), receive, ignore)
-            elif message["type"] == "http.response.body":
-                await middleware(scope("/next"), receive, ignore)
+    async def send(message: Any) -> None:
+        if message.get("body") == b"begun":
+            with pytest.raises(APIError):
+                await middleware(scope("/early"), receive, ignore)
+        elif message["type"] == "http.response.body":
+            await middleware(scope("/next"), receive, ignore)
 
-        await middleware(scope("/first"), receive, send)
-        await middleware(scope("/last"), receive, ignore)  # the first one was released once
-
-    asyncio.run(run())
+    await middleware(scope("/first"), receive, send)
+    await middleware(scope("/last"), receive, ignore)  # the first one was released once
     assert admitted == ["/first", "/next", "/last"]
 
 

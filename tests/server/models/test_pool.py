@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -58,23 +58,17 @@ class Machine:
         return Counted(self, entry.name)
 
 
-def run(
-    test: Callable[[Machine, Pool[Counted]], Awaitable[None]], room: int = 2, idle_seconds: float | None = None
-) -> list[str]:
-    """What happened to the models a, b, c and broken in a test."""
-
-    async def main() -> list[str]:
-        machine = Machine(room)
-        common = {"model.aliases": ["gpt-*"]}
-        settings = [
-            load_settings(None, {"model.path": name, f"model.adapters.{name}-sql": "folder", **common})
-            for name in ("a", "b", "c", "broken")
-        ]
-        pool = Pool([Entry(each, SIZE) for each in settings], machine.load, lambda: machine.free, idle_seconds)
-        await asyncio.wait_for(test(machine, pool), 20)
-        return machine.events
-
-    return asyncio.run(main())
+@asynccontextmanager
+async def running(room: int = 2, idle_seconds: float | None = None) -> AsyncIterator[tuple[Machine, Pool[Counted]]]:
+    """A machine, and a pool of the models a, b, c and broken."""
+    machine = Machine(room)
+    settings = [
+        load_settings(None, {"model.path": name, f"model.adapters.{name}-sql": "folder", "model.aliases": ["gpt-*"]})
+        for name in ("a", "b", "c", "broken")
+    ]
+    pool = Pool([Entry(each, SIZE) for each in settings], machine.load, lambda: machine.free, idle_seconds)
+    async with asyncio.timeout(20):
+        yield machine, pool
 
 
 async def use(pool: Pool[Counted], name: str) -> None:
@@ -82,16 +76,15 @@ async def use(pool: Pool[Counted], name: str) -> None:
         assert loaded.name == name
 
 
-def test_the_least_recently_used_model_makes_room() -> None:
-    async def test(machine: Machine, pool: Pool[Counted]) -> None:
+async def test_the_least_recently_used_model_makes_room() -> None:
+    async with running() as (machine, pool):
         for name in ("a", "b", "a", "c", "a"):
             await use(pool, name)
+    assert machine.events == ["load a", "load b", "stop b", "load c"]
 
-    assert run(test) == ["load a", "load b", "stop b", "load c"]
 
-
-def test_requests_of_one_model_load_it_once_and_others_do_not_wait() -> None:
-    async def test(machine: Machine, pool: Pool[Counted]) -> None:
+async def test_requests_of_one_model_load_it_once_and_others_do_not_wait() -> None:
+    async with running() as (machine, pool):
         await use(pool, "a")
         machine.blocked.clear()
         waiting = [asyncio.create_task(use(pool, "b")) for _ in range(3)]
@@ -102,35 +95,31 @@ def test_requests_of_one_model_load_it_once_and_others_do_not_wait() -> None:
         with suppress(asyncio.CancelledError):
             await waiting[0]
         await asyncio.gather(*waiting[1:])
+    assert machine.events == ["load a", "load b"]
 
-    assert run(test) == ["load a", "load b"]
 
-
-def test_a_model_with_requests_is_not_unloaded() -> None:
-    async def test(machine: Machine, pool: Pool[Counted]) -> None:
+async def test_a_model_with_requests_is_not_unloaded() -> None:
+    async with running(room=1) as (machine, pool):
         async with pool.use(pool.find("a")):
             waiting = asyncio.create_task(use(pool, "b"))
             await asyncio.sleep(0.01)
             assert not waiting.done()
         await waiting
+    assert machine.events == ["load a", "stop a", "load b"]
 
-    assert run(test, room=1) == ["load a", "stop a", "load b"]
 
-
-def test_a_request_without_room_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_without_room_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROOM_SECONDS", 0.05)
-
-    async def test(machine: Machine, pool: Pool[Counted]) -> None:
+    async with running(room=1) as (machine, pool):
         async with pool.use(pool.find("a")):
             with pytest.raises(APIError, match=r"b needs about 1\.9 GB, and 0\.0 are free") as raised:
                 await use(pool, "b")
         assert raised.value.status_code == 503
+    assert machine.events == ["load a"]
 
-    assert run(test, room=1) == ["load a"]
 
-
-def test_a_model_that_waits_for_room_keeps_no_other_one_from_loading() -> None:
-    async def test(machine: Machine, pool: Pool[Counted]) -> None:
+async def test_a_model_that_waits_for_room_keeps_no_other_one_from_loading() -> None:
+    async with running(room=1) as (machine, pool):
         release = asyncio.Event()
 
         async def hold(name: str) -> None:
@@ -147,13 +136,12 @@ def test_a_model_that_waits_for_room_keeps_no_other_one_from_loading() -> None:
         assert not waiting.done()
         release.set()
         await asyncio.gather(holding, waiting)
-
-    events = run(test, room=1)
+    events = machine.events
     assert events.index("load c") < events.index("load b")
 
 
-def test_idle_models_are_unloaded() -> None:
-    async def test(machine: Machine, pool: Pool[Counted]) -> None:
+async def test_idle_models_are_unloaded() -> None:
+    async with running(idle_seconds=0.05) as (machine, pool):
         task = asyncio.create_task(pool.unload_idle())
         async with pool.use(pool.find("a")):
             await use(pool, "b")
@@ -162,5 +150,4 @@ def test_idle_models_are_unloaded() -> None:
         while machine.events[-1] != "stop a":
             await asyncio.sleep(0.01)
         task.cancel()
-
-    assert run(test, idle_seconds=0.05) == ["load a", "load b", "stop b", "stop a"]
+    assert machine.events == ["load a", "load b", "stop b", "stop a"]

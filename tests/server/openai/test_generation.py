@@ -198,7 +198,7 @@ def test_usage_metrics_and_timings_are_recorded_once() -> None:
     assert generation.stats["first_token_ms"] >= 0
 
 
-def test_a_client_that_stops_reading_closes_the_engines_iterator() -> None:
+async def test_a_client_that_stops_reading_closes_the_engines_iterator() -> None:
     closed = []
 
     class Endless(FakeEngine):
@@ -210,11 +210,8 @@ def test_a_client_that_stops_reading_closes_the_engines_iterator() -> None:
             finally:
                 closed.append(True)
 
-    async def run() -> None:
-        stream = GenerationRunner(Endless(), Metrics()).stream(task())
-        await anext(stream)
-        await anext(stream)
-        await stream.aclose()
-
-    asyncio.run(run())
+    stream = GenerationRunner(Endless(), Metrics()).stream(task())
+    await anext(stream)
+    await anext(stream)
+    await stream.aclose()
     assert closed == [True]

@@ -6,7 +6,8 @@ import asyncio
 import base64
 import gc
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -55,16 +56,14 @@ class Program:
         return 0
 
 
-def run(test: Callable[[PictureService, Program], Awaitable[None]]) -> None:
-    async def main() -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            program = Program()
-            patch.setattr(module, "PictureProcess", lambda: program)
-            service = PictureService(load_settings(None, {}))
-            await test(service, program)
-            await service.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def running() -> AsyncIterator[tuple[PictureService, Program]]:
+    with pytest.MonkeyPatch.context() as patch:
+        program = Program()
+        patch.setattr(module, "PictureProcess", lambda: program)
+        service = PictureService(load_settings(None, {}))
+        yield service, program
+        await service.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -77,21 +76,19 @@ def url(data: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
-def test_a_picture_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_picture_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT_BYTES", 25)
 
-    async def test(service: PictureService, program: Program) -> None:
+    async with running() as (service, program):
         first = await service.prepare("a", [url(b"a"), url(b"b"), url(b"a")])
         assert first.placeholder == "<p>" and first.prepared == [prepared(name) for name in (b"a", b"b", b"a")]
         await service.prepare("a", [url(b"c"), url(b"a")])  # the third one makes the second one go
         await service.prepare("a", [url(b"b")])
         assert program.pictures == [b"a", b"b", b"c", b"b"] and program.loads == 1
 
-    run(test)
 
-
-def test_failures() -> None:
-    async def test(service: PictureService, program: Program) -> None:
+async def test_failures() -> None:
+    async with running() as (service, program):
         with pytest.raises(APIError, match=r"A picture cannot be read\."):
             await service.prepare("a", [url(b"bad")])
         with pytest.raises(WorkerLost, match="has ended; try again"):
@@ -101,11 +98,9 @@ def test_failures() -> None:
         assert (await service.prepare("a", [url(b"a")])).prepared == [prepared(b"a")]
         assert program.loads == 3
 
-    run(test)
 
-
-def test_prompts_are_equal_only_if_their_pictures_are() -> None:
-    async def test(service: PictureService, _: Program) -> None:
+async def test_prompts_are_equal_only_if_their_pictures_are() -> None:
+    async with running() as (service, _):
         prompt, rare = [1, *TOKENS, 2, *TOKENS, 3], list(range(100, 200))
         tokens, pictures = service.place(prompt, [prepared(b"a"), prepared(b"b")], rare)
         assert [picture.start for picture in pictures] == [1, 6] and pictures[0].tokens == TOKENS
@@ -117,32 +112,26 @@ def test_prompts_are_equal_only_if_their_pictures_are() -> None:
         with pytest.raises(APIError, match="does not find a picture's tokens"):
             service.place([1, 2, 3], [prepared(b"a")], rare)
 
-    run(test)
 
-
-def test_the_pixels_of_a_request_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_pixels_of_a_request_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REQUEST_BYTES", 25)
 
-    async def test(service: PictureService, program: Program) -> None:
+    async with running() as (service, program):
         assert len((await service.prepare("a", [url(b"a"), url(b"a")])).prepared) == 2
         with pytest.raises(APIError, match="take more than 0 MiB as the model reads them"):
             await service.prepare("a", [url(b"a"), url(b"b"), url(b"c"), url(b"d")])
         assert program.pictures == [b"a", b"b", b"c"]
 
-    run(test)
 
-
-def test_a_kept_picture_is_not_used_for_another_principal() -> None:
-    async def test(service: PictureService, program: Program) -> None:
+async def test_a_kept_picture_is_not_used_for_another_principal() -> None:
+    async with running() as (service, program):
         for principal in ("alice", "bob", "alice", "bob"):
             await service.prepare(principal, [url(b"a")])
         assert program.pictures == [b"a", b"a"]
 
-    run(test)
 
-
-def test_principals_take_turns() -> None:
-    async def test(service: PictureService, program: Program) -> None:
+async def test_principals_take_turns() -> None:
+    async with running() as (service, program):
         held = threading.Event()
         ask = program.ask
 
@@ -160,13 +149,10 @@ def test_principals_take_turns() -> None:
         await asyncio.gather(bob, *tasks)
         assert program.pictures.index(b"b") == 1  # after the one that was running
 
-    run(test)
 
-
-def test_the_pictures_of_running_requests_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_pictures_of_running_requests_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RUNNING_BYTES", 25)
-
-    async def test(service: PictureService, program: Program) -> None:
+    async with running() as (service, _):
         first = await service.prepare("alice", [url(b"a"), url(b"b")])
         _, inputs = service.place([*TOKENS, *TOKENS], first.prepared, range(100))
         with pytest.raises(Overloaded):
@@ -180,13 +166,9 @@ def test_the_pictures_of_running_requests_are_shared(monkeypatch: pytest.MonkeyP
         gc.collect()
         assert (await service.prepare("alice", [url(b"a"), url(b"b")])).prepared
 
-    run(test)
 
-
-def test_the_number_of_pictures_is_limited() -> None:
-    async def test(service: PictureService, program: Program) -> None:
+async def test_the_number_of_pictures_is_limited() -> None:
+    async with running() as (service, program):
         with pytest.raises(APIError, match="has 33 pictures, and 32 are allowed"):
             await service.prepare("a", [url(b"a")] * 33)
         assert not program.pictures
-
-    run(test)

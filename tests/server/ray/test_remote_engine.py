@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -64,68 +64,58 @@ def request(**fields: Any) -> Request:
     return Request("a", [1, 2], SamplingParams(), 5, affinity="conversation", **fields)
 
 
-def run(replicas: FakeReplicas, body: Callable[[RemoteEngine], Awaitable[None]], **settings: Any) -> None:
-    async def main() -> None:
-        engine = RemoteEngine(load_settings(None, settings), Metrics(), replicas)
-        await engine.start(lambda _: None)
-        assert await engine.wait_started() == READY
-        await body(engine)
-        await engine.stop()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def running(replicas: FakeReplicas) -> AsyncIterator[RemoteEngine]:
+    engine = RemoteEngine(load_settings(), Metrics(), replicas)
+    await engine.start(lambda _: None)
+    assert await engine.wait_started() == READY
+    yield engine
+    await engine.stop()
 
 
 async def texts(engine: RemoteEngine, admitted: bool = False) -> list[str]:
     return [written(each) async for each in engine.generate(request(), admitted=admitted)]
 
 
-def test_a_request_goes_where_its_conversation_is() -> None:
+async def test_a_request_goes_where_its_conversation_is() -> None:
     replicas = FakeReplicas([event("a"), event("b", last=True)])
 
-    async def body(engine: RemoteEngine) -> None:
+    async with running(replicas) as engine:
         assert engine.ready and engine.state == "ready"
         assert await texts(engine) == ["a", "b"]
         engine.forget(request(session="s"))
         engine.forget(request())
-
-    run(replicas, body)
     [(affinity, call)] = replicas.calls
     assert (affinity, call.request, call.admitted) == ("conversation", request(), False)
     assert call.age_seconds >= 0
     assert replicas.forgotten == ["conversation"]
 
 
-def test_a_replica_that_is_lost_before_its_first_token_is_replaced() -> None:
+async def test_a_replica_that_is_lost_before_its_first_token_is_replaced() -> None:
     accepted = wire.encode_batch([Accepted("a")])
     replicas = FakeReplicas([ReplicaLost()], [accepted, ReplicaLost()], [accepted, event("a", last=True)])
 
-    async def body(engine: RemoteEngine) -> None:
+    async with running(replicas) as engine:
         assert await texts(engine) == ["+", "+", "a"]
-
-    run(replicas, body)
     assert [call.admitted for _, call in replicas.calls] == [False, True, True]  # it keeps its place
 
 
 @pytest.mark.parametrize("script", [[event("a"), ReplicaLost()], [event("a")]])
-def test_an_answer_that_has_begun_is_lost_with_its_replica(script: list[Item]) -> None:
+async def test_an_answer_that_has_begun_is_lost_with_its_replica(script: list[Item]) -> None:
     replicas = FakeReplicas(script)
 
-    async def body(engine: RemoteEngine) -> None:
+    async with running(replicas) as engine:
         with pytest.raises(WorkerLost, match="try again shortly"):
             await texts(engine)
-
-    run(replicas, body)
     assert len(replicas.calls) == 1
 
 
-def test_an_idle_stream_is_kept_alive_and_its_end_cancels_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_stream_is_kept_alive_and_its_end_cancels_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_engine, "KEEP_ALIVE_SECONDS", 0.001)
     replicas = FakeReplicas([event("a"), None])
 
-    async def body(engine: RemoteEngine) -> None:
+    async with running(replicas) as engine:
         async with aclosing(engine.generate(request())) as events:
             found = [await anext(events) for _ in range(3)]
         assert [getattr(each, "text", None) for each in found] == ["a", None, None]
         assert replicas.closed == 1
-
-    run(replicas, body)

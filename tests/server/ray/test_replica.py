@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, cast
 
 from outrider.server.engine.engine import MAX_UNREAD_EVENTS, Engine
@@ -20,21 +20,19 @@ REQUEST = Request("a", [1, 2], SamplingParams(), 500)
 CALL = wire.encode(wire.Call(REQUEST, 0.0, False))
 
 
-def run(body: Callable[[ModelReplica, FakeProcess], Awaitable[None]]) -> None:
-    async def main() -> None:
-        replica, launcher = ModelReplica(encode_settings(load_settings())), Launcher()
-        engine = cast(Engine, replica._engine)
-        engine._supervisor._launch = launcher
-        starting = asyncio.ensure_future(replica.start())
-        async with asyncio.timeout(5):
-            while not launcher.started:
-                await asyncio.sleep(0.001)
-            launcher.started[0].send(READY)
-            await starting
-        await body(replica, launcher.started[0])
-        await replica.stop()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def running() -> AsyncIterator[tuple[ModelReplica, FakeProcess]]:
+    replica, launcher = ModelReplica(encode_settings(load_settings())), Launcher()
+    engine = cast(Engine, replica._engine)
+    engine._supervisor._launch = launcher
+    starting = asyncio.ensure_future(replica.start())
+    async with asyncio.timeout(5):
+        while not launcher.started:
+            await asyncio.sleep(0.001)
+        launcher.started[0].send(READY)
+        await starting
+    yield replica, launcher.started[0]
+    await replica.stop()
 
 
 async def received(worker: FakeProcess) -> ToWorker:
@@ -56,25 +54,20 @@ async def start(batches: AsyncGenerator[bytes, None], worker: FakeProcess) -> No
     await first
 
 
-def test_a_reader_that_leaves_cancels_the_request() -> None:
-    async def body(replica: ModelReplica, worker: FakeProcess) -> None:
+async def test_a_reader_that_leaves_cancels_the_request() -> None:
+    async with running() as (replica, worker):
         async with aclosing(replica.generate(CALL)) as batches:
             await start(batches, worker)
         assert await received(worker) == Cancel("a")
 
-    run(body)
 
-
-def test_a_request_whose_events_are_not_read_is_paused() -> None:
-    async def body(replica: ModelReplica, worker: FakeProcess) -> None:
-        async with aclosing(replica.generate(CALL)) as batches:
-            await start(batches, worker)
-            for _ in range(2 * MAX_UNREAD_EVENTS + 1):  # as many as the replica holds, and as many as its engine does
-                worker.send(event("y"))
-            assert await received(worker) == Pause("a")
-            count = 0
-            while count < 2 * MAX_UNREAD_EVENTS + 1:
-                count += len(wire.decode_batch(await anext(batches)))
-            assert await received(worker) == Resume("a")
-
-    run(body)
+async def test_a_request_whose_events_are_not_read_is_paused() -> None:
+    async with running() as (replica, worker), aclosing(replica.generate(CALL)) as batches:
+        await start(batches, worker)
+        for _ in range(2 * MAX_UNREAD_EVENTS + 1):  # as many as the replica holds, and as many as its engine does
+            worker.send(event("y"))
+        assert await received(worker) == Pause("a")
+        count = 0
+        while count < 2 * MAX_UNREAD_EVENTS + 1:
+            count += len(wire.decode_batch(await anext(batches)))
+        assert await received(worker) == Resume("a")

@@ -43,26 +43,23 @@ class SlowCounts(FakeCounts):
 
 @pytest.mark.parametrize("free", [0, 1])
 @pytest.mark.parametrize("turns", range(8))
-def test_a_client_that_hangs_up_at_any_moment_leaves_no_place(turns: int, free: int) -> None:
-    async def run() -> None:
-        counts = SlowCounts(free)
-        auth = load_settings(None, {"auth.max_concurrent": 1}).auth
-        quotas = SharedQuotas(auth, Metrics(), counts, lambda: 1.0)
+async def test_a_client_that_hangs_up_at_any_moment_leaves_no_place(turns: int, free: int) -> None:
+    counts = SlowCounts(free)
+    auth = load_settings(None, {"auth.max_concurrent": 1}).auth
+    quotas = SharedQuotas(auth, Metrics(), counts, lambda: 1.0)
 
-        async def request() -> None:
-            await quotas.admit("alice")
-            try:
-                await asyncio.sleep(0)
-            finally:
-                await quotas.release("alice")
-
-        running = asyncio.create_task(request())
-        for _ in range(turns):
+    async def request() -> None:
+        await quotas.admit("alice")
+        try:
             await asyncio.sleep(0)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert (quotas.held["alice"], counts.free) == (0, free)
+        finally:
+            await quotas.release("alice")
 
-    asyncio.run(run())
+    running = asyncio.create_task(request())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (quotas.held["alice"], counts.free) == (0, free)
