@@ -1,1 +1,1 @@
-"""Fifteen minutes of mixed requests to two servers, with trouble of every kind beside them."""
+"""Ten minutes of 200 clients with attacks and damaged files beside them, and then faults of every process."""

@@ -22,7 +22,7 @@ ENDLESS: dict[str, Any] = {"temperature": 1.5, "ignore_eos": True, "stream": Tru
 def head(target: Target, length: str, path: str = "/v1/completions", key: str | None = None) -> bytes:
     """The head of a POST; `length` is the Content-Length or Transfer-Encoding line."""
     lines = [f"POST {path} HTTP/1.1", f"Host: {target.host}", "Content-Type: application/json", length]
-    lines.append(f"Authorization: Bearer {key or target.keys[0]}")
+    lines.append(f"Authorization: Bearer {key or target.key}")
     return "\r\n".join([*lines, "", ""]).encode()
 
 

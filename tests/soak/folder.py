@@ -36,11 +36,11 @@ def grow(data: bytes, rng: random.Random) -> bytes:
 
 
 class FolderTrouble:
-    """Disturbs the sessions that servers save in a folder. `counts` says what was done."""
+    """Disturbs the sessions that a server saves in a folder. `counts` says what was done."""
 
-    def __init__(self, folder: Path, server_ids: list[int]) -> None:
+    def __init__(self, folder: Path, server_id: int) -> None:
         self._folder = folder
-        self._server_ids = server_ids
+        self._server_id = server_id
         self._rng = random.Random(0)
         self.counts: Counter[str] = Counter()
 
@@ -73,11 +73,10 @@ class FolderTrouble:
                 self.counts[change.__name__] += 1
 
     def limit(self, is_full: bool) -> None:
-        """Fills the disk of all workers, or frees it."""
+        """Fills the worker's disk, or frees it."""
         soft = FULL_BYTES if is_full else resource.RLIM_INFINITY
-        for server_id in self._server_ids:
-            worker = find_worker(server_id)
-            with contextlib.suppress(OSError, ValueError):  # it has ended
-                if worker is not None:
-                    resource.prlimit(worker, resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
+        worker = find_worker(self._server_id)
+        with contextlib.suppress(OSError, ValueError):  # it has ended
+            if worker is not None:
+                resource.prlimit(worker, resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
         self.counts["full"] += is_full

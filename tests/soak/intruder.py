@@ -1,4 +1,4 @@
-"""A client with another key, which uses the first server as no client should."""
+"""A client with another key, which uses the server as no client should."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Intruder:
         body = await asyncio.to_thread(bomb.body, self._target)
         try:
             async with asyncio.timeout(HANG_UP_SECONDS if bomb.hangs_up else PATIENCE_SECONDS):
-                self._add(bomb.kind, await read(client, f"{self._target.url}{bomb.path}", body, self._target.keys[0]))
+                self._add(bomb.kind, await read(client, f"{self._target.url}{bomb.path}", body, self._target.key))
         except TimeoutError:
             self.counts[f"{bomb.kind}: left"] += 1
 

@@ -7,11 +7,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from bench.http.client import served_model
+from outrider import models
 from outrider.server.settings import Settings
 from outrider.verify.tokenizer import load_tokenizer
-
-BYSTANDER = "bystander"  # the name of the key that takes no part in the attack
 
 
 @dataclass(frozen=True)
@@ -19,12 +17,11 @@ class Target:
     """A server under attack."""
 
     url: str
-    model: str
-    keys: tuple[str, ...]  # of the attackers
-    bystanders_key: str
+    key: str
     body_bytes: int  # the server's limit
     context_tokens: int
     special_tokens: tuple[str, ...]
+    model: str = models.NAME
 
     @property
     def host(self) -> str:
@@ -36,20 +33,9 @@ class Target:
         return parts.hostname or "", parts.port or 80
 
 
-async def survey(url: str, settings: Settings) -> Target:
+def survey(url: str, key: str) -> Target:
     """Asks a running server, and the files of its model."""
-    keys = {name: key.key.get_secret_value() for name, key in settings.auth.keys.items()}
-    bystanders_key = keys.pop(BYSTANDER)
-    headers = {"Authorization": f"Bearer {bystanders_key}"}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as client:
-        counted = (await client.post("/tokenize", json={"prompt": "x"})).json()
-        model = await served_model(client)
-    return Target(
-        url,
-        model,
-        tuple(keys.values()),
-        bystanders_key,
-        settings.limits.body_bytes,
-        counted["max_model_len"],
-        tuple(load_tokenizer(settings.model.path).all_special_tokens),
-    )
+    fields = {"prompt": "x", "model": models.NAME}
+    counted = httpx.post(f"{url}/tokenize", json=fields, headers={"Authorization": f"Bearer {key}"}, timeout=60).json()
+    tokens = tuple(load_tokenizer(str(models.TARGET)).all_special_tokens)
+    return Target(url, key, Settings().limits.body_bytes, counted["max_model_len"], tokens)
