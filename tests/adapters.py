@@ -1,7 +1,5 @@
 """LoRA adapters with random weights, saved by peft."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from pathlib import Path

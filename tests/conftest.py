@@ -1,7 +1,5 @@
 """Shared by all tests: models, exact settings, one torch thread, and the distribution of tests over processes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

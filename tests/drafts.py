@@ -1,7 +1,5 @@
 """Test drafters: one drafts a known answer, one drafts at random; and a driver for any drafter."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import numpy as np

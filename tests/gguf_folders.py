@@ -1,7 +1,5 @@
 """The model and the tokenizer in a folder as a GGUF file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Hostile grammars: each overflows the stack of a recursive compiler if `size` is large enough."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

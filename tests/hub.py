@@ -1,7 +1,5 @@
 """A stand-in for the Hugging Face hub, for the hub's own client: one model with a folder per revision."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A toy language model for tests of model-based drafters: the next token depends only on the last one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar

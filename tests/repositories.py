@@ -1,7 +1,5 @@
 """Small git repositories for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

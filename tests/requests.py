@@ -1,7 +1,5 @@
 """Requests that many tests send to a server."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Several streams in shared rounds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from outrider.verify.round import RunDrafts, run_round

@@ -1,7 +1,5 @@
 """A server that answers by path, in the place of one that cannot be run here."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The build of the compiled library, with a compiler that only writes down what it is asked for."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The wheel: it adds one top-level package, and serves beside other packages with the names of the folders."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Small random models with the tokenizers of other families than the embedded model's, trained on a few sentences."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Random draft trees for property tests."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The decoding benchmark on the embedded model: drafts change no token, and the arithmetic of its figures."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The GPU command without a GPU: the claims, and parts that fail."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Questions by task, figures of pairs, and the whole benchmark on the small chat model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

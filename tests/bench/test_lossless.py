@@ -1,7 +1,5 @@
 """Divergences are found, with their position and margin."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

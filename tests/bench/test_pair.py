@@ -1,7 +1,5 @@
 """Servers are compared on the same prompts, in turns; what cannot be compared is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The embedded model keeps its quality in 8 and 4 bits, and the comparison is exact about what it compares."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

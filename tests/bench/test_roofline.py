@@ -1,17 +1,11 @@
 """The prediction's arithmetic, and the saved result."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 
 from bench.model.counts import PARTS, Counts
-from bench.roofline import (
-    ASSUMED,
-    RESULT,
-    predict,
-)
+from bench.roofline import ASSUMED, RESULT, predict
 from outrider.verify.model.gpu.triton_products import Gpu, Tile, splits_of
 
 H200 = Gpu(132, 226 << 10, 90)

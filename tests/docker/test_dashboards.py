@@ -1,7 +1,5 @@
 """The dashboards show all metrics, and Prometheus' own tool accepts the rules, whose alerts fire when they should."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

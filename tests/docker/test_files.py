@@ -1,7 +1,5 @@
 """The container files and deployment examples: linted, and compared with the code that they refer to."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -11,9 +9,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path, PurePosixPath
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -24,6 +20,7 @@ from packaging.utils import canonicalize_name
 from outrider.server.app import create_app
 from outrider.server.settings import Settings, load_settings
 from outrider.verify.tokenizer import load_tokenizer
+from tests.stand_in import answering
 
 ROOT = Path(__file__).parent.parent.parent
 DOCKER = ROOT / "docker"
@@ -109,20 +106,9 @@ def test_the_health_check_passes_if_the_server_answers_200(status: int | None, c
     """By bash alone, which is in the image's base. A Python for each check would take half a second of a core."""
     (command,) = (json.loads(line.partition("CMD ")[2]) for line in instructions("HEALTHCHECK"))
 
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status or 0)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = Thread(target=server.serve_forever)
-        environment = os.environ | {"OUTRIDER_SERVER__PORT": str(server.server_port if status else 1)}
-        thread.start()
+    with answering({"/health": (status or 0, "")}) as url:
+        environment = os.environ | {"OUTRIDER_SERVER__PORT": url.rpartition(":")[2] if status else "1"}
         done = subprocess.run(command, env=environment, capture_output=True)
-        server.shutdown()
-        thread.join()
     assert (command[0], done.returncode) == ("bash", code)
 
 

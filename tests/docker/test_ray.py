@@ -1,7 +1,5 @@
 """The examples of a Ray cluster: compared with the code that reads them."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any

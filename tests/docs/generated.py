@@ -5,8 +5,6 @@ After a change of a setting, of `outrider.server.openai.unsupported` or of bench
 `python -m tests.docs.generated` to rewrite the files.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """The documentation pages, and their code blocks, inline code, links and headings."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """The application's routes and the fields of their bodies."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Any

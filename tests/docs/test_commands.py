@@ -1,7 +1,5 @@
 """Every command in the documentation exists and accepts its flags; every example is valid."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Every setting, endpoint, field, file and link in the documentation exists, and the documentation of the API is complete."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

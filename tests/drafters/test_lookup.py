@@ -1,12 +1,17 @@
-"""Lookup drafts continuations of repeated suffixes, and nothing without a repetition."""
+"""Drafts of what followed the same text before, in the session or in a prediction."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.interface import MAX_NODES
+from outrider.drafters.interface import MAX_NODES, Ints, Source, Verdict
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.options import LookupOptions
+from outrider.drafters.prediction import PredictionDrafter, realign
+from outrider.drafters.prompt_lookup import LONGEST, PromptLookupDrafter, last_match
+from outrider.drafters.registry import make_uncompiled
+from outrider.drafters.sequence import Sequence
 from tests.drafts import Driven
 from tests.trees import check
 
@@ -31,3 +36,97 @@ def test_continuations_are_drafted_most_frequent_first() -> None:
     drafter.begin(text)
     tree = drafter.propose(8)
     assert tree.tokens[tree.parents == -1].tolist() == [3, 4]
+
+
+def drafted(text: list[int], budget: int = 8) -> list[int]:
+    drafter = PromptLookupDrafter()
+    drafter.begin(Sequence(np.array(text, np.int32)))
+    tree = drafter.propose(budget)
+    check(tree)
+    assert set(tree.source.tolist()) <= {Source.LOOKUP}
+    tokens: list[int] = tree.tokens.tolist()
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ([], []),
+        ([1], []),
+        ([1, 2, 3], []),
+        ([5, 5], []),  # one token is no match
+        ([1, 2, 3, 4, 1, 2], [3, 4, 1, 2]),
+        ([1, 2, 8, 7, 1, 2, 9, 7, 1, 2], [9, 7, 1, 2]),  # the last of equal matches
+        ([1, 2, 3, 8, 5, 2, 3, 9, 1, 2, 3], [8, 5, 2, 3, 9, 1, 2, 3]),  # a longer match counts more
+    ],
+)
+def test_what_followed_the_longest_match_is_drafted(text: list[int], expected: list[int]) -> None:
+    assert drafted(text) == expected
+    assert drafted(text, 2) == expected[:2]
+    assert drafted(text, 0) == []
+
+
+@given(st.lists(st.integers(0, 3), max_size=60))
+def test_the_match_is_the_longest_one(text: list[int]) -> None:
+    end, length = last_match(np.array(text, np.int32))
+    matches = [
+        (size, at)
+        for size in range(1, min(LONGEST, len(text) - 1) + 1)
+        for at in range(size, len(text))
+        if text[at - size : at] == text[-size:]
+    ]
+    assert (length, end) == max(matches, default=(0, 0))
+
+
+def test_a_prediction_is_drafted_first() -> None:
+    """The drafter that a request has without the compiled library."""
+    expected = np.array([7, 8, 9], np.int32)
+    for has_prediction, tokens in ((True, [7, 8, 9]), (False, [2, 2, 1])):
+        drafter = make_uncompiled(has_prediction)
+        drafter.begin(Sequence(np.array([2, 1, 2, 2, 1], np.int32)), expected)
+        assert drafter.propose(3).tokens.tolist() == tokens
+
+
+EXPECTED = np.arange(100, 200, dtype=np.int32)
+
+
+def steps(answer: Ints, expected: Ints = EXPECTED) -> int:
+    """The number of decoding steps for `answer` with a verifier that accepts exactly its tokens."""
+    drafter = Driven(PredictionDrafter())
+    drafter.begin(np.array([1, 2], np.int32), expected)
+    at = count = 0
+    while at < len(answer):
+        tree = drafter.propose(64)
+        check(tree)
+        agree = 0
+        while agree < len(tree) and at + agree < len(answer) and tree.tokens[agree] == answer[at + agree]:
+            agree += 1
+        drafter.observe(Verdict(tree, np.arange(agree, dtype=np.int32), answer[at : at + agree + 1]))
+        at += agree + 1
+        count += 1
+    return count
+
+
+def test_an_exact_prediction_costs_few_steps() -> None:
+    assert steps(EXPECTED) == 4  # 32 draft tokens and a bonus token per step
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        np.concatenate([EXPECTED[:40], [7], EXPECTED[41:]]),  # a token replaced
+        np.concatenate([EXPECTED[:40], [7, 8, 9], EXPECTED[40:]]),  # tokens inserted
+        np.concatenate([EXPECTED[:40], EXPECTED[60:]]),  # tokens left out
+        np.concatenate([EXPECTED[:40], [7, 8, 9], EXPECTED[55:]]),
+    ],
+)
+def test_an_edit_is_followed_by_realignment(edited: Ints) -> None:
+    assert steps(edited.astype(np.int32)) <= 10
+
+
+def test_realigning_prefers_the_longest_then_the_nearest() -> None:
+    expected = np.array([5, 6, 7, 1, 6, 7, 2, 5, 6, 7, 3], np.int32)
+    assert realign(expected, np.array([5, 6, 7], np.int32), 8) == 10
+    assert realign(expected, np.array([5, 6, 7], np.int32), 2) == 3
+    assert realign(expected, np.array([9, 6, 7], np.int32), 5) == 6
+    assert realign(expected, np.array([9], np.int32), 5) == 5

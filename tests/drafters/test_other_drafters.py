@@ -1,7 +1,5 @@
 """Drafters of other packages: the example of docs/engines.md, installed by pip, and chosen by name over HTTP."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Measured costs, gains and acceptance, and the decisions based on them."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.drafters.policy import PROBE_INTERVAL, Calibration, CostBenefit, Trust

@@ -1,7 +1,5 @@
 """A drafter that was saved and restored, or copied for a fork, goes on exactly as the original; no state is forgotten."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import time

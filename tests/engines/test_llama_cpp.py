@@ -1,7 +1,5 @@
 """llama-cpp-python with drafts: greedy answers are those of the model alone, and nothing is read twice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

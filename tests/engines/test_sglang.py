@@ -1,7 +1,5 @@
 """SGLang's worker with our drafts, in a stand-in with the interface of SGLang 0.5.23: requests begin, end and are paused."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace

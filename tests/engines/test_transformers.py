@@ -1,7 +1,5 @@
 """transformers' `generate` with drafts: the answers of plain `generate`, for any drafter, in trees and in chains."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

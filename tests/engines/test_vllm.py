@@ -1,7 +1,5 @@
 """vLLM's proposer, with rows as vLLM passes them: requests begin, move between rows and end, some at once."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from types import SimpleNamespace

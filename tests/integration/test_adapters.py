@@ -1,7 +1,5 @@
 """LoRA adapters over HTTP: peft's tokens, beside each other and with drafts; sessions of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

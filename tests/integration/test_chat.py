@@ -1,7 +1,5 @@
 """`outrider chat` in a real terminal, with a running server."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,7 +1,5 @@
 """A server with a draft model: its drafters one by one and concurrently; a server without one does not start with them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Encoders beside a model that writes text, in a real server: their numbers are those of sentence-transformers."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator

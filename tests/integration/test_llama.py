@@ -1,31 +1,21 @@
 """The server on a file that llama.cpp computes: everything above the forward is as with other backends."""
 
-from __future__ import annotations
-
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from bench.http.process import children
 from outrider.models import smollm2
 from tests.integration.real.questions import chat, text
-from tests.requests import TOOL_SCHEMAS, TOOLS, events
+from tests.requests import events
 from tests.servers import Served, serving
 
 pytest.importorskip("llama_cpp")
 pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("llama"), pytest.mark.timeout(600)]
 FLAGS = ("--model", smollm2.NAME, "--model.backend", "llama.cpp", "--model.device", "cpu", "--model.context_tokens", "2048")
 FRUITS = "Name three fruits."
-COLOUR = {
-    "type": "object",
-    "properties": {"colour": {"enum": ["red", "green"]}, "reason": {"type": "string", "maxLength": 30}},
-    "required": ["colour", "reason"],
-    "additionalProperties": False,
-}
 
 
 def installed() -> None:
@@ -73,18 +63,6 @@ def test_answers_streams_and_messages(llama: Served) -> None:
         messages = [{"role": "user", "content": FRUITS}]
         message = client.messages.create(model=llama.model, messages=messages, max_tokens=40, extra_body={"temperature": 0})
     assert message.content[0].text == text(answer)
-
-
-def test_a_schema_and_a_tool_are_followed(llama: Served) -> None:
-    schema = {"type": "json_schema", "json_schema": {"name": "colour", "strict": True, "schema": COLOUR}}
-    answer = json.loads(text(chat(llama, "Which colour is grass?", response_format=schema)))
-    jsonschema.validate(answer, COLOUR)
-    assert answer["colour"] in ("red", "green")
-    fields: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
-    choice = chat(llama, "What is the weather in Paris?", **fields)["choices"][0]
-    [call] = choice["message"]["tool_calls"]
-    assert (choice["finish_reason"], call["function"]["name"]) == ("tool_calls", "weather")
-    jsonschema.validate(json.loads(call["function"]["arguments"]), TOOL_SCHEMAS["weather"])
 
 
 def test_sessions_are_continued_and_forked(llama: Served) -> None:

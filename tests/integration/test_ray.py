@@ -1,7 +1,5 @@
 """A cluster of several Ray nodes on this machine: the answers of one server, and what is lost when parts are killed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """`outrider serve` with several models: real workers, loaded by name and unloaded when idle."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

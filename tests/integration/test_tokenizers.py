@@ -1,7 +1,5 @@
 """The server with tokenizers of other families: prompts, streamed text, special tokens and forced text, with random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The server starts and answers without POSIX's modules, and where processes inherit no sockets, as on Windows."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

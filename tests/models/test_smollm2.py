@@ -1,7 +1,5 @@
 """SmolLM2-135M-Instruct is found where its package is installed, and is the name of a setting."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

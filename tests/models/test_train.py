@@ -1,7 +1,5 @@
 """The recipe of the embedded models: texts are the same each time, and steps learn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +8,7 @@ import torch
 
 from outrider.models.embedded import documents as texts
 from outrider.models.embedded import train
-from outrider.models.embedded.train import (
-    SPECIAL_TOKENS,
-    Learner,
-    bits_per_byte,
-    build_model,
-    train_tokenizer,
-)
+from outrider.models.embedded.train import SPECIAL_TOKENS, Learner, bits_per_byte, build_model, train_tokenizer
 from outrider.verify.tokenizer import load_tokenizer
 
 FUNCTION = '''

@@ -1,7 +1,5 @@
 """The application with a scripted engine in this process, without worker, model or socket."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence

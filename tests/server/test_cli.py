@@ -1,7 +1,5 @@
 """The commands: errors are one sentence and exit code 2; help is quick; settings are printed; tables are built."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from functools import lru_cache

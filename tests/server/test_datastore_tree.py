@@ -1,7 +1,5 @@
 """The files of a working tree: what git ignores is absent, and so is what is not source text."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

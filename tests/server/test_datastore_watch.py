@@ -1,7 +1,5 @@
 """A watched datastore follows its working tree, and reads only the files that have changed."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The front end imports neither torch nor transformers nor the worker's modules."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

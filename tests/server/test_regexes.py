@@ -1,7 +1,5 @@
 """Every regular expression that a client's text meets takes time linear in the text, and every use is known here."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable

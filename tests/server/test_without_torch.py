@@ -1,7 +1,5 @@
 """A checkpoint of a known family is served without torch and transformers; what needs them says how to install them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ sessions are damaged, and the disk is full at times. Afterwards each process but
 while the clients go on. Names the criteria that the server failed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Valid JSON that costs a server far more than it costs the client: the named attacks, as data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

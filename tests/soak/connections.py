@@ -1,7 +1,5 @@
 """Connections that are used wrongly: uploads that never end, answers that nobody reads, clients that say nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """What the clients of the load run ask: equal demands of every key, with answers that are known."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

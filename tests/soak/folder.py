@@ -3,8 +3,6 @@
 A full disk is imitated by a limit on the size of the files that the worker may write: `write` fails, as it does without space.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random
@@ -56,7 +54,7 @@ class FolderTrouble:
 
     def damage(self) -> None:
         """Changes a file of saved sessions in its place, or puts another one there."""
-        files = sorted(path for path in self._folder.glob("*/*/*") if path.suffix in (".session", ".page"))
+        files = sorted(path for path in self._folder.rglob("*.*") if path.suffix in (".session", ".page"))
         if not files:
             return
         file, rng = self._rng.choice(files), self._rng

@@ -1,7 +1,5 @@
 """A client with another key, which uses the server as no client should."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Memory of a server's processes over a run, and what a run must show of it and of `GET /health`."""
 
-from __future__ import annotations
-
 import re
 import statistics
 import time

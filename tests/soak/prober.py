@@ -4,8 +4,6 @@ It ends when its stdin closes, and prints the measurements as JSON. It is a proc
 attackers' event loop, and uses only the standard library, so that it starts at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

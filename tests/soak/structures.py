@@ -1,7 +1,5 @@
 """Grammars, regular expressions and JSON schemas that are deep, long or ambiguous, each smaller than GRAMMAR_BYTES."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the attacks know about their server."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 

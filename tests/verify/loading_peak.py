@@ -4,8 +4,6 @@ Counts anonymous memory (RssAnon in /proc/self/status), above that of the proces
 files, which are mapped into memory, are not counted: the system drops them when it needs memory.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Budgets select the nodes that pay, stop drafting that does not, and probe again."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

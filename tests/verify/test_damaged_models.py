@@ -3,8 +3,6 @@
 Each mutant is loaded by what the front end and the worker load with, in a process of its own whose memory is bounded.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -30,11 +30,7 @@ def plain(runner: TorchRunner, options: DecodeOptions, prompt: Ints = PROMPT) ->
 def test_every_drafter_emits_the_tokens_of_plain_decoding(tiny_runner: TorchRunner, params: SamplingParams, name: str) -> None:
     options = DecodeOptions(params, max_tokens=60)
     expected = plain(tiny_runner, options)
-    drafters: dict[str, Drafter] = {
-        "oracle": Oracle(expected),
-        "half-right": Oracle(expected, wrong=3),
-        "random": Chaos(97),
-    }
+    drafters: dict[str, Drafter] = {"oracle": Oracle(expected), "half-right": Oracle(expected, wrong=3), "random": Chaos(97)}
     drafter = drafters[name]
     decoded = run(tiny_runner, drafter, options)
     assert decoded.tokens == expected

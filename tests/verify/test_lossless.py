@@ -1,7 +1,5 @@
 """Lossless decoding: on trained models in float32, every drafter gives the tokens of plain decoding, greedy and sampled."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import replace

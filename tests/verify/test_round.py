@@ -1,7 +1,5 @@
 """Streams that share rounds get the answers that each gets alone, whoever joins, ends or fails beside them."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,20 +1,22 @@
-"""A draft model must share its target's tokens and merges."""
+"""A draft model must share its target's tokens; a tokenizer built from its files is the one that transformers loads."""
 
-from __future__ import annotations
-
+import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from outrider import models
 from outrider.verify.errors import ModelError
-from outrider.verify.fast_tokenizer import AnyTokenizer
-from outrider.verify.tokenizer import check_pair, first_difference, load_tokenizer
+from outrider.verify.fast_tokenizer import AnyTokenizer, FastTokenizer
+from outrider.verify.tokenizer import check_pair, first_difference, load_by_transformers, load_tokenizer
 from tests.hub import MODEL, cache_models
+from tests.tokenizers import CHATML, PLAIN, write_qwen
 
 
 def bpe(vocabulary: dict[str, int], *merges: tuple[str, str]) -> AnyTokenizer:
@@ -50,3 +52,123 @@ def test_the_first_difference_is_named() -> None:
         check_pair(target, bpe(LETTERS, *reversed(MERGES)))
     with pytest.raises(ModelError, match=r"merge 1 is .* and None for the draft"):
         check_pair(target, bpe(LETTERS, MERGES[0]))
+
+
+TEXTS = (
+    "Hello world,  what's new?\n\n\tNaïve e\u0301 日本語 1234",
+    "  a ? b  ",
+    "",
+    "<|im_start|>user\n<tool_call> x </tool_call><|im_end|>\n<|endoftext|><extra> <odd> y",
+)
+TOKEN = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
+ODD: Mapping[str, Any] = {**TOKEN, "content": "<odd>", "lstrip": True, "rstrip": True}
+# The files beside tokenizer.json that are not as `write_qwen` has them.
+CASES: Mapping[str, dict[str, Any]] = {
+    "as it is": {},
+    "no configuration": {"tokenizer_config.json": {}},
+    "an older map": {
+        "tokenizer_config.json": {"eos_token": "<|endoftext|>", "chat_template": CHATML},
+        "special_tokens_map.json": {"eos_token": "<|im_end|>", "bos_token": ODD, "additional_special_tokens": ["<extra>"]},
+    },
+    "a map that does not count": {
+        "tokenizer_config.json": {
+            "eos_token": "<|im_end|>",
+            "added_tokens_decoder": {"403": {**ODD, "content": "<tool_call>"}},
+        },
+        "special_tokens_map.json": {"eos_token": "<|endoftext|>"},
+    },
+    "tokens with roles of their own": {
+        "tokenizer_config.json": {
+            "eos_token": {"__type": "AddedToken", **TOKEN, "content": "<|im_end|>"},
+            "image_token": "<tool_call>",
+            "extra_special_tokens": {"odd_token": "<odd>"},
+        }
+    },
+    "further tokens": {
+        "tokenizer_config.json": {
+            "additional_special_tokens": ["<extra>", {"__type": "AddedToken", **ODD}],
+            "pad_token": "<pad>",
+        }
+    },
+    "tokens at the ends": {"tokenizer_config.json": {"add_bos_token": True, "bos_token": "<|im_start|>"}},
+    "several templates": {
+        "tokenizer_config.json": {
+            "chat_template": [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": PLAIN}]
+        }
+    },
+    "a template of its own": {"chat_template.jinja": PLAIN},
+    "templates of their own": {"chat_template.jinja": PLAIN, "additional_chat_templates/tool_use.jinja": CHATML},
+    "a response template": {"tokenizer_config.json": {"response_template": {"start": "x"}}},
+}
+
+
+@pytest.fixture(params=CASES)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    write_qwen(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / "additional_chat_templates").mkdir()
+    given = {"tokenizer_config.json": json.loads((tmp_path / "tokenizer_config.json").read_text()), **CASES[request.param]}
+    given["tokenizer_config.json"] |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for name, content in given.items():
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    return tmp_path
+
+
+def check(folder: Path) -> None:
+    """Compares both tokenizers of a folder."""
+    ours, theirs = load_tokenizer(str(folder)), load_by_transformers(str(folder))
+    assert isinstance(ours, FastTokenizer) and not isinstance(theirs, FastTokenizer)
+    for name in ("special_tokens_map", "all_special_tokens", "all_special_ids", "chat_template", "response_template"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.get_vocab() == theirs.get_vocab() and len(ours) == len(theirs)
+    assert [*map(repr, ours.added_tokens_decoder.values())] == [*map(repr, theirs.added_tokens_decoder.values())]
+    for text in TEXTS:
+        for options in ({}, {"add_special_tokens": False}, {"split_special_tokens": True}):
+            assert ours.encode(text, **options) == theirs.encode(text, **options)
+        for skips in (True, False):
+            assert ours.decode(ours.encode(text), skips) == theirs.decode(ours.encode(text), skips)
+    if ours.chat_template is not None:
+        for tools in (None, [{"type": "function", "function": {"name": "f"}}]):
+            given: dict[str, Any] = {"tools": tools, "tokenize": False, "add_generation_prompt": True}
+            messages = [{"role": "user", "content": "hi"}]
+            assert ours.apply_chat_template(messages, **given) == theirs.apply_chat_template(messages, **given)
+
+
+def test_it_is_the_tokenizer_of_transformers(folder: Path) -> None:
+    check(folder)
+
+
+@pytest.mark.parametrize("path", [models.TARGET, models.DRAFT])
+def test_the_embedded_tokenizers(path: Path) -> None:
+    check(path)
+
+
+def test_what_is_added_and_cut_is_as_the_file_says(tmp_path: Path) -> None:
+    write_qwen(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    start = tokenizer.token_to_id("<|im_start|>")
+    tokenizer.post_processor = processors.TemplateProcessing("<|im_start|> $A", None, [("<|im_start|>", start)])
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=100)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ids = load_tokenizer(str(tmp_path)).encode("Hello world, what's new?")
+    assert ids[0] == start and 3 < len(ids) < 100
+    assert ids == load_by_transformers(str(tmp_path)).encode("Hello world, what's new?")
+
+
+def test_the_template_of_older_picture_models_is_read(tmp_path: Path) -> None:
+    write_qwen(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": PLAIN}))
+    assert load_tokenizer(str(tmp_path)).chat_template == PLAIN
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"model": {}}'])
+def test_a_damaged_file_is_one_sentence(content: str, tmp_path: Path) -> None:
+    write_qwen(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match=r"^The tokenizer of '.*' does not load \(.*\); download it again, or name another"):
+        load_tokenizer(str(tmp_path))

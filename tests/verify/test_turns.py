@@ -1,7 +1,5 @@
 """What a chat template writes after an answer, and within one, for checkpoints as for GGUF files."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The verifier keeps text and cache in sync when tokens are committed, cut, truncated or swapped out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Processes are found in /proc, and a server that ends before it is ready is an error."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

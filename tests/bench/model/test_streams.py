@@ -1,7 +1,5 @@
 """Several recorded answers at once, on a tiny model: forced replay emits what was recorded."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Bytes and launches of small models, against arithmetic by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("triton")

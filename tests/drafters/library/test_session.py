@@ -1,7 +1,5 @@
 """Sessions: what a program that is no server needs of the drafters."""
 
-from __future__ import annotations
-
 import copy
 import io
 import subprocess

@@ -1,7 +1,5 @@
 """GSD: recurring continuations are drafted once and copied for verification."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from outrider.drafters.interface import DraftTree, Source

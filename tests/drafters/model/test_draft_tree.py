@@ -1,7 +1,5 @@
 """A draft model's chains and trees: expansion, leaves, budgets and sampled trees."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from outrider.drafters.interface import DraftTree, Source, Verdict

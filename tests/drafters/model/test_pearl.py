@@ -1,7 +1,5 @@
 """PEARL's loop: background drafting, pre-verify, post-verify and cancellation."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np

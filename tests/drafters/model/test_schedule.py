@@ -1,7 +1,5 @@
 """When a draft model drafts: chosen by the measured costs and gains."""
 
-from __future__ import annotations
-
 import copy
 
 from outrider.drafters.model.schedule import PROBE_SHARE, PROBE_STEPS, ModelWork, Schedule, Schedules

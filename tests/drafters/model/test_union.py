@@ -1,7 +1,5 @@
 """The drafts of tables and of a draft model in one tree."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 

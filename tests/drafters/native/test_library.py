@@ -1,7 +1,5 @@
 """What crosses to the compiled library has the types that it reads; without the library, packages can be imported."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import sys

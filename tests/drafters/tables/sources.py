@@ -1,7 +1,5 @@
 """Small sources without a base table, for tests."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """The dice: noise equal to the target's, unchanged greedy drafts, equal answers and calibrated probabilities."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Literal

@@ -3,8 +3,6 @@
 The worker's forwards are real; their tokens are those of the recorded answer.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

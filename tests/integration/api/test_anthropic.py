@@ -1,7 +1,5 @@
 """/v1/messages through the official client: messages, streams, tools, counts and errors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,28 +26,6 @@ TOOL = {
 def client(served: Served) -> Iterator[Any]:
     with anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0) as found:
         yield found
-
-
-def test_a_message_and_its_stream(served: Served, client: Any) -> None:
-    fields: Any = {
-        "model": served.model,
-        "messages": QUESTION,
-        "max_tokens": 30,
-        "extra_body": {"temperature": 0},
-        "system": "Be short.",
-    }
-    message = client.messages.create(**fields)
-    [block] = message.content
-    assert block.type == "text" and block.text
-    assert message.stop_reason in ("end_turn", "max_tokens") and message.usage.output_tokens <= 30
-    with client.messages.stream(**fields) as stream:
-        text = "".join(stream.text_stream)
-        streamed = stream.get_final_message()
-    assert text == block.text == streamed.content[0].text
-    assert (streamed.stop_reason, streamed.usage.output_tokens) == (message.stop_reason, message.usage.output_tokens)
-    total = streamed.usage.input_tokens + streamed.usage.cache_read_input_tokens
-    counted = client.messages.count_tokens(model=served.model, messages=QUESTION, system="Be short.")
-    assert counted.input_tokens == total
 
 
 def test_a_screenshot_in_a_result_does_not_end_a_session(served: Served, client: Any) -> None:

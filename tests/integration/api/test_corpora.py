@@ -1,7 +1,5 @@
 """Corpora that clients post while the server runs: drafts, isolation of keys, and streams that go on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.servers import ALICE, BOB, Served

@@ -1,7 +1,5 @@
 """Hundreds of answers under grammars, three at a time: none fails, and each drafted one is that of plain decoding."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

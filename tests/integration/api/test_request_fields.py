@@ -1,7 +1,5 @@
 """Request fields and their effect on the output, which does not depend on drafting."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -144,3 +142,15 @@ def test_prompt_logprobs_equal_those_of_generation(served: Served) -> None:
     streamed = [logprob for part in parts if part for logprob in part["token_logprobs"]]
     assert len(streamed) == len(found["token_logprobs"]) + 7
     assert sum(len(chunk["choices"][0].get("token_ids", ())) for chunk in chunks[:-1]) == 7
+
+
+def test_stop_strings_are_cut_exactly(served: Served) -> None:
+    full = text(complete(served, max_tokens=80))
+    stop = full[25:28]
+    expected = full[: full.index(stop)]
+    for drafter in ("none", "trigram"):
+        answer = complete(served, max_tokens=80, stop=["never there", stop], speculation={"drafter": drafter})
+        assert text(answer) == expected
+        assert answer["choices"][0]["finish_reason"] == "stop"
+    stream = events(served, "/v1/completions", body(served, max_tokens=80, stop=stop, stream=True))
+    assert "".join(chunk["choices"][0]["text"] for chunk in stream[:-1]) == expected

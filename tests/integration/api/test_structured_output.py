@@ -1,7 +1,5 @@
 """Structured output: always valid, and equal with and without drafts."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

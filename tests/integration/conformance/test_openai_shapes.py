@@ -1,7 +1,5 @@
 """Answers have the types of OpenAI's client, and the fields that its API's description requires though they may be null."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

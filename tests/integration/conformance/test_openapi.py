@@ -3,8 +3,6 @@
 `OUTRIDER_API_EXAMPLES=200` generates more examples per operation.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Attacks on a server with keys: forged headers, giant requests, hostile patterns, injected names."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.requests import MESSAGES, body
+from tests.requests import body
 from tests.servers import CAROL, Served, read_metrics
 
 
@@ -27,19 +25,6 @@ def raw(server: Served, content: bytes) -> str:
     with socket.create_connection((parts.hostname, parts.port), 10) as connection:
         connection.sendall(content)
         return connection.makefile("rb").readline().decode("latin-1").strip()
-
-
-@pytest.mark.parametrize(
-    "host",
-    ["localhost/health", "localhost/health?", "127.0.0.1:8000/v1/../health#", "x@localhost/health", "[::1]/health", "evil"],
-)
-def test_a_forged_host_gives_no_access(server: Served, host: str) -> None:
-    for path in ("/v1/models", "/v1/responses/resp_x", "/tokenize"):
-        method = "POST" if path == "/tokenize" else "GET"
-        line = raw(
-            server, f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
-        )
-        assert line.split(" ")[1] in ("400", "401"), line
 
 
 @pytest.mark.parametrize(
@@ -64,16 +49,6 @@ def test_extreme_numbers_cause_no_server_error(server: Served, name: str) -> Non
         content = content.replace("True", "true").replace("None", "null").replace("inf", "1e999").replace("nan", "NaN")
         response = server.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
         assert response.status_code in (200, 400), (name, value, response.text)
-
-
-def test_chat_templates_in_requests_are_refused(server: Served) -> None:
-    common = {"model": server.model, "messages": MESSAGES, "max_tokens": 3, "temperature": 0}
-    forged = server.http.post("/v1/chat/completions", json=common | {"chat_template": "{{ 7 * 7 }}"})
-    assert (forged.status_code, forged.json()["error"]["param"]) == (400, "chat_template")
-    for name in ("messages", "tools", "add_generation_prompt", "tokenize", "chat_template", "__class__"):
-        response = server.http.post("/v1/chat/completions", json=common | {"chat_template_kwargs": {name: "x"}})
-        assert response.status_code == 400
-        assert "may contain" in response.json()["error"]["message"]
 
 
 def test_names_are_never_paths(server: Served) -> None:

@@ -1,7 +1,5 @@
 """Whatever bytes a client sends, the server stays healthy, answers what is whole, and keeps none of them."""
 
-from __future__ import annotations
-
 import socket
 from urllib.parse import urlsplit
 

@@ -1,7 +1,5 @@
 """SIGTERM and SIGHUP: running requests are finished, late ones end with an error; a second signal ends all of them at once."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

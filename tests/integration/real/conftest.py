@@ -4,8 +4,6 @@ It runs as `make serve` starts it: on the blocks of its file, with as many nodes
 are compared with transformers' own, the weights are float32.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Questions to the real model, and comparisons of its answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle

@@ -1,7 +1,5 @@
 """SmolLM2-135M-Instruct answers through every endpoint: it knows a capital, stops by itself, and keeps to grammars."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

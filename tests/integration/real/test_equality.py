@@ -1,7 +1,5 @@
 """Drafted answers of the real model equal plain decoding's, and plain decoding equals transformers' `generate`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

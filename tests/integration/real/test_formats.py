@@ -3,8 +3,6 @@
 float32 is in test_equality.py, beside the comparison with transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import httpx

@@ -1,7 +1,5 @@
 """Two keys: requests of one do not affect the other's answers, drafts, sessions or responses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

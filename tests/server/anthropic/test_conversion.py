@@ -1,7 +1,5 @@
 """From Messages bodies to chats: turns, tools, thinking, and the line that would defeat the reuse of prefixes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

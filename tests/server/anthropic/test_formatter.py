@@ -1,7 +1,5 @@
 """Messages: the order of events at every cut of the text, content blocks, stop reasons and usage."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """/v1/messages and /v1/messages/count_tokens: what reaches the engine, answers, headers, and errors of every layer."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

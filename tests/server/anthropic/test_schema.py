@@ -1,7 +1,5 @@
 """Messages bodies: what is accepted without effect, and what is rejected by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

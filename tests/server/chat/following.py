@@ -1,7 +1,5 @@
 """Texts that follow a grammar, byte by byte."""
 
-from __future__ import annotations
-
 from llguidance import LLMatcher, LLTokenizer
 
 BYTES = LLTokenizer("byte")

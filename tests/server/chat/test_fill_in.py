@@ -1,7 +1,5 @@
 """Fill-in-the-middle prompts of every family of code models, and what is left out of long ones."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

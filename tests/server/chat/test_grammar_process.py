@@ -1,7 +1,5 @@
 """The validator process: replaced when a grammar has ended it, shared fairly, and never left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The validator accepts what the worker accepts, and ends at grammars that the worker would survive with a margin."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess

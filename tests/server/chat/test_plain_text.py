@@ -1,18 +1,20 @@
 """Text without control tokens: markers are encoded in pieces, and a continuation gets no space in front."""
 
-from __future__ import annotations
-
 import asyncio
 import unicodedata
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers import models as tokenizer_models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from outrider import models
 from outrider.server.chat.plain_text import PlainText
 from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
+from outrider.server.chat.vocabulary import Vocabulary
 from outrider.verify.gguf.tokenizer import build_tokenizer
 
 
@@ -76,3 +78,13 @@ def test_a_normaliser_makes_no_marker(special: int) -> None:
         chat = asyncio.run(prompts.chat("alice", [{"role": "user", "content": text}], TemplateOptions(), 1000))
         assert ids.isdisjoint(chat[: len(chat) - 1 - len(markers)]), text
         assert chat[-len(markers) :] == [built.get_vocab()[each] for each in markers]
+
+
+EMBEDDED = AutoTokenizer.from_pretrained(models.TARGET)
+
+
+@given(st.text(max_size=60))
+def test_the_bytes_of_all_tokens_join_to_the_text(text: str) -> None:
+    vocabulary = Vocabulary(EMBEDDED)
+    ids = EMBEDDED.encode(text, add_special_tokens=False, split_special_tokens=True)
+    assert b"".join(vocabulary.bytes_of(id) for id in ids) == text.encode()

@@ -1,7 +1,5 @@
 """Prompts: special tokens in a user's text, calls and tools stay text; long texts are refused unread."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from outrider.server.chat.reasoning_parser import REASONING_FORMATS, ReasoningFormat, ReasoningParser, detect_reasoning
 from outrider.server.chat.tools import Part, merge_parts
+from outrider.server.partial_match import overlap
 
 
 @given(st.text(st.sampled_from("ab <>/think\n"), max_size=40), st.integers(0, 40), st.booleans())
@@ -45,3 +46,9 @@ def test_every_format_at_every_cut(format: ReasoningFormat, opened: bool) -> Non
         parser = ReasoningParser(None, True, opened, format)
         parts = merge_parts([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
         assert parts == [Part("reasoning", "Hm, < so."), Part("content", "Yes.")]
+
+
+@given(st.text("ab", max_size=8), st.text("ab", min_size=1, max_size=5))
+def test_the_longest_overlap_is_found(text: str, marker: str) -> None:
+    sizes = [size for size in range(len(marker)) if text.endswith(marker[:size])]
+    assert overlap(text, marker) == max(sizes)

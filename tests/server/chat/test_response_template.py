@@ -1,7 +1,5 @@
 """Formats that are derived from response templates read what transformers' own parser reads, at every cut, and enforce it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

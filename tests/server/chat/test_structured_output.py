@@ -1,7 +1,5 @@
 """Structures become grammars that accept exactly the structured texts; invalid structures are rejected."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing

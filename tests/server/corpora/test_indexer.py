@@ -1,7 +1,5 @@
 """A change of a corpus has the outcome of indexing its texts anew, happens as a whole, and keeps to its bound."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

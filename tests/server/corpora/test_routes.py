@@ -1,7 +1,5 @@
 """Corpora over HTTP: texts, bounds, isolation of keys, and SGLang's routes. The process that indexes is the real one."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Small encoders with random weights, saved as users have them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,6 +1,4 @@
-"""No code of an encoder's folder runs, wherever the folder names it."""
-
-from __future__ import annotations
+"""Which models are encoders; and no code of an encoder's folder runs, wherever the folder names it."""
 
 import json
 from pathlib import Path
@@ -9,7 +7,10 @@ from typing import Any
 import pytest
 from sentence_transformers import SentenceTransformer
 
+from outrider import models
+from outrider.models import smollm2
 from outrider.server.encoders.encoder import load
+from outrider.server.encoders.kind import Kind, kind_of
 from outrider.server.encoders.messages import Load
 from tests.server.encoders.encoders import save_all
 
@@ -79,3 +80,26 @@ def test_a_class_of_the_folder_runs_for_who_trusts_it(tmp_path: Path) -> None:
 
 def request(folder: Path, trusts: bool = False) -> Load:
     return Load("embeddings", str(folder), "main", "cpu", "auto", None, trusts)
+
+
+CASES: list[tuple[Kind | None, dict[str, Any]]] = [
+    ("embeddings", {"modules.json": [], "config_sentence_transformers.json": {"prompts": {}}, "config.json": {}}),
+    ("embeddings", {"config.json": {"model_type": "model2vec"}}),
+    ("embeddings", {"config.json": {"architectures": ["ModernBertForMaskedLM"]}}),
+    ("rerank", {"config.json": {"architectures": ["XLMRobertaForSequenceClassification"]}}),
+    ("rerank", {"modules.json": [], "config_sentence_transformers.json": {"model_type": "CrossEncoder"}, "config.json": {}}),
+    (None, {"config.json": {"architectures": ["LlamaForCausalLM"]}}),
+    (None, {"config.json": {}}),
+]
+
+
+@pytest.mark.parametrize(("kind", "files"), CASES)
+def test_kinds(tmp_path: Path, kind: Kind | None, files: dict[str, Any]) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert kind_of(str(tmp_path), "main", download=False) == kind
+
+
+@pytest.mark.parametrize("path", [str(models.TARGET), smollm2.FILE, "owner/never-downloaded", "../nothing", ""])
+def test_models_that_write_text(path: str) -> None:
+    assert kind_of(path, "main", download=False) is None

@@ -1,7 +1,5 @@
 """Requests to an encoder whose process is a stand-in: failures, clients that leave, shutdowns."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager

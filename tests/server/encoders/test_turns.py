@@ -1,7 +1,5 @@
 """Which parts of requests are encoded together."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import given

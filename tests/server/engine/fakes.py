@@ -1,7 +1,5 @@
 """Fake worker processes: the worker's end of the socket, controlled by the test."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from typing import cast

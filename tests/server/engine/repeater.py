@@ -1,7 +1,5 @@
 """A program for test_helper: repeats messages, but loops at "loop"."""
 
-from __future__ import annotations
-
 from outrider.server.engine.helper import answer_all
 
 

@@ -1,7 +1,5 @@
 """An engine over a fake worker, as the tests of the engine run it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

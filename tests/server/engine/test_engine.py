@@ -1,7 +1,5 @@
 """The engine over a fake worker: every request gets its own events, and every request ends."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import aclosing
 from typing import cast

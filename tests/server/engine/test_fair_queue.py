@@ -1,7 +1,5 @@
 """The queue is fair, ordered and bounded, and removed requests hold no place."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress

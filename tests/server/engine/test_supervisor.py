@@ -3,8 +3,6 @@
 Restarts that fail are repeated for as long as the server runs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import itertools

@@ -1,7 +1,5 @@
 """API keys: authentication, and ownership of datastores and sessions."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

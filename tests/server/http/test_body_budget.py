@@ -1,7 +1,5 @@
 """Bodies that are being received have a bound for all clients and for each; those that never end keep no others waiting."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Every exception becomes an error in the format of its path, with its status and headers."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The metrics page: open without keys, never open to API keys, and a slow snapshot if streams are coalesced."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

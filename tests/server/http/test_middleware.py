@@ -1,7 +1,5 @@
 """Body limits, headers, request metrics and the request log, each around a small application."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator

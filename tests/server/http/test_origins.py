@@ -1,7 +1,5 @@
 """Foreign hosts and origins: refused by a server without keys, unless they are allowed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Bounds of connections, by a virtual clock. test_server.py has the same bounds on real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

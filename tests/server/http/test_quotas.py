@@ -1,7 +1,5 @@
 """Quotas per API key: concurrent requests, and requests per minute."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """Signals drain and end the server; connections are bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Server-sent events: framing, padding, coalescing, disconnects; and the information in packet sizes and times."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import statistics

@@ -1,7 +1,5 @@
 """POST /infill over HTTP: prompts, sessions, streams, and models that cannot fill in."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import httpx

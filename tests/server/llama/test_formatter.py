@@ -1,7 +1,5 @@
 """The body of /infill and its answers: llama-server's names, formats and limits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Which models `models.paths` names, and what is wrong with a path, in one sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

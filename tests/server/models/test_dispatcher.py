@@ -1,7 +1,5 @@
 """What loads a model: valid requests only. The models are scripted; tests/integration/test_several_models.py has real ones."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

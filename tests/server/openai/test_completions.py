@@ -1,12 +1,12 @@
-"""Completions: the format of answers and chunks, echoes, and `best_of`."""
-
-from __future__ import annotations
+"""Completions: the format of answers and chunks, echoes and `best_of`; usage and traces, of chats and responses, too."""
 
 from typing import Any
 
 import pytest
 
-from tests.server.fakes import FakeEngine, events, post
+from outrider.server.engine.messages import StepReport, TokenEvent
+from outrider.server.openai.usage import Usage
+from tests.server.fakes import FIRST_TOKEN, FakeEngine, events, post
 
 PATH = "/v1/completions"
 
@@ -64,3 +64,43 @@ def test_streams_of_several_prompts_number_their_choices() -> None:
 def test_invalid_completions_are_rejected(fields: dict[str, Any], param: str) -> None:
     response = post(FakeEngine("x"), PATH, {"prompt": "x", **fields})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})],
+)
+def test_each_step_has_one_trace(path: str, prompt: dict[str, Any]) -> None:
+    """Also steps without text, such as the second, and the last."""
+    body = prompt | {"stream": True, "n": 2, "session_id": "s"}
+    chunks = events(post(FakeEngine("a", "", "b"), path, body | {"speculation": {"trace": True}}))
+    for index in (0, 1):
+        choices = [choice for chunk in chunks[:-1] for choice in chunk["choices"] if choice["index"] == index]
+        traces = [choice["trace"] for choice in choices if "trace" in choice]
+        assert [trace["draft"]["tokens"][trace["accepted"][0]] for trace in traces] == [FIRST_TOKEN + i for i in range(4)]
+    plain = events(post(FakeEngine("a"), path, body))
+    assert not any("trace" in choice for chunk in plain[:-1] for choice in chunk["choices"])
+
+
+def usage() -> Usage:
+    made = Usage(prompt_tokens=5, cached_tokens=2)
+    made.record_event(TokenEvent("r", [1], "a"))  # without a step
+    step = StepReport(0.1, 0.1, 0.1, {"prediction": 4, "trigram": 2}, {"prediction": 3})
+    made.record_event(TokenEvent("r", [1, 2, 3, 4], "b", step=step))
+    return made
+
+
+def test_chats_and_completions() -> None:
+    body = usage().completion_body(reasoning_tokens=2)
+    assert (body["prompt_tokens"], body["completion_tokens"], body["total_tokens"]) == (5, 5, 10)
+    assert body["prompt_tokens_details"]["cached_tokens"] == 2
+    details = body["completion_tokens_details"]
+    assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (3, 1)
+    assert details["reasoning_tokens"] == 2
+
+
+def test_responses() -> None:
+    body = usage().response_body(reasoning_tokens=2)
+    assert (body["input_tokens"], body["output_tokens"], body["total_tokens"]) == (5, 5, 10)
+    assert body["input_tokens_details"]["cached_tokens"] == 2
+    assert body["output_tokens_details"] == {"reasoning_tokens": 2}

@@ -1,7 +1,5 @@
 """Bodies of any content: the first error ends validation, lengths are bounded, and errors have the size of a sentence."""
 
-from __future__ import annotations
-
 import json
 import types
 from collections.abc import Callable, Iterator

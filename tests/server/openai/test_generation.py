@@ -1,7 +1,5 @@
 """One runner for all endpoints: outputs, usage, metrics, keep-alives, padding, coalescing and errors."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """Attacks on the endpoints: each is answered with a client's error, or with an answer."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Log-probabilities in both formats: bytes are exact, there is no infinity, and tokens have their place in the text."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 

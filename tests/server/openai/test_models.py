@@ -1,7 +1,5 @@
 """The served model's card, and its tokenizer."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

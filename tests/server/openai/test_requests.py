@@ -1,7 +1,5 @@
 """The engine's requests: every field arrives, and bounds are checked before anything is queued."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

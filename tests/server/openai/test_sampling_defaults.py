@@ -1,7 +1,5 @@
 """The model's own sampling defaults: what is read of its file, and the requests of every endpoint that use it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

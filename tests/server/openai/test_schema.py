@@ -1,14 +1,16 @@
-"""Bodies: strict types, unsupported fields by name, and the conversion to sampling parameters."""
+"""Bodies: strict types, messages, unsupported fields by name, and the conversion to sampling parameters and samplers."""
 
-from __future__ import annotations
-
+import json
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
+from outrider.server.openai.conversation import Message, parse_arguments
+from outrider.server.openai.samplers import INFILL_MIN_P, Sampler, Samplers, select
 from outrider.server.openai.schema import MIN_TOP_P, ChatBody, CompletionBody
+from outrider.verify.sampling_params import SamplingParams
 
 
 def completion(**fields: Any) -> CompletionBody:
@@ -68,3 +70,104 @@ def test_logprobs() -> None:
     assert (ranked.num_logprobs, ranked.returns_logprobs, ranked.candidates) == (0, False, 3)
     assert not completion(echo=True).returns_prompt_logprobs
     assert completion(echo=True, logprobs=0).returns_prompt_logprobs
+
+
+ADAPTER: TypeAdapter[list[Sampler]] = TypeAdapter(Samplers)
+VALUES: dict[str, dict[str, Any]] = {
+    "penalties": {"presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 1.5},
+    "top_k": {"top_k": 7},
+    "temperature": {"temperature": 0.3},
+    "top_p": {"top_p": 0.9},
+    "min_p": {"min_p": 0.1},
+}
+PARAMS = SamplingParams(
+    seed=5, logit_bias={1: 2.0}, **{name: value for each in VALUES.values() for name, value in each.items()}
+)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_sampler_that_is_not_listed_is_off(name: str) -> None:
+    defaults = SamplingParams()
+    chosen = select(PARAMS, ADAPTER.validate_python([each for each in VALUES if each != name]))
+    for sampler, values in VALUES.items():
+        for field, value in values.items():
+            assert getattr(chosen, field) == (getattr(defaults, field) if sampler == name else value)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        *(["top_p", "top_k"], ["min_p", "top_p"], ["top_p", "temperature"], ["temperature", "penalties"], ["magic"], "kp"),
+        *(["top_p", "min_p", "temperature"], ["min_p", "temperature", "top_p"], ["infill", "top_k", "top_p"]),
+    ],
+)
+def test_other_orders_and_names_are_refused(names: Any) -> None:
+    with pytest.raises(ValidationError):
+        ADAPTER.validate_python(names)
+    assert ADAPTER.validate_python(["top_k", "temperature"]) and ADAPTER.validate_python(["temperature", "top_k"])
+    assert {*VALUES} < {*get_args(Sampler)}
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.8, 1.0, 1.7])
+@pytest.mark.parametrize(
+    "names", [["min_p", "temperature"], ["min_p", "top_k", "temperature"], ["top_k", "infill", "temperature"]]
+)
+def test_min_p_before_the_temperature_keeps_the_tokens_that_it_keeps_without(temperature: float, names: list[Sampler]) -> None:
+    chosen = select(SamplingParams(temperature=temperature, min_p=0.15), ADAPTER.validate_python(names))
+    least = INFILL_MIN_P if "infill" in names else 0.15
+    for ratio in (0.01, 0.14, 0.16, 0.19, 0.21, 0.9):  # of a token's probability to the likeliest one's, before the temperature
+        assert (ratio ** (1 / temperature) >= chosen.min_p) == (ratio >= least)
+
+
+def message(**fields: Any) -> Message:
+    return Message.model_validate({"role": "user", **fields})
+
+
+def test_messages_for_the_template() -> None:
+    assert message(role="developer", content="x").rendered() == {"role": "system", "content": "x"}
+    calls = [{"id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}}]
+    rendered = message(role="assistant", tool_calls=calls, reasoning_content="why").rendered()
+    assert rendered["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
+    assert (rendered["content"], rendered["reasoning_content"]) == ("", "why")
+    assert message(role="tool", tool_call_id="1", content="r").rendered()["tool_call_id"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        *((text, {}) for text in ("", " ", "\n", "{}", "null", '"null"', "[]", '""', '" "')),
+        ('{"a": [1]}', {"a": [1]}),
+        ('"{\\"a\\": 1}"', {"a": 1}),  # encoded twice
+        *(
+            (text, {"raw_arguments": text})
+            for text in ("{a", '{"a": "b', "0", "false", "[1]", "1.5", "{'a': 1}", "[" * 100_000)
+        ),
+    ],
+)
+def test_arguments_are_an_object(arguments: str, expected: dict[str, Any]) -> None:
+    assert parse_arguments(arguments) == expected
+
+
+@pytest.mark.parametrize("given", [None, {}, {"a": 1}, [], 5, True])
+def test_arguments_that_clients_send_in_the_place_of_text(given: Any) -> None:
+    call = {"function": {"name": "f", "arguments": given}}
+    [rendered] = message(role="assistant", tool_calls=[call]).rendered()["tool_calls"]
+    expected = given if isinstance(given, dict) else {"raw_arguments": json.dumps(given)} if given else {}
+    assert rendered["function"]["arguments"] == expected
+
+
+def test_the_forms_of_calls_and_results_before_there_were_several() -> None:
+    called = message(role="assistant", content=None, function_call={"name": "f", "arguments": "{}"}).rendered()
+    assert called["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    result = message(role="function", name="f", content="1").rendered()
+    assert result == {"role": "tool", "name": "f", "content": "1"}
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_has_several_names(field: str) -> None:
+    assert message(role="assistant", content="a", **{field: "why"}).rendered()["reasoning_content"] == "why"
+
+
+def test_what_a_message_has_and_no_template_reads_is_named() -> None:
+    assert message(role="assistant", audio={"id": "a"}, thinking={"text": "x"}, reasoning="y").ignored == ["thinking", "audio"]
+    assert message(role="tool", name="f", content="x", thinking=None, audio=None).ignored == []

@@ -1,7 +1,5 @@
 """Structured output in the fields of OpenAI, vLLM and llama-server."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Fields without an equal: rejected by name, unless their value has no effect."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Chromium for the tests of the page, driven by Playwright. Both are optional."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The playground in a real browser, against real servers."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator

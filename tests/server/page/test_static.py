@@ -1,16 +1,16 @@
-"""The playground's files: self-contained, without inline code, small, and in step with the drafters."""
-
-from __future__ import annotations
+"""The playground's files, self-contained and without inline code, and its routes."""
 
 import hashlib
 import re
 from typing import get_args
 
 import pytest
+from fastapi import FastAPI
 
 from outrider.drafters.interface import Source
 from outrider.drafters.options import DrafterName
-from outrider.server.page.routes import STATIC
+from outrider.server.page.routes import HEADERS, STATIC
+from tests.server.fakes import FakeEngine, app_with, fetch
 
 UPLOT = {  # of version 1.6.32 in the npm registry; the script gets one more line, which makes it a module
     "uplot.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
@@ -52,3 +52,35 @@ def test_every_source_has_a_colour() -> None:
         if source is not Source.NONE:
             assert f".source-{source.label} {{ --source: var(--{source.label}); }}" in style
             assert len(re.findall(rf"--{source.label}: #[0-9a-f]{{6}};", style)) == 2  # light and dark
+
+
+FILES = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file())
+
+
+@pytest.fixture(scope="module")
+def app() -> FastAPI:
+    return app_with(FakeEngine())
+
+
+@pytest.mark.parametrize("path", ["/", *(f"/page/{name}" for name in FILES)])
+def test_every_file_has_the_headers(app: FastAPI, path: str) -> None:
+    response = fetch(app, "GET", path)
+    assert response.status_code == 200
+    assert {name: response.headers[name] for name in HEADERS} == HEADERS
+    assert response.content == (STATIC / ("index.html" if path == "/" else path.removeprefix("/page/"))).read_bytes()
+
+
+def test_the_page_needs_no_key_and_the_api_does() -> None:
+    app = app_with(FakeEngine("a"), auth__keys={"alice": "a-key-of-some-length"})
+    assert [fetch(app, "GET", path).status_code for path in ("/", "/page/app.js", "/v1/models", "/pages")] == [
+        200,
+        200,
+        401,
+        401,
+    ]
+    assert fetch(app, "POST", "/").status_code == 401
+
+
+def test_the_page_can_be_turned_off() -> None:
+    app = app_with(FakeEngine(), server__page=False)
+    assert [fetch(app, "GET", path).status_code for path in ("/", "/page/app.js", "/health")] == [404, 404, 200]

@@ -1,7 +1,5 @@
 """Folders of small models with random weights that read pictures, complete with processor and chat template."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

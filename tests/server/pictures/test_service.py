@@ -1,7 +1,5 @@
 """The pictures of requests, prepared by a process that is a stand-in here."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import gc

@@ -1,7 +1,5 @@
 """Where pictures come from."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import socket

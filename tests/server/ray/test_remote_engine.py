@@ -1,7 +1,5 @@
 """The ingress's engine over fake replicas: what is lost with a replica, what is sent again, and how requests end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager

@@ -1,13 +1,21 @@
-"""A replica over a fake worker: events in order, bounded, and cancelled with their reader."""
-
-from __future__ import annotations
+"""A replica over a fake worker: events in order, bounded, and cancelled with their reader; and what crosses the wire."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, cast
 
-from outrider.server.engine.engine import MAX_UNREAD_EVENTS, Engine
+import pytest
+
+from outrider.server.engine.engine import (
+    MAX_UNREAD_EVENTS,
+    DeadlineExceeded,
+    Engine,
+    EngineError,
+    InvalidRequest,
+    Overloaded,
+    WorkerLost,
+)
 from outrider.server.engine.messages import Cancel, Pause, Request, Resume, TokenEvent, ToWorker
 from outrider.server.engine.worker_process import encode_settings
 from outrider.server.ray import wire
@@ -71,3 +79,23 @@ async def test_a_request_whose_events_are_not_read_is_paused() -> None:
         while count < 2 * MAX_UNREAD_EVENTS + 1:
             count += len(wire.decode_batch(await anext(batches)))
         assert await received(worker) == Resume("a")
+
+
+EVENT = TokenEvent("a", [1, 2], "text")
+
+
+def test_a_call_arrives_as_it_was_sent() -> None:
+    call = wire.Call(Request("a", [1, 2], SamplingParams(seed=3), 5, session="s", affinity="x"), 0.5, True)
+    assert wire.decode_call(wire.encode(call)) == call
+
+
+@pytest.mark.parametrize("kind", [EngineError, InvalidRequest, WorkerLost, DeadlineExceeded])
+def test_an_error_keeps_its_type_and_message(kind: type[EngineError]) -> None:
+    event, error = wire.decode_batch(wire.encode_batch([EVENT, kind("why")]))
+    assert (event, type(error), str(error)) == (EVENT, kind, "why")
+
+
+def test_an_overload_says_when_to_retry() -> None:
+    (error,) = wire.decode_batch(wire.encode_batch([Overloaded("full", "tokens", 2.5)]))
+    assert isinstance(error, Overloaded)
+    assert (str(error), error.reason, error.seconds) == ("full", "tokens", 2.5)

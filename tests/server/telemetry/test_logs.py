@@ -1,7 +1,5 @@
 """Logs: text or JSON, with ids and times, without client text."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,7 +1,5 @@
 """The chat's HTTP client: addresses, keys, streams, and errors that are one sentence."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`outrider chat`: errors before the chat starts are one sentence and exit code 2."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

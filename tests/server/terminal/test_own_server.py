@@ -1,7 +1,5 @@
 """A chat's own server: it says why it cannot start, and ends with the chat."""
 
-from __future__ import annotations
-
 import signal
 from contextlib import closing
 from pathlib import Path

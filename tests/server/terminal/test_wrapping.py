@@ -1,7 +1,5 @@
 """Lines are broken between words, on a terminal that the tests imitate."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """A worker over the tiny model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A worker and its runtime over the tiny model, with a tokenizer of letters."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """A job's events: text that matches the tokens, and counts for the metrics."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

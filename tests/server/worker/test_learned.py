@@ -1,7 +1,5 @@
 """Later sessions of a principal draft from its earlier ones; nobody else does."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The loop serves requests together; a failed step ends one request; a lost device ends the worker."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.drafters.none import NoDrafter
-from outrider.server.engine.messages import (
-    Accepted,
-    Cancel,
-    Failed,
-    Pause,
-    Resume,
-    Shutdown,
-    Status,
-    TokenEvent,
-)
+from outrider.server.engine.messages import Accepted, Cancel, Failed, Pause, Resume, Shutdown, Status, TokenEvent
 from outrider.server.worker.loop import Worker
 from outrider.verify import controller
 from outrider.verify.constraints.grammar import GrammarError

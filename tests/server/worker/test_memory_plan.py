@@ -1,7 +1,5 @@
 """What starts on a device with stated memory: fewer KV caches, then shorter ones, then a refusal with the figures."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Sessions of models with recurrent layers: continued, forked, swapped, counted in bytes, and restored from files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The tables that drafters get."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The memory's figures, the number of threads, and the draft budget of a request."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Requests that wait, are paused or cancelled, and the sessions that they leave: kept, forgotten and saved."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import BinaryIO
@@ -9,14 +7,7 @@ from typing import BinaryIO
 import pytest
 
 from outrider.drafters.interface import Ints
-from outrider.server.engine.messages import (
-    Cancel,
-    Failed,
-    Forget,
-    Pause,
-    Resume,
-    TokenEvent,
-)
+from outrider.server.engine.messages import Cancel, Failed, Forget, Pause, Resume, TokenEvent
 from outrider.server.worker.session import Session
 from outrider.server.worker.storage import session_files
 from outrider.verify.model.cache import paging

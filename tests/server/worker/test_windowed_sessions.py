@@ -1,7 +1,5 @@
 """Sessions of models with sliding windows: what a session has released is not restored, counted, or written to its file."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

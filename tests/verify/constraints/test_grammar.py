@@ -1,7 +1,5 @@
 """Grammars over draft trees: each node has the mask of plain decoding."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

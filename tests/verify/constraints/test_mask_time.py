@@ -1,7 +1,5 @@
 """The masks of a client's grammars share a time: nodes are left out, and slow roots end answers of that client only."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from llguidance import LLMatcher

@@ -1,7 +1,5 @@
 """The reasoning budget over draft trees: each node has the mask of plain decoding, and drafts do not change the answer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

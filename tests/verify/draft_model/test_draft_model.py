@@ -1,7 +1,5 @@
 """Draft models: incremental rows, cache reuse, noise shared with the target, and lossless answers."""
 
-from __future__ import annotations
-
 from concurrent.futures import wait
 from dataclasses import replace
 from typing import Any
@@ -13,14 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.drafters.interface import Ints
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.options import (
-    NEED_A_MODEL,
-    DrafterName,
-    DraftGraphOptions,
-    DraftTreeOptions,
-    Options,
-    PearlOptions,
-)
+from outrider.drafters.options import NEED_A_MODEL, DrafterName, DraftGraphOptions, DraftTreeOptions, Options, PearlOptions
 from outrider.drafters.registry import Resources, clone, make
 from outrider.drafters.sequence import Sequence
 from outrider.verify.decode import decode

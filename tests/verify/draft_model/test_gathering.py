@@ -1,7 +1,5 @@
 """Sessions that draft at the same time: one forward for all, an error for one alone, and the answers of each alone."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The ends of answers in GGUF files of many families: those of their models' generation_config.json."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokenizers of GGUF files by llama.cpp: the ids of those that are built here, and files that only llama.cpp can read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any

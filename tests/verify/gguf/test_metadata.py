@@ -1,7 +1,5 @@
 """Metadata of GGUF files: equal to what the package `gguf` writes; broken files are one sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf

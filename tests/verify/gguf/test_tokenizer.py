@@ -1,7 +1,5 @@
 """Tokenizers of GGUF files: the ids of the tokenizer that a file was written from."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Checkpoints of small random targets and of draft heads for them, in the published layouts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Draft heads: candidates from the target's states, caches that follow sessions, and answers that equal plain decoding."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draft heads from their published layouts, and a sentence for what cannot be loaded."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import cast

@@ -1,7 +1,5 @@
 """Small random models of architectures whose layers differ: with recurrent states, convolutions, or mixed attention."""
 
-from __future__ import annotations
-
 import functools
 from copy import deepcopy
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Small models with random weights that read pictures, one of each family, and pictures as their processors make them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Supported architectures: logits equal transformers', trees equal their paths, and drafting is lossless."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The choice between transformers' code and llama.cpp."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

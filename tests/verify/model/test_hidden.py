@@ -1,7 +1,5 @@
 """Hidden states of a target's forwards: those of committed tokens are kept, at their positions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Invariant rows: a range is found, and drafted answers equal plain decoding's bit for bit in bfloat16."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Loading: paths, devices, dtypes, stop tokens, RoPE scaling, and errors that are one sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The free memory is that of the process: the machine's, or its container's."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Prompts with pictures: answers are those of transformers' own generate, to the token."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models whose layers are quantised while they load: which layers, how much memory, and lossless drafting."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Checkpoints of GPTQ, AWQ, compressed-tensors and float8: their weights' values, as blocks where these lose nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

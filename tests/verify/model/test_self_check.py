@@ -1,7 +1,5 @@
 """The self-check: every supported model passes in every dtype, and a model that breaks the rules is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

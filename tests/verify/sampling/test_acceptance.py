@@ -1,7 +1,5 @@
 """The walk accepts exactly the path of plain decoding; rejection emits tokens of the target's distribution only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations

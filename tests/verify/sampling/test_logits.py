@@ -1,6 +1,4 @@
-"""Penalties, biases and minimum lengths: every node is processed as plain decoding along its path."""
-
-from __future__ import annotations
+"""Penalties, biases and minimum lengths along a node's path; and the largest logits, ties included."""
 
 import math
 from typing import Any
@@ -16,6 +14,8 @@ from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import Decoded, decode
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling.logits import LogitsProcessor, ProcessedLogits
+from outrider.verify.sampling.rows import in_place
+from outrider.verify.sampling.topk import likeliest
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -138,3 +138,32 @@ def test_logprobs_are_those_of_plain_decoding(tiny_runner: TorchRunner, temperat
         np.testing.assert_allclose(joined(drafted, name), joined(plain, name), atol=1e-4)
     assert (joined(drafted, "top_ids") == joined(plain, "top_ids")).mean() > 0.99  # near-ties may swap
     assert np.all(np.diff(joined(plain, "top"), axis=1) <= 0)
+
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def logits_of(rows: int, size: int, seed: int, dtype: torch.dtype, levels: int) -> torch.Tensor:
+    """Random logits [rows, size] that take few values, so that many are equal."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(rows, size, generator=generator) * levels).round().div(levels).to(dtype)
+
+
+@given(
+    st.integers(1, 9),
+    st.sampled_from([9, 700, 1024, 5003]),
+    st.integers(0, 8),
+    st.integers(0, 1 << 30),
+    st.sampled_from(DTYPES),
+)
+def test_the_likeliest_tokens_and_their_probabilities(rows: int, size: int, count: int, seed: int, dtype: torch.dtype) -> None:
+    logits = logits_of(rows, size, seed, dtype, 1000)
+    arrays = likeliest(in_place(logits), count)
+    assert [array.dtype for array in arrays] == [np.int32, np.float32]
+    ids, probabilities = map(torch.from_numpy, arrays)
+    expected = logits.float().softmax(-1)
+    assert torch.equal(logits.gather(1, ids.long()), logits.topk(count, -1).values)
+    assert all(len(set(row)) == count for row in ids.tolist())
+    torch.testing.assert_close(
+        probabilities, expected.gather(1, ids.long()), rtol=0.05 if dtype == torch.bfloat16 else 1e-5, atol=0
+    )

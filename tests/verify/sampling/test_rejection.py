@@ -1,7 +1,5 @@
 """`rejection`: answers successors the target's own distribution, shown by chi-square over a toy model's sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

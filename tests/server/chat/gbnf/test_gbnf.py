@@ -1,7 +1,5 @@
 """GBNF is accepted and followed as llama.cpp reads it, whatever it consists of."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """Schemas of objects as clients write them, with what they allow and what no grammar enforces of them."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 WORD = {"type": "string"}

@@ -1,7 +1,5 @@
 """No schema is refused as an answer's or in a format of calls, none is enforced wrongly, and what is not enforced is named."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jsonschema

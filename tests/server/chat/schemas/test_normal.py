@@ -1,7 +1,5 @@
 """Schemas in a normal form, linear in what was given; what is dropped of them, by name; their types and patterns."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

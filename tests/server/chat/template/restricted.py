@@ -1,7 +1,5 @@
 """Small chat templates, each with one restriction that published templates have."""
 
-from __future__ import annotations
-
 TOOLS = "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
 CALL = "<tool_call>{{ call.function | tojson }}</tool_call>"
 CALLS = "{% for call in m.tool_calls or [] %}" + CALL + "{% endfor %}"

@@ -1,7 +1,5 @@
 """Chat templates: which of several counts, what each lacks, and calls as text where it has none."""
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Conversations in a template's form: nothing gets lost, a growing one keeps its beginning, and each template takes it."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Chat templates that loop or explode are refused when the model is loaded, in the processes that would render them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

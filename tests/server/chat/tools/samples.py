@@ -1,7 +1,5 @@
 """Samples of each format, written as the models' published chat templates write calls, and texts that are not quite calls."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

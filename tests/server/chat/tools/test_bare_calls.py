@@ -1,7 +1,5 @@
 """Calls without their format's markers: in every format, an object that can only be a call is one."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

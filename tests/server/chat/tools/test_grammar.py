@@ -1,7 +1,5 @@
 """Grammars accept the calls that models write, reject calls that violate the schemas, and lead to calls that parse."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lark grammars as regular expressions."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

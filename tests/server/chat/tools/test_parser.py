@@ -1,7 +1,5 @@
 """Calls are parsed in every format, independently of how the text is split; all other text is content."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

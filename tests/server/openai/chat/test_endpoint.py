@@ -1,7 +1,5 @@
 """Chats: the format of answers and chunks, and the requests to the engine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Chat completions: formats of calls and reasoning, as the chat template or the settings say."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A request as Codex sends it: tools of several types, hints, and a history of calls."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.server.chat.tools.patch_grammar import PATCH, PATCH_GRAMMAR

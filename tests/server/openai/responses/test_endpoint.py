@@ -1,7 +1,5 @@
 """Responses over HTTP: what Codex sends, custom tools, stored items, and what is left out."""
 
-from __future__ import annotations
-
 import json
 import logging
 from typing import Any

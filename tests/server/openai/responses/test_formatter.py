@@ -1,7 +1,5 @@
 """Responses: objects, the order of events, continued conversations, and errors in mid-stream."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import FastAPI
@@ -104,3 +102,5 @@ def test_stored_responses_are_retrieved_and_deleted() -> None:
     assert fetch(app, "DELETE", path).json() == {"id": made["id"], "object": "response", "deleted": True}
     for method, suffix in (("GET", ""), ("DELETE", ""), ("POST", "/cancel")):
         assert fetch(app, method, path + suffix).status_code == 404
+    not_stored = fetch(app, "POST", PATH, {"input": "x", "store": False}).json()["id"]
+    assert fetch(app, "POST", PATH, {"input": "y", "previous_response_id": not_stored}).status_code == 404

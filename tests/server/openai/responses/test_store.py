@@ -1,7 +1,5 @@
 """The store is bounded in number, bytes and age for each principal, and a principal sees only its own responses."""
 
-from __future__ import annotations
-
 import json
 import threading
 from typing import Any

@@ -1,6 +1,4 @@
-"""Custom tools as functions, and the choice among tools."""
-
-from __future__ import annotations
+"""Custom tools as functions, the choice among tools, and the input of calls, however the arguments are cut."""
 
 import asyncio
 import json
@@ -12,8 +10,10 @@ from pydantic import ValidationError
 
 from outrider.server.chat.grammar_job import GrammarJob
 from outrider.server.chat.structured_output import GrammarChecker
+from outrider.server.chat.tools import Part, merge_parts
 from outrider.server.http.errors import APIError
 from outrider.server.openai.schema import ChatBody
+from outrider.server.openai.tools.custom_input import CustomInputs, CustomPart, InputDecoder
 from tests.server.chat.following import accepts
 from tests.server.chat.tools.patch_grammar import PATCH, PATCH_GRAMMAR
 
@@ -79,3 +79,49 @@ def test_the_grammars_of_all_tools_are_bounded() -> None:
 def test_invalid_tools_are_rejected(tools: list[dict[str, Any]], choice: Any, words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         chat(*tools, choice=choice)
+
+
+TEXTS = [PATCH, "", 'é😀\u2028\x00"\\/', "😀" * 20, "\\u0041 \\"]
+
+
+def decoded(arguments: str, size: int) -> str:
+    """The input, if the arguments come in pieces of `size` characters."""
+    decoder = InputDecoder()
+    pieces = [decoder.feed(arguments[at : at + size]) for at in range(0, len(arguments), size)]
+    return "".join(pieces) + decoder.finish()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_the_input_does_not_depend_on_the_cut(text: str, ascii_only: bool) -> None:
+    arguments = json.dumps({"input": text}, ensure_ascii=ascii_only)
+    assert {decoded(arguments, size) for size in (1, 2, 3, 7, 1000)} == {text}
+    assert decoded(f' {{ "input" :\n"{arguments[11:-2]}"  }} ', 1) == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"patch": "a\\nb"}', "a\nb"),
+        ('"plain"', "plain"),
+        ("ls -l", "ls -l"),
+        ('{"b": 1, "input": "x"}', "x"),
+        ('{"input": "cut of', "cut of"),
+        ('{"input": "cut \\', "cut "),
+        (r'{"input": "a\d \u12 \ud83d"}', "a\\d \\u12 \ufffd"),
+        ("", ""),
+    ],
+)
+def test_arguments_of_another_form_lose_nothing(arguments: str, text: str) -> None:
+    assert {decoded(arguments, size) for size in (1, 4, 100)} == {text}
+
+
+def test_only_calls_of_custom_tools_are_converted() -> None:
+    parts = [Part("content", "So:"), Part("call", "f", 0), Part("arguments", '{"input": "1"}', 0)]
+    parts += [Part("call", "patch", 1), Part("arguments", '{"input": "2', 1), Part("arguments", '\\n"}', 1)]
+    parts += [Part("call", "patch", 2), Part("arguments", '{"text": "3"}', 2)]
+    converted = CustomInputs({"patch"}).convert(parts, finished=True)
+    assert converted[:3] == parts[:3]
+    assert [type(part) for part in converted[3:]] == [CustomPart] * 5
+    assert [part.text for part in merge_parts(converted[3:])] == ["patch", "2\n", "patch", "3"]
+    assert [part.call for part in converted[3:]] == [1, 1, 1, 2, 2]

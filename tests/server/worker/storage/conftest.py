@@ -1,7 +1,5 @@
 """Pages of two sizes, for the tests of saved sessions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

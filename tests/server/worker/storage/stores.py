@@ -1,7 +1,5 @@
 """Stores of sessions that save into a folder, and what is in that folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Damaged and foreign files cost a log line and the session, never an answer."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable

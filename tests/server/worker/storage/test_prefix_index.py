@@ -1,7 +1,5 @@
 """The index finds the texts with the longest common beginning, in units of a block, and owners share nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Sessions outlive a store: the same text, rows and tables. What has not changed is not written again."""
 
-from __future__ import annotations
-
 import copy
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Several servers use one folder: they leave each other's files, and no other user reads them."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import threading

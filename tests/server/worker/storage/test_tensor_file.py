@@ -1,7 +1,5 @@
 """Files in safetensors' format: read as they were written, and never more than an error, however damaged."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

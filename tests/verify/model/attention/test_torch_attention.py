@@ -1,7 +1,5 @@
 """TorchAttention against a plain reference, its masks, and the attention function that transformers calls."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from types import SimpleNamespace

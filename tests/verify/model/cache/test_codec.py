@@ -1,7 +1,5 @@
 """Rows in 8 bits: how near they are, that their bits depend on nothing else, and that drafts change no answer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

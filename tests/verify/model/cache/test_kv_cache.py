@@ -1,7 +1,5 @@
 """The KV cache: writes, commits of any accepted rows, swapping, pages that forks share, and the size of a slot."""
 
-from __future__ import annotations
-
 import os
 import weakref
 from collections.abc import Iterator

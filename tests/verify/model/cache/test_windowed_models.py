@@ -1,7 +1,5 @@
 """Models whose layers have sliding windows: what a slot has released changes no answer, however its text is continued."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from random import Random

@@ -1,7 +1,5 @@
 """Layers with a sliding window: which rows are released, what remains of them when slots are swapped, forked and cut."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

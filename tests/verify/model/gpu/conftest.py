@@ -1,7 +1,5 @@
 """Triton's interpreter as a GPU: small pages, few programs, and products in which a row's place does not matter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ Each tensor has a device, which `Tensor.device` tells. An operation over tensors
 copies cross. What is captured on a device is repeated operation by operation, into the same memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

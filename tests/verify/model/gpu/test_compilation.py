@@ -1,7 +1,5 @@
 """Layers are compiled once for all of them, by settings that the installed version of PyTorch has."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

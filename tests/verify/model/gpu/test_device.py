@@ -1,7 +1,5 @@
 """Tests that need a GPU: captured graphs are lossless, a step waits for one event alone, and no memory is allocated."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A model over two devices: which layers are where, the logits of one device, and a step that is captured in stages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -3,8 +3,6 @@
 Without a GPU, the same forward runs uncaptured through Triton's interpreter.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Draft heads as on a GPU: caches in pages, and few rows by kernels, draft what a head over contiguous caches drafts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import cast

@@ -1,7 +1,5 @@
 """Caches in pages: the same rows as contiguous ones, pages shared by forks, and pools that run out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

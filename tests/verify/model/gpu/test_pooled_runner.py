@@ -1,14 +1,15 @@
-"""A model runner as on a GPU: caches in a pool, reserved before a forward, and rows whose bits do not depend on the others."""
-
-from __future__ import annotations
+"""A model runner as on a GPU: caches in a pool, reserved before a forward; requests that do not fit it wait."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.verify import controller
+from outrider.verify import stream as streams
 from outrider.verify.model import invariance
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.paging import OutOfPages
@@ -16,7 +17,8 @@ from outrider.verify.model.invariance import start
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.verify.model.gpu.conftest import DEVICE
+from tests.server.worker.fakes import Rig, request
+from tests.verify.model.gpu.conftest import DEVICE, PAGE
 
 CONTEXT = 128
 
@@ -93,3 +95,40 @@ def test_trees_beside_streams_have_the_bits_of_single_tokens(
     assert runner.invariance == f"on, {rows} to {rows} rows, costs 4.0% of a step"
     assert (runner.draft_depth(60), runner.draft_nodes) == (3, rows - 1)
     assert runner.max_rows == rows
+
+
+PROMPTS = {"a": 70, "b": 33, "c": 66}  # tokens
+
+
+def rig(config: LlamaConfig, pages: int, **settings: Any) -> Rig:
+    torch.manual_seed(1)
+    runner = TorchRunner(LlamaForCausalLM(config).to(DEVICE), 3 * PAGE, compile="off", started=False)
+    runner.pages = pages
+    runner.start(3 * PAGE)
+    made = Rig(runner, **settings)
+    made.worker._runtime.max_active = 3
+    return made
+
+
+def run(made: Rig) -> dict[str, list[int]]:
+    """The answers of all requests, which come together."""
+    made.send(*(request(id, prompt=[length - 30] * length, max_tokens=3, session=id) for id, length in PROMPTS.items()))
+    made.step(30)
+    return {id: made.tokens(id) for id in PROMPTS}
+
+
+@pytest.mark.slow
+def test_requests_that_do_not_fit_together_wait(tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TorchRunner, "in_pages", True)
+    for module in (streams, controller):
+        monkeypatch.setattr(module, "PREFILL_CHUNK_TOKENS", PAGE)
+    monkeypatch.setattr(streams, "MAX_NODES", 0)
+    roomy, tight = rig(tiny_config, 12), rig(tiny_config, 4)
+    expected = run(roomy)
+    assert all(len(tokens) == 3 for tokens in expected.values())
+    assert run(tight) == expected
+    assert tight.worker.scheduler.is_idle
+    swapped = [session.verifier.is_swapped_out for session in tight.worker.sessions._sessions.values()]
+    assert len(swapped) == 3 and any(swapped)  # the sessions that are not in use made room
+    for made in (roomy, tight):
+        made.close()

@@ -1,7 +1,5 @@
 """Products of q, k and v, and of gate and up, merged: the same logits by fewer kernels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Weights of 8 and 4 bits: those of a CPU, and products that equal those with the weights unpacked."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

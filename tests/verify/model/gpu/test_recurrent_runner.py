@@ -1,7 +1,5 @@
 """Models with recurrent layers as on a GPU: logits of the plain forward, captured steps, lossless drafts, sessions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 from typing import Any

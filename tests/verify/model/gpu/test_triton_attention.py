@@ -1,7 +1,5 @@
 """The Triton kernels against the plain torch reference, on a GPU if there is one, else in Triton's interpreter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -18,11 +16,7 @@ from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu import text_work
 from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
-from outrider.verify.model.gpu.text_work import (
-    FLOAT32_BLOCKS,
-    HOPPER_BLOCKS,
-    TextWork,
-)
+from outrider.verify.model.gpu.text_work import FLOAT32_BLOCKS, HOPPER_BLOCKS, TextWork
 from outrider.verify.model.gpu.triton_attention import KernelAttention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

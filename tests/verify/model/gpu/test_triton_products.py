@@ -1,7 +1,5 @@
 """The kernel of linear layers against PyTorch's products, on a GPU if there is one, else in Triton's interpreter."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

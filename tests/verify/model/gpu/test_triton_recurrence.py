@@ -1,7 +1,5 @@
 """The kernels of recurrent layers against the plain functions: trees, chains and commits of several streams."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The kernel that chooses tokens against `outrider.verify.sampling.sampler`, on a GPU or in Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Small models of architectures that llama.cpp has, with random weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf

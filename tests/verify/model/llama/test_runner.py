@@ -1,7 +1,5 @@
 """Forwards by llama.cpp of the real model's file: trees, commits, forks, swaps, and the room that sessions share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """Chains of drafts for a model whose layers keep states."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Random blocks of GGUF's quantised types, every bit pattern of integer scales and values among them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

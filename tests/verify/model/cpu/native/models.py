@@ -1,7 +1,5 @@
 """Small random decoders of every family that the library computes, as transformers makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LoRA adapters in the library: peft's logits, and the same bits for a row beside rows of other adapters."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

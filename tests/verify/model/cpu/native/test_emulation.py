@@ -1,7 +1,5 @@
 """Kernels for this CPU, and for others under user-mode emulation: they compute the bits of the portable form."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

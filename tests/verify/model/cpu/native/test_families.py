@@ -1,7 +1,5 @@
 """Every family that the library computes: transformers' logits, from a checkpoint, in chunks, and after a fork."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

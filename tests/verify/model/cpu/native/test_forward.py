@@ -1,7 +1,5 @@
 """The library's forward: transformers' logits, and the same bits for a row in a tree, in a prompt and in company."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

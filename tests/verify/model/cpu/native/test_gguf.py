@@ -1,7 +1,5 @@
 """GGUF files of every packed type: the logits of the same file with unpacked weights, and a row's bits alone and in company."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Parts of mappings are aligned, zero, apart from each other, and returned to the system when nothing uses them."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 from outrider.verify.model.cpu.native.huge_pages import ALIGNMENT, SHARED_BYTES, HugePages

@@ -1,7 +1,5 @@
 """Packed weights in files: mapped by later starts, whole or absent, and bounded."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

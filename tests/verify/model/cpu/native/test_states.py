@@ -1,7 +1,5 @@
 """States of recurrent layers: the bits of a text read at once, whatever was drafted, cut, forked or swapped before."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Packed weights: what they hold, their products, and that variants of the library compute the same bits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -4,8 +4,6 @@ As a program, it reads a list of `Variant` and writes a list of `Usage`, as JSON
 cannot compile.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 A spilled register costs a trip to memory for each block of keys, and a kernel with too much shared memory does not launch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """What CUDA would capture of each family of models: no transfer, no wait for the device and no memory of the host."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
