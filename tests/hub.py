@@ -11,10 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from outrider.models import smollm2
 from tests.stand_in import handling
 
 MODEL = "someone/model"
 LARGE_BYTES = 1 << 20
+
+
+def installed() -> Path:
+    """SmolLM2's file; skips the test if it has not been fetched."""
+    try:
+        return smollm2.locate()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
 
 
 def commit_of(revision: str) -> str:

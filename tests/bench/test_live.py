@@ -9,7 +9,7 @@ import pytest
 from bench.http.chat import Answer
 from bench.live import Choice, figures, fitting, parse_tasks, read_tasks, run, summaries
 from bench.plan import BenchError
-from outrider.models import smollm2
+from tests.hub import installed
 
 CONFIG = Path("configs/embedded.yaml")
 
@@ -75,10 +75,7 @@ def test_answers_that_differ_are_counted_and_tasks_are_pooled() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_tasks_are_measured_and_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        smollm2.locate()
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
+    installed()
     prompts = write(tmp_path / "q.jsonl", *["writing"] * 3, *["qa"] * 3, "rag")
     flags = ["--model.threads", "1", "--speculation.max_nodes", "12"]  # no costs are measured
     run(CONFIG, flags, Choice(prompts, 2, ["none", "trigram"], [0.0, 0.8], 16, "chat,qa"), tmp_path / "live.json")

@@ -1,4 +1,4 @@
-"""The container files and deployment examples: linted, and compared with the code that they refer to."""
+"""The container files and deployment examples, also for Ray: linted, and compared with the code that they refer to."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,6 +19,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from outrider.server.app import create_app
+from outrider.server.ray.command import ENVIRONMENT, NAME
+from outrider.server.ray.scale import Scale
 from outrider.server.settings import Settings, load_settings
 from outrider.verify.tokenizer import load_tokenizer
 from tests.stand_in import answering
@@ -169,3 +172,48 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     file.write_text(UNIT.replace("/opt/outrider/bin/outrider", "/bin/true"))  # the program must exist
     checked = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True)
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+SERVE: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "ray.yml").read_text())
+KUBERAY: dict[str, Any] = next(yaml.safe_load_all((ROOT / "docker" / "kuberay.yml").read_text()))
+GROUPS = [KUBERAY["spec"]["rayClusterConfig"]["headGroupSpec"], *KUBERAY["spec"]["rayClusterConfig"]["workerGroupSpecs"]]
+
+
+def applications() -> list[dict[str, Any]]:
+    return [*SERVE["applications"], *yaml.safe_load(KUBERAY["spec"]["serveConfigV2"])["applications"]]
+
+
+def test_the_applications_are_built_by_this_code() -> None:
+    for application in applications():
+        module, function = application["import_path"].split(":")
+        assert application["name"] == NAME
+        found = find_spec(module)
+        assert found and found.origin and f"def {function}(" in Path(found.origin).read_text()
+        Scale.model_validate({name: value for name, value in application["args"].items() if name != "config"})
+
+
+def test_every_pod_has_the_settings_and_room_for_a_replica_and_only_the_head_the_keys() -> None:
+    arguments = applications()[1]["args"]
+    for group in GROUPS:
+        pod = group["template"]["spec"]
+        [container] = pod["containers"]
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        variables = {variable["name"]: variable["value"] for variable in container["env"]}
+        assert set(mounts.values()) == {volume["name"] for volume in pod["volumes"]}
+        assert str(Path(arguments["config"]).parent) in mounts
+        if group is GROUPS[0]:
+            assert str(Path(variables["OUTRIDER_AUTH__FILE"]).parent) in mounts
+        else:
+            assert not any("secret" in volume for volume in pod["volumes"]) and "OUTRIDER_AUTH__FILE" not in variables
+        assert variables.items() >= ENVIRONMENT.items()
+        assert int(container["resources"]["requests"]["cpu"]) >= arguments["cpus"]
+
+
+def test_every_pod_is_as_hard_as_that_of_one_server() -> None:
+    for pod in (group["template"]["spec"] for group in GROUPS):
+        assert all(pod[name] == POD[name] for name in ("securityContext", "enableServiceLinks"))
+        for container in pod["containers"]:
+            assert container["securityContext"] == CONTAINER["securityContext"]
+            written = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+            assert written == {"/var/lib/outrider", "/tmp"}
+    assert not any(group["template"]["spec"]["automountServiceAccountToken"] for group in GROUPS[1:])

@@ -1,11 +1,14 @@
-"""Every setting, endpoint, field, file and link in the documentation exists, and the documentation of the API is complete."""
+"""What the documentation names exists, it describes the API completely, and its generated pages are up to date."""
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from outrider.drafters.options import NAMES
 from outrider.server.settings.reference import sections, setting_names
+from tests.docs.generated import API, DEFAULT_YAML, ROOFLINE, SETTINGS, api, default_yaml, roofline, settings
 from tests.docs.markdown import PAGE_NAMES, ROOT, anchors, inline_code, links, prose, read
 from tests.docs.routes import fields, matches, routes
 
@@ -92,3 +95,11 @@ def test_the_readme_links_to_every_page() -> None:
 @pytest.mark.parametrize("page", [name for name in PAGE_NAMES if name != "docs/settings.md"])  # which is generated
 def test_pages_are_short(page: str) -> None:
     assert len(read(page).splitlines()) <= (150 if page == "README.md" else 350)
+
+
+FILES = [(DEFAULT_YAML, lambda _: default_yaml()), (SETTINGS, settings), (API, api), (ROOFLINE, roofline)]
+
+
+@pytest.mark.parametrize(("file", "generated"), FILES, ids=lambda each: getattr(each, "name", ""))
+def test_a_file_is_up_to_date(file: Path, generated: Callable[[str], str]) -> None:
+    assert file.read_text() == generated(file.read_text()), "run python -m tests.docs.generated"

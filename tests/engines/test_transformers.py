@@ -4,15 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    BloomConfig,
-    GPT2Config,
-    LlamaConfig,
-    MambaConfig,
-    MistralConfig,
-    PretrainedConfig,
-)
+import transformers
 from transformers.cache_utils import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
@@ -23,11 +15,15 @@ VOCABULARY = 61
 ENDS: dict[str, Any] = {"eos_token_id": 7, "bos_token_id": 1, "pad_token_id": 0}
 SMALL: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, **ENDS}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}
-CONFIGS: dict[str, PretrainedConfig] = {
-    "llama": LlamaConfig(**SMALL),
-    "gpt2": GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.2, **ENDS),
-    "mistral": MistralConfig(sliding_window=6, **SMALL),  # its cache holds the window alone
-    "bloom": BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.2, **ENDS),
+CONFIGS: dict[str, transformers.PretrainedConfig] = {
+    "llama": transformers.LlamaConfig(**SMALL),
+    "gpt2": transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.2, **ENDS
+    ),
+    "mistral": transformers.MistralConfig(sliding_window=6, **SMALL),  # its cache holds the window alone
+    "bloom": transformers.BloomConfig(
+        vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.2, **ENDS
+    ),
 }
 TREES = {"llama": True, "gpt2": True, "mistral": False, "bloom": False}
 DRAFTERS = ("none", "fusion", "trigram", "lookup")
@@ -36,7 +32,7 @@ PROMPT = torch.tensor([[5, 9, 14, 5, 9, 14, 5, 9, 3, 20, 21, 22, 20, 21]])
 
 def build(name: str) -> Any:
     torch.manual_seed(2)
-    return AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+    return transformers.AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -157,7 +153,7 @@ def test_what_it_cannot_do_is_said(options: dict[str, Any], words: str) -> None:
 
 
 def test_a_cache_that_takes_nothing_back_is_refused() -> None:
-    config = MambaConfig(vocab_size=VOCABULARY, hidden_size=32, state_size=4, num_hidden_layers=1, **ENDS)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    config = transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=32, state_size=4, num_hidden_layers=1, **ENDS)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(ValueError, match="leave out custom_generate"):
         model.generate(PROMPT, max_new_tokens=5, custom_generate=generate)

@@ -8,6 +8,7 @@ import pytest
 
 from bench.http.process import children
 from outrider.models import smollm2
+from tests.hub import installed
 from tests.integration.real.questions import chat, text
 from tests.requests import events
 from tests.servers import Served, serving
@@ -16,13 +17,6 @@ pytest.importorskip("llama_cpp")
 pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("llama"), pytest.mark.timeout(600)]
 FLAGS = ("--model", smollm2.NAME, "--model.backend", "llama.cpp", "--model.device", "cpu", "--model.context_tokens", "2048")
 FRUITS = "Name three fruits."
-
-
-def installed() -> None:
-    try:
-        smollm2.locate()
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def expected(folder: Path, messages: list[dict[str, Any]], pictures: list[bytes]
     plain = [
         message
         if isinstance(message["content"], str)
-        else message | {"content": list(map(as_template_part, message["content"]))}
+        else message | {"content": [{"type": "image"} if part["type"] == "image_url" else part for part in message["content"]]}
         for message in messages
     ]
     text = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
@@ -59,10 +59,6 @@ def expected(folder: Path, messages: list[dict[str, Any]], pictures: list[bytes]
     with torch.inference_mode():
         found = model.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
     return str(tokenizer.decode(found[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
-
-
-def as_template_part(part: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "image"} if part["type"] == "image_url" else part
 
 
 @pytest.fixture(scope="module")

@@ -13,21 +13,11 @@ from outrider import models
 from outrider.drafters.sequence import Finish
 from outrider.server.app import create_app
 from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.engine import messages
 from outrider.server.engine.engine import Engine, EngineError
-from outrider.server.engine.messages import (
-    Accepted,
-    Event,
-    Memory,
-    Ready,
-    Request,
-    StepReport,
-    StepTrace,
-    TokenEvent,
-    TokenLogprobs,
-)
 from outrider.server.settings import load_settings
 from outrider.verify.tokenizer import load_tokenizer
-from tests.server.engine.fakes import READY
+from tests.server.engine.rig import READY
 
 TOKENIZER = load_tokenizer(str(models.TARGET))
 VOCABULARY = Vocabulary(TOKENIZER)
@@ -45,18 +35,18 @@ class FakeEngine:
     shares_files = True
     seconds_per_request = 1.0
     failure: str | None = None
-    info: Ready | None = None
+    info: messages.Ready | None = None
 
     def __init__(
         self,
-        *pieces: str | Accepted | None,
+        *pieces: str | messages.Accepted | None,
         finish: Finish = "stop",
         error: EngineError | None = None,
         stop_string: str | None = None,
     ) -> None:
         self.pieces, self.finish, self.error, self.stop_string = pieces, finish, error, stop_string
         self.context_tokens = CONTEXT_TOKENS
-        self.requests: list[Request] = []
+        self.requests: list[messages.Request] = []
         self.admitted: list[bool] = []
         self.forgotten: list[str | None] = []  # sessions
 
@@ -64,12 +54,12 @@ class FakeEngine:
 
     async def stop(self) -> None: ...
 
-    async def wait_started(self) -> Ready:
-        return msgspec.structs.replace(READY, context_tokens=self.context_tokens, memory=Memory(None, 1, 1, None))
+    async def wait_started(self) -> messages.Ready:
+        return msgspec.structs.replace(READY, context_tokens=self.context_tokens, memory=messages.Memory(None, 1, 1, None))
 
     async def generate(
-        self, request: Request, arrived: float | None = None, admitted: bool = False
-    ) -> AsyncGenerator[Event | None, None]:
+        self, request: messages.Request, arrived: float | None = None, admitted: bool = False
+    ) -> AsyncGenerator[messages.Event | None, None]:
         choice = sum(earlier.prompt is request.prompt for earlier in self.requests)
         self.requests.append(request)
         self.admitted.append(admitted)
@@ -80,25 +70,27 @@ class FakeEngine:
             raise self.error
         yield self._event(request, choice, len(self.pieces), "!" * choice, self.finish)
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: messages.Request) -> None:
         self.forgotten.append(request.session)
 
-    def _event(self, request: Request, choice: int, number: int, text: str, finish: Finish | None = None) -> TokenEvent:
+    def _event(
+        self, request: messages.Request, choice: int, number: int, text: str, finish: Finish | None = None
+    ) -> messages.TokenEvent:
         token, top = FIRST_TOKEN + number, request.params.logprobs
         scored = finish is None and top is not None
-        logprobs = TokenLogprobs([-0.5 / (1 + choice)], [[token, 7][:top]], [[-0.5, -2.0][:top]]) if scored else None
+        logprobs = messages.TokenLogprobs([-0.5 / (1 + choice)], [[token, 7][:top]], [[-0.5, -2.0][:top]]) if scored else None
         scored_tokens = len(request.prompt) - 1
-        prompt_logprobs = TokenLogprobs([-1.0] * scored_tokens, [[]] * scored_tokens, [[]] * scored_tokens)
-        return TokenEvent(
+        prompt_logprobs = messages.TokenLogprobs([-1.0] * scored_tokens, [[]] * scored_tokens, [[]] * scored_tokens)
+        return messages.TokenEvent(
             request.id,
             [token],
             text,
             finish,
-            step=StepReport(
+            step=messages.StepReport(
                 *(1e-4, 1e-3, 1e-4),
                 drafted={"trigram": 3},
                 accepted={"trigram": 1},
-                trace=StepTrace([token, 7, 8], [-1, 0, 0], [0.9, 0.5, 0.25], ["trigram"] * 3, [0], None, 5, 1.9, 1.4)
+                trace=messages.StepTrace([token, 7, 8], [-1, 0, 0], [0.9, 0.5, 0.25], ["trigram"] * 3, [0], None, 5, 1.9, 1.4)
                 if request.trace
                 else None,
             ),

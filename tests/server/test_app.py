@@ -27,7 +27,7 @@ OPEN_PATHS = {"/health", "/v1/health", "/ready", "/version", "/metrics"}
 
 def test_all_routes_except_status_routes_need_a_key() -> None:
     app = app_with(FakeEngine("a"), auth__keys={"alice": KEY})
-    paths: dict[str, Any] = fetch(app, "GET", "/openapi.json", headers=bearer()).json()["paths"]
+    paths: dict[str, Any] = fetch(app, "GET", "/openapi.json", headers={"Authorization": f"Bearer {KEY}"}).json()["paths"]
     assert len(paths) >= 12 and set(paths) > OPEN_PATHS
     for path, operations in (paths | {"/openapi.json": ["get"], "/nothing": ["get"]}).items():
         for method in operations:
@@ -36,10 +36,6 @@ def test_all_routes_except_status_routes_need_a_key() -> None:
             assert (response.status_code != 401) == (path in OPEN_PATHS), path
     answer = fetch(app, "POST", "/v1/completions", {"prompt": "x"}, headers={"Authorization": f"Bearer {KEY}"})
     assert answer.json()["choices"][0]["text"] == "a"
-
-
-def bearer() -> dict[str, str]:
-    return {"Authorization": f"Bearer {KEY}"}
 
 
 def test_status_routes() -> None:
@@ -171,3 +167,23 @@ def test_a_damaged_model_is_one_sentence_whichever_process_reads_it(
     lines = [line for line in done.stderr.splitlines() if line.startswith("outrider: ") and "serving" not in line]
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert len(lines) == 1 and reason in lines[0] and lines[0].endswith("name another one.")
+
+
+ABSENT = ("scipy", "sklearn", "pandas", "transformers", "outrider.server.worker")
+PROGRAM = f"""
+import sys
+import outrider.server.cli, outrider.server.serve
+from outrider.server.imports import hide_torch
+hide_torch()
+from outrider import models
+from outrider.verify.tokenizer import load_tokenizer
+tokenizer = load_tokenizer(str(models.TARGET))
+assert tokenizer.apply_chat_template([{{"role": "user", "content": "x"}}], tokenize=False)
+assert sys.modules["torch"] is None
+print([name for name in sys.modules if name.startswith({ABSENT!r}) or name.startswith("torch.")])
+"""
+
+
+def test_the_front_end_works_without_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -1,12 +1,12 @@
 """The files of a working tree: what git ignores is absent, and so is what is not source text."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from outrider.server.datastore_tree import MAX_FILE_BYTES, WorkingTree, git, read_file
-from tests.repositories import make_repository, write
 
 
 def listed(root: Path, store: Path = Path("/no/such/store")) -> set[str]:
@@ -107,3 +107,18 @@ def test_files_of_secrets_are_left_out(tmp_path: Path) -> None:
     tree = WorkingTree(tmp_path, tmp_path / "store")
     assert set(tree.scan()) == kept
     tree.close()
+
+
+def make_repository(root: Path, files: Mapping[str, str]) -> Path:
+    """A new repository with untracked files, by path."""
+    root.mkdir(parents=True)
+    git(["init", "--quiet", "."], root)
+    write(root, files)
+    return root
+
+
+def write(root: Path, files: Mapping[str, str]) -> None:
+    """Writes files, by path below `root`."""
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)

@@ -16,7 +16,7 @@ from outrider.server.batches import batches
 from outrider.server.datastore_builder import DatastoreError
 from outrider.server.datastore_watch import Update, Watcher, watch
 from outrider.verify.tokenizer import load_tokenizer
-from tests.repositories import make_repository, write
+from tests.server.test_datastore_tree import make_repository, write
 
 TOKENIZER = load_tokenizer(str(TARGET))
 FILES = {

@@ -1,1 +1,1 @@
-"""Ten minutes of 200 clients with attacks and damaged files beside them, and then faults of every process."""
+"""Ten minutes of 200 clients with attacks beside them, and then faults of every process."""

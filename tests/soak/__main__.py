@@ -1,8 +1,7 @@
 """`python -m tests.soak`: 200 clients of 20 keys use all features of several models for ten minutes.
 
-Every key has ten clients with the same demands, so equal shares are due to all. Meanwhile another key attacks, files of
-sessions are damaged, and the disk is full at times. Afterwards each process but the front end is killed and stopped in turn,
-while the clients go on. Names the criteria that the server failed.
+Every key has ten clients with the same demands, so equal shares are due to all. Meanwhile another key attacks. Afterwards each
+process but the front end is killed and stopped in turn, while the clients go on. Names the criteria that the server failed.
 """
 
 import asyncio
@@ -26,12 +25,11 @@ from bench import report
 from bench.http.client import new_client
 from bench.http.process import ServerProcess, start_server
 from tests.soak import memory
+from tests.soak.connections import survey
 from tests.soak.demands import ROLES, Demand, all_known, answer, demands, is_right, save_models
-from tests.soak.folder import FolderTrouble
 from tests.soak.intruder import Intruder
 from tests.soak.memory import Memory, processes_of
 from tests.soak.prober import probing
-from tests.soak.target import survey
 
 KEYS = [f"key-of-client-number-{number:02d}" for number in range(20)]
 ATTACKER = "key-of-the-attacker"
@@ -211,29 +209,25 @@ def figures_of(record: Record, attacked_seconds: float = 0.0) -> dict[str, Any]:
     }
 
 
-async def attacked(load: Load, server: ServerProcess, folder: Path, seconds: float) -> dict[str, Any]:
+async def attacked(load: Load, server: ServerProcess, seconds: float) -> dict[str, Any]:
     """Runs the clients beside the attacks; returns the figures of both."""
-    intruder, trouble = Intruder(survey(server.url, ATTACKER), seconds), FolderTrouble(folder, server.process.pid)
+    intruder = Intruder(survey(server.url, ATTACKER), seconds)
     with probing(server.url) as health:
-        disturbing = asyncio.ensure_future(trouble.run())
         async with new_client("") as client:
             await asyncio.gather(load.run(seconds, faults=False), intruder.run(client))
-        disturbing.cancel()
-        await asyncio.gather(disturbing, return_exceptions=True)
     load.record.wrong += intruder.bad
     return figures_of(load.record, intruder.round_seconds or 0.0) | {
         "attacks": dict(intruder.counts),
-        "folder": dict(trouble.counts),
         "health_ms": report.quantiles(health["seconds"]),
         "health_failures": health["failures"],
     }
 
 
-async def measured(server: ServerProcess, folder: Path, minutes: float, faults: bool, out: Path) -> dict[str, Any]:
+async def measured(server: ServerProcess, minutes: float, faults: bool, out: Path) -> dict[str, Any]:
     """The run. Saves what it has found before the faults."""
     load = Load(server)
     await load.learn()
-    figures = await attacked(load, server, folder, 60 * minutes)
+    figures = await attacked(load, server, 60 * minutes)
     await asyncio.sleep(SETTLED_SECONDS)
     load.record.memory.sample(load.processes())
     figures["memory_mb_after"] = {name: samples[-1].mb for name, samples in load.record.memory.samples.items()}
@@ -276,7 +270,7 @@ def main(
         config = Path(folder) / "soak.yaml"
         config.write_text(yaml.safe_dump(settings))
         with start_server(["--config", str(config)]) as server:
-            figures = asyncio.run(measured(server, Path(folder) / "sessions", minutes, faults, out))
+            figures = asyncio.run(measured(server, minutes, faults, out))
             figures["log"] = [line for line in server.log if "Traceback" in line or "WARNING" in line.upper()][-20:]
     figures = {"minutes": minutes, "keys": len(KEYS), "clients": len(KEYS) * len(ROLES), **figures}
     figures["missed"] = missed = failed_criteria(figures)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tests.soak.connections import Target
 from tests.soak.structures import AMBIGUOUS, GRAMMARS, REGEXES, encode, schemas
-from tests.soak.target import Target
 
 REPEATS = 60_000  # of a special token
 CORPORA = 70
@@ -59,10 +59,6 @@ def infill(kind: str, prefix: Any = "x", hangs_up: bool = False, **fields: Any) 
     return send(kind, "/infill", hangs_up, **{"n_predict": 4, "input_prefix": prefix, "input_suffix": "x", **fields})
 
 
-def tool(parameters: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
-
-
 def structures() -> Iterator[Bomb]:
     """Grammars, expressions and schemas that are deep, long or ambiguous."""
     for grammar in GRAMMARS:
@@ -73,7 +69,9 @@ def structures() -> Iterator[Bomb]:
     for schema in schemas():
         form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
         yield chat("schema", response_format=form)
-        yield chat("schema", tools=[tool(schema)], tool_choice="required")
+        yield chat(
+            "schema", tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}], tool_choice="required"
+        )
         yield response("schema", text={"format": {"type": "json_schema", "name": "x", "schema": schema}})
         yield message("schema", output_config={"format": {"type": "json_schema", "schema": schema}})
         yield message("schema", tools=[{"name": "f", "input_schema": schema, "strict": True}], tool_choice={"type": "any"})
@@ -111,13 +109,9 @@ def copies(items: list[Any], most: int) -> Callable[[Target], list[Any]]:
     return lambda target: items * min(most, (target.body_bytes - 1000) // (len(encode(items)) + 1))
 
 
-def longest_token(target: Target) -> str:
-    return max(target.special_tokens, key=len)
-
-
 def special_words(target: Target) -> str:
     """Special tokens, as many as a body has room for."""
-    token = longest_token(target)
+    token = max(target.special_tokens, key=len)
     return token * min(REPEATS, (target.body_bytes - 1000) // len(token))
 
 

@@ -1,4 +1,4 @@
-"""Connections that are used wrongly: uploads that never end, answers that nobody reads, clients that say nothing."""
+"""A server under attack, and connections that are used wrongly: endless uploads, unread answers, clients that say nothing."""
 
 import asyncio
 import itertools
@@ -6,15 +6,50 @@ import json
 import socket
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-from tests.soak.target import Target
+import httpx
+
+from outrider import models
+from outrider.server.settings import Settings
+from outrider.verify.tokenizer import load_tokenizer
 
 ANSWER_SECONDS = 1.0
 HELD = 64  # connections that stay open; the oldest is closed when another is opened
 SMALL_BUFFER = 4096  # bytes; the rest of an answer that nobody reads stays with the server
 NUMBERS = itertools.count()  # so that no session is used twice
 ENDLESS: dict[str, Any] = {"temperature": 1.5, "ignore_eos": True, "stream": True}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server under attack."""
+
+    url: str
+    key: str
+    body_bytes: int  # the server's limit
+    context_tokens: int
+    special_tokens: tuple[str, ...]
+    model: str = models.NAME
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).netloc
+
+    @property
+    def address(self) -> tuple[str, int]:
+        parts = urlsplit(self.url)
+        return parts.hostname or "", parts.port or 80
+
+
+def survey(url: str, key: str) -> Target:
+    """Asks a running server, and the files of its model."""
+    fields = {"prompt": "x", "model": models.NAME}
+    counted = httpx.post(f"{url}/tokenize", json=fields, headers={"Authorization": f"Bearer {key}"}, timeout=60).json()
+    tokens = tuple(load_tokenizer(str(models.TARGET)).all_special_tokens)
+    return Target(url, key, Settings().limits.body_bytes, counted["max_model_len"], tokens)
 
 
 def head(target: Target, length: str, path: str = "/v1/completions", key: str | None = None) -> bytes:

@@ -102,6 +102,7 @@ def all_known() -> list[Demand]:
     found = []
     for prompt in PROMPTS:
         turn = {"messages": [{"role": "user", "content": prompt}], "model": models.NAME, "temperature": 0, "max_tokens": 20}
+        asked = {"model": models.NAME, "input": prompt, "temperature": 0, "max_output_tokens": 16}
         found += [
             Demand("text", "/v1/completions", text(prompt, 0.8), f"sampled {prompt}"),
             Demand("text", "/v1/completions", text(prompt, 0, 40, stream=True), f"stream {prompt}"),
@@ -109,7 +110,7 @@ def all_known() -> list[Demand]:
             Demand("text", "/v1/chat/completions", turn, f"chat {prompt}"),
             Demand("text", "/v1/chat/completions", turn | {"seed": 1, "response_format": {}}, f"grammar {prompt}"),
             Demand("text", "/v1/messages", turn, f"message {prompt}"),
-            Demand("text", "/v1/responses", text_input(prompt), f"response {prompt}"),
+            Demand("text", "/v1/responses", asked, f"response {prompt}"),
             Demand("embeddings", "/v1/embeddings", {"model": "embedder", "input": [prompt, prompt[::-1]]}, f"embed {prompt}"),
             Demand("rerank", "/v1/rerank", {"model": "reranker", "query": prompt, "documents": PROMPTS[:5]}, f"rank {prompt}"),
         ]
@@ -122,10 +123,6 @@ def picture_demand(seed: int, end: bytes = b"") -> Demand:
     parts = [{"type": "text", "text": "what "}, {"type": "image_url", "image_url": {"url": url}}]
     body = {"messages": [{"role": "user", "content": parts}], "model": "vision", "temperature": 0, "max_tokens": 8}
     return Demand("pictures", "/v1/chat/completions", body, f"picture {seed}")
-
-
-def text_input(prompt: str) -> dict[str, Any]:
-    return {"model": models.NAME, "input": prompt, "temperature": 0, "max_output_tokens": 16}
 
 
 def answer(demand: Demand, response: httpx.Response) -> tuple[Any, int]:

@@ -14,8 +14,7 @@ import httpx
 
 from tests.integration.faults.test_raw_bytes import LINES
 from tests.soak.bombs import Bomb, named_bombs
-from tests.soak.connections import HOLDS, HeldConnections, send_raw
-from tests.soak.target import Target
+from tests.soak.connections import HOLDS, HeldConnections, Target, send_raw
 
 PAUSE_SECONDS = 0.5  # between two attacks
 PATIENCE_SECONDS = 5.0  # for an answer

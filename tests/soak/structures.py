@@ -5,9 +5,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from tests.grammars import rule_chain, terminal_chain
+
 # The characters of a token without end.
 RUN = 30_000
-# The rules of a chain, which is 35 kB of grammar.
+# The rules of a chain, which is about 40 kB of grammar.
 RULES = 2900
 BRACKETS = 20_000
 LEVELS = (60, 600, 1500)
@@ -26,17 +28,11 @@ def encode(body: Any) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def chain(first: str, count: int = RULES) -> str:
-    """Rules (or terminals, if `first` is a capital) each of which refers to the next."""
-    links = "\n".join(f"{first}{number}: {first}{number + 1}" for number in range(count))
-    return f'start: {first}0\n{links}\n{first}{count}: "x"'
-
-
 # Each mask takes longer than the one before.
 AMBIGUOUS = "start: s\ns: s s | w\nw: /[a-z ]/"
 GRAMMARS = (
-    chain("a"),
-    chain("A"),
+    rule_chain(RULES),
+    terminal_chain(RULES // 2),
     "start: " + "(" * BRACKETS + '"x"' + ")" * BRACKETS,
     "start: " + '("x" ' * 8000 + "start?" + ")" * 8000,
     'start: a a a a a a a a\na: a a | b b | b | ""\nb: a | "x"?',

@@ -168,10 +168,6 @@ FIXED, PER_ROW, PER_EXPERT = 0.010, 0.0002, 0.0015
 TRUTH = {Kind.NEXT: 0.8, Kind.SIBLING: 0.5, Kind.COPY: 0.1, Kind.ROOT: 1.0}
 
 
-def draft(source: Source, depth: int = 8, chance: float = 0.9) -> DraftTree:
-    return chain(np.arange(depth, dtype=np.int32), (chance ** np.arange(1, depth + 1)).astype(np.float32), source)
-
-
 def any_kinds(random: np.random.Generator) -> np.ndarray:
     return random.choice(len(Kind), int(random.integers(1, 12)), p=random.dirichlet(np.ones(len(Kind))))
 
@@ -218,10 +214,9 @@ def test_steps_teach_what_rows_touch_and_what_experts_cost(learned: CostCurve) -
 
 
 def test_nodes_that_touch_few_experts_are_verified_where_others_are_not(learned: CostCurve) -> None:
-    counts = [
-        len(divide_nodes([Draft(draft(source, chance=0.5))], [Budget(curve=learned)])[0].tree)
-        for source in (Source.LOOKUP, Source.TRIGRAM)
-    ]
+    chances = (0.5 ** np.arange(1, 9)).astype(np.float32)
+    drafts = [chain(np.arange(8, dtype=np.int32), chances, source) for source in (Source.LOOKUP, Source.TRIGRAM)]
+    counts = [len(divide_nodes([Draft(tree)], [Budget(curve=learned)])[0].tree) for tree in drafts]
     assert counts[0] >= counts[1] + 2
 
 

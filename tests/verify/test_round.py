@@ -19,7 +19,7 @@ from outrider.drafters.registry import Resources, make
 from outrider.verify.constraints.reasoning import ReasoningBudget
 from outrider.verify.controller import MIN_CHUNK_TOKENS, Controller, Plan, Times
 from outrider.verify.cost import CostCurve
-from outrider.verify.decode import finish
+from outrider.verify.decode import decode, finish
 from outrider.verify.measurement import NODES
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.cache.kv_cache import KVCache
@@ -120,7 +120,9 @@ def test_a_storm_of_short_prompts_neither_waits_for_a_long_one_nor_stops_it(tiny
         outcome = run_round([long])[0]
         assert isinstance(outcome, Step)
         found += outcome.tokens
-    assert rounds == (100 - MIN_CHUNK_TOKENS) * OLDEST_SHARE // MIN_CHUNK_TOKENS and found == decode_alone(tiny_runner, text)
+    assert rounds == (100 - MIN_CHUNK_TOKENS) * OLDEST_SHARE // MIN_CHUNK_TOKENS
+    alone = Verifier(tiny_runner, tiny_runner.new_cache())
+    assert found == decode(alone, NoDrafter(), text, DecodeOptions(SamplingParams(temperature=0), 2)).tokens
 
 
 def test_an_error_ends_one_request(tiny_runner: ModelRunner) -> None:
@@ -199,8 +201,3 @@ def test_ten_thousand_rounds_of_joining_and_leaving_keep_the_memory_and_starve_n
                 caches.append(cache)
         memory.append(int(Path("/proc/self/statm").read_text().split()[1]))
     assert statistics.median(memory[-1000:]) < 1.02 * statistics.median(memory[2000:3000])
-
-
-def decode_alone(runner: ModelRunner, prompt: Ints) -> list[int]:
-    options = DecodeOptions(SamplingParams(temperature=0), 2)
-    return finish(Stream(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options)).tokens

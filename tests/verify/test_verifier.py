@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from outrider.drafters.interface import EMPTY, DraftTree, Ints, Source, chain
+from outrider.drafters.interface import EMPTY, Ints, Source, chain
 from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import step
 from outrider.verify.model.torch_runner import TorchRunner
@@ -30,15 +30,12 @@ def plain(verifier: Verifier, count: int) -> list[int]:
     return [int(token) for token in verifier.sequence.answer[-count:]]
 
 
-def draft(tokens: list[int]) -> DraftTree:
-    return chain(np.array(tokens, np.int32), np.full(len(tokens), 0.5, np.float32), Source.LOOKUP)
-
-
 @pytest.mark.parametrize("count", [1, 2, 4, 5])
 def test_a_cut_verdict_leaves_the_text_and_cache_of_plain_decoding(tiny_runner: TorchRunner, count: int) -> None:
     expected = plain(started(tiny_runner), 9)
     verifier = started(tiny_runner)
-    verifier.commit(verifier.verify(draft(expected[:4])).cut(count))
+    draft = chain(np.array(expected[:4], np.int32), np.full(4, 0.5, np.float32), Source.LOOKUP)
+    verifier.commit(verifier.verify(draft).cut(count))
     assert verifier.sequence.answer.tolist() == expected[:count]
     assert plain(verifier, 4) == expected[count : count + 4]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from outrider.drafters.tables import suffix
 from outrider.drafters.tables.pages import word
 from outrider.drafters.tables.splice import splice
-from outrider.drafters.tables.suffix import MAX_MATCH, Corpus, sort_suffixes
+from outrider.drafters.tables.suffix import MAX_MATCH, sort_suffixes
 
 SEPARATOR = 6
 texts = st.lists(st.integers(0, 5), max_size=40)
@@ -22,13 +22,9 @@ def flat(documents: list[list[int]]) -> list[int]:
     return [t for document in documents for t in (SEPARATOR, *document)]
 
 
-def build(documents: list[list[int]], separator: int = SEPARATOR) -> Corpus:
-    return suffix.index(np.array(flat(documents), np.int64), separator)
-
-
 @given(st.lists(texts, max_size=4), st.lists(st.integers(0, 7), max_size=20))
 def test_every_occurrence_of_every_suffix_of_a_context_is_found(documents: list[list[int]], context: list[int]) -> None:
-    corpus = build(documents)
+    corpus = suffix.index(np.array(flat(documents), np.int64), SEPARATOR)
     low, high = np.zeros((2, MAX_MATCH + 1), np.int64)
     for token in context:
         suffix.follow(corpus, low, high, token, low, high)

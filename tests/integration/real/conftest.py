@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from outrider.models import smollm2
+from tests.hub import installed
 from tests.servers import Served, serving
 
 
@@ -25,11 +26,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def file() -> str:
-    """The model's file; skips the test if it is not installed."""
-    try:
-        return str(smollm2.locate())
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
+    return str(installed())
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,17 @@
 """SmolLM2-135M-Instruct answers through every endpoint: it knows a capital, stops by itself, and keeps to grammars."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import jsonschema
+import pytest
 
-from tests.integration.real.questions import CAPITAL, chat, text
+from outrider.models import smollm2
+from tests.integration.real.questions import CAPITAL, SAMPLING, Comparison, chat, text
 from tests.requests import TOOL_SCHEMAS, TOOLS
-from tests.servers import Served
+from tests.servers import Served, serving
 
 PLACE = {
     "type": "object",
@@ -54,3 +58,31 @@ def test_a_required_tool_is_called(real: Served) -> None:
     arguments = json.loads(call["function"]["arguments"])
     jsonschema.validate(arguments, TOOL_SCHEMAS["weather"])
     assert arguments["city"] == "Paris"
+
+
+FORMATS = {
+    "blocks of the file": (),
+    "bfloat16": ("--model.dtype", "bfloat16"),
+    "int8": ("--model.quantize", "int8"),
+    "int4": ("--model.quantize", "int4"),
+    "int8 cache": ("--model.kv_dtype", "int8"),
+    "fp8 cache": ("--model.kv_dtype", "fp8"),
+}
+# The file's blocks are what a user serves first, so `make test` has them, too.
+CASES = [pytest.param(name, marks=() if name == "blocks of the file" else pytest.mark.slow) for name in FORMATS]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def served(request: pytest.FixtureRequest, file: str) -> Iterator[Served]:
+    # With a fixed number of nodes, no costs are measured at the start.
+    with serving("--model", smollm2.NAME, "--speculation.max_nodes", "12", *FORMATS[request.param]) as server:
+        yield server
+
+
+def test_a_rows_bits_depend_on_its_text_alone(served: Served) -> None:
+    assert httpx.get(f"{served.url}/version").json()["invariant_rows"] == "on, by construction"
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_drafts_and_company_change_no_answer(served: Served, sampling: str) -> None:
+    assert Comparison(served).check_company(sampling) > 0

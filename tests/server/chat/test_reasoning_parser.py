@@ -33,16 +33,12 @@ def test_the_format_is_detected_from_the_template(name: str) -> None:
     assert detect_reasoning("{{ message.content }}") is None
 
 
-def pieces_of(text: str) -> list[list[str]]:
-    return [[text], list(text), *([text[:at], text[at:]] for at in range(1, len(text)))]
-
-
 @pytest.mark.parametrize("format", [format for format in REASONING_FORMATS if not format.channels], ids=lambda each: each.name)
 @pytest.mark.parametrize("opened", [False, True])
 def test_every_format_at_every_cut(format: ReasoningFormat, opened: bool) -> None:
     answer = "Yes.".join(format.wrapper or ("", ""))
     text = f"{'' if opened else format.opening}\nHm, < so. {format.closing}\n\n{answer}"
-    for pieces in pieces_of(text):
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(1, len(text)))):
         parser = ReasoningParser(None, True, opened, format)
         parts = merge_parts([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
         assert parts == [Part("reasoning", "Hm, < so."), Part("content", "Yes.")]

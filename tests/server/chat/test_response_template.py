@@ -13,8 +13,13 @@ from tests.server.chat.following import accepts
 from tests.server.chat.tools.samples import CITY, CLOCK, FUNCTIONS, WEATHER
 from tests.server.chat.tools.test_parser import content_and_calls
 
-NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-JSON: dict[str, Any] = {"content": "json", "repeats": True, "transform": NAMED}
+
+def into(name: str, arguments: str) -> dict[str, Any]:
+    """The field of a template that makes calls of what was read."""
+    return {"transform": {"type": "function", "function": {"name": f"{{{name}}}", "arguments": f"{{{arguments}}}"}}}
+
+
+JSON: dict[str, Any] = {"content": "json", "repeats": True, **into("name", "content")}
 THINKING = {"open": "<|THINK|>\n", "close": ["<|/THINK|>"]}
 OBJECT = '{"name": "outrider_example", "arguments": {"city": "Rome"}}'
 
@@ -31,12 +36,7 @@ CASES = {
         '<|CALL|>{"name": "clock", "arguments": {}}<|/CALL|>',
     ),
     "keys of objects": (
-        {
-            **JSON,
-            "open_pattern": r"\s*<\|CALL\|>",
-            "close": "<|/CALL|>",
-            "transform": {"type": "function", "function": {"name": "{content.tool}", "arguments": "{content.args}"}},
-        },
+        {**JSON, "open_pattern": r"\s*<\|CALL\|>", "close": "<|/CALL|>", **into("content.tool", "content.args")},
         f'<|CALL|>{{"tool": "get_weather", "args": {CITY}}}<|/CALL|><|CALL|>{{"tool": "clock", "args": {{}}}}<|/CALL|>',
     ),
     "list": (
@@ -45,7 +45,7 @@ CASES = {
             "close": "<|/ACTION|>",
             "content": "json",
             "transform_each": True,
-            "transform": {"type": "function", "function": {"name": "{tool_name}", "arguments": "{parameters}"}},
+            **into("tool_name", "parameters"),
         },
         f'<|ACTION|>[{{"tool_name": "get_weather", "parameters": {CITY}}}, '
         '{"tool_name": "clock", "parameters": {}}]<|/ACTION|>',

@@ -9,8 +9,7 @@ import pytest
 from outrider.server.engine import engine
 from outrider.server.engine.engine import MAX_UNREAD_EVENTS, DeadlineExceeded, Overloaded, ShuttingDown, WorkerLost
 from outrider.server.engine.messages import Cancel, Pause, Request, Resume, TokenEvent
-from tests.server.engine.fakes import READY
-from tests.server.engine.rig import event, request, running
+from tests.server.engine.rig import READY, event, request, running
 
 
 async def test_closing_the_iterator_cancels_the_request() -> None:

@@ -15,7 +15,7 @@ from outrider.server.engine import supervisor
 from outrider.server.engine.messages import FromWorker
 from outrider.server.engine.supervisor import Supervisor
 from outrider.server.settings import Settings, load_settings
-from tests.server.engine.fakes import READY, Launcher
+from tests.server.engine.rig import READY, Launcher
 
 
 class Watched:

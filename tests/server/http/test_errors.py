@@ -1,6 +1,5 @@
 """Every exception becomes an error in the format of its path, with its status and headers."""
 
-import asyncio
 from typing import Any
 
 import httpx
@@ -10,6 +9,7 @@ from pydantic import BaseModel
 
 from outrider.server.engine.engine import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, WorkerLost
 from outrider.server.http.errors import APIError, from_engine, install
+from tests.server.fakes import fetch
 
 
 class Thing(BaseModel):
@@ -27,12 +27,7 @@ def answer(error: Exception | None = None, method: str = "POST", path: str = "/t
         if error is not None:
             raise error
 
-    async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.request(method, path, **({"json": {"stop": "x"}} | options))
-
-    return asyncio.run(run())
+    return fetch(app, method, path, {"stop": "x"}, **options)
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,6 @@ def chat(size: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "x" * size}]}
 
 
-def long_engine() -> FakeEngine:
-    engine = FakeEngine("a")
-    engine.context_tokens = 1 << 20
-    return engine
-
-
 def readers(monkeypatch: pytest.MonkeyPatch, model: Any) -> list[str]:
     """The names of the threads that validate a model."""
     names: list[str] = []
@@ -58,9 +52,11 @@ def test_a_large_body_is_decoded_off_the_event_loop(path: str, monkeypatch: pyte
         return json_body.decode(data)
 
     monkeypatch.setattr(json_route, "decode", decode)
+    engine = FakeEngine("a")
+    engine.context_tokens = 1 << 20
     for size in (1, INLINE_BYTES):
         body = {"input": "x" * size} if path == "/v1/responses" else chat(size) | {"max_tokens": 1}
-        assert post(long_engine(), path, body).status_code == 200
+        assert post(engine, path, body).status_code == 200
     assert [name.startswith("outrider-bodies") for name in names] == [False, True]
 
 
@@ -76,7 +72,6 @@ def test_messages_are_counted_before_they_are_validated(path: str, monkeypatch: 
 async def test_principals_take_turns_and_the_event_loop_stays_free() -> None:
     """One at a time per principal: the second of alice's bodies does not run before bob's."""
     done: list[str] = []
-
     pool = BodyPool({})
     started = threading.Event()
 
@@ -98,13 +93,8 @@ def test_the_memory_of_a_body_whose_client_leaves_is_free_at_once() -> None:
     part = b"x" * (1 << 18)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"8000000"), (b"host", b"127.0.0.1")]
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "raw_path": b"", "query_string": b""}
-    scope |= {
-        "headers": headers,
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 80),
-        "scheme": "http",
-        "http_version": "1.1",
-    }
+    scope |= {"headers": headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "scheme": "http"}
+    scope |= {"http_version": "1.1"}
 
     async def leave() -> None:
         parts = iter([b"[" + part[:-1]] + [bytes(bytearray(part)) for _ in range(20)])

@@ -18,6 +18,14 @@ def quotas(clock: Callable[[], float] = lambda: 0.0, metrics: Metrics | None = N
     return Quotas(load_settings(None, {"auth": auth}).auth, metrics or Metrics(), lambda: 3.0, clock)
 
 
+def scope(path: str, method: str = "POST") -> dict[str, Any]:
+    return {"type": "http", "method": method, "path": path, "headers": [], "state": {"principal": "anyone"}}
+
+
+async def no_body() -> Any:
+    raise AssertionError("the body is read")
+
+
 @contextmanager
 def hold(limits: Quotas, principal: str) -> Iterator[None]:
     """A request that runs while the context is open."""
@@ -77,24 +85,18 @@ async def test_a_quota_is_held_while_the_request_is_answered_and_no_body_is_read
         await asyncio.sleep(0.01)
         answering.remove(scope["path"])
 
-    async def receive() -> Any:
-        raise AssertionError("the body is read")
-
     middleware = HoldQuota(app, quotas(max_concurrent=1))
 
     async def send(message: Any) -> None:
         raise AssertionError("an answer is sent")
 
-    def scope(path: str, method: str = "POST") -> dict[str, Any]:
-        return {"type": "http", "method": method, "path": path, "headers": [], "state": {"principal": "anyone"}}
-
-    first = asyncio.ensure_future(middleware(scope("/first"), receive, send))
+    first = asyncio.ensure_future(middleware(scope("/first"), no_body, send))
     await asyncio.sleep(0)
     with pytest.raises(APIError, match="1 requests at once"):
-        await middleware(scope("/second", method), receive, send)
+        await middleware(scope("/second", method), no_body, send)
     assert answering == ["/first"]
     await first
-    await middleware(scope("/fourth"), receive, send)
+    await middleware(scope("/fourth"), no_body, send)
     assert not answering
 
 
@@ -107,13 +109,7 @@ async def test_who_has_read_an_answer_to_its_end_may_send_the_next_request() -> 
         await send({"type": "http.response.body", "body": b"begun", "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def receive() -> Any:
-        raise AssertionError("the body is read")
-
     middleware = HoldQuota(app, quotas(max_concurrent=1))
-
-    def scope(path: str) -> dict[str, Any]:
-        return {"type": "http", "method": "POST", "path": path, "headers": [], "state": {"principal": "anyone"}}
 
     async def ignore(message: Any) -> None:
         pass
@@ -121,12 +117,12 @@ async def test_who_has_read_an_answer_to_its_end_may_send_the_next_request() -> 
     async def send(message: Any) -> None:
         if message.get("body") == b"begun":
             with pytest.raises(APIError):
-                await middleware(scope("/early"), receive, ignore)
+                await middleware(scope("/early"), no_body, ignore)
         elif message["type"] == "http.response.body":
-            await middleware(scope("/next"), receive, ignore)
+            await middleware(scope("/next"), no_body, ignore)
 
-    await middleware(scope("/first"), receive, send)
-    await middleware(scope("/last"), receive, ignore)  # the first one was released once
+    await middleware(scope("/first"), no_body, send)
+    await middleware(scope("/last"), no_body, ignore)  # the first one was released once
     assert admitted == ["/first", "/next", "/last"]
 
 

@@ -8,15 +8,8 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from outrider.server.http import sse
 from outrider.server.http.errors import CLIENT_CLOSED_REQUEST
-from outrider.server.http.sse import (
-    COALESCED_PADDED_BYTES,
-    MAX_PENDING_ITEMS,
-    ServerSentEvent,
-    cancel_on_disconnect,
-    coalesce,
-    singly,
-)
 
 TICK_SECONDS = 0.02
 
@@ -58,7 +51,7 @@ def collect(stream: AsyncGenerator[list[int], None]) -> list[tuple[float, list[i
 
 def test_coalescing_preserves_all_items_and_their_order() -> None:
     pattern = [(0.003, number) for number in range(1, 40)]
-    batches = [batch for _, batch in collect(coalesce(source(pattern), TICK_SECONDS))]
+    batches = [batch for _, batch in collect(sse.coalesce(source(pattern), TICK_SECONDS))]
     assert batches[0] == [1]  # the first token does not wait
     assert [number for batch in batches for number in batch] == list(range(1, 40))
     assert [len(batch) for batch in batches[1:3]] == [6, 7]
@@ -69,7 +62,7 @@ def packets(stream: list[tuple[float, list[int]]], multiple: int) -> list[int]:
     found = []
     for _, batch in stream:
         chunk = {"choices": [{"index": 0, "delta": {"content": "abcd" * sum(batch)}}]}
-        found.append(len(ServerSentEvent(chunk, padded=True).encode(multiple)))
+        found.append(len(sse.ServerSentEvent(chunk, padded=True).encode(multiple)))
     return found
 
 
@@ -82,8 +75,8 @@ def test_coalescing_hides_acceptance_from_an_eavesdropper() -> None:
     bursts = [(0.012, 6)] * 10  # the same tokens in the same time
 
     def features(pattern: list[tuple[float, int]], coalesced: bool) -> tuple[float, float]:
-        stream = collect(coalesce(source(pattern), TICK_SECONDS) if coalesced else singly(source(pattern)))
-        sizes = packets(stream, COALESCED_PADDED_BYTES if coalesced else 0)
+        stream = collect(sse.coalesce(source(pattern), TICK_SECONDS) if coalesced else sse.singly(source(pattern)))
+        sizes = packets(stream, sse.COALESCED_PADDED_BYTES if coalesced else 0)
         return len(sizes), statistics.mean(sizes)
 
     def accuracy(coalesced: bool) -> float:
@@ -104,10 +97,10 @@ def test_coalescing_hides_acceptance_from_an_eavesdropper() -> None:
 
 def test_padding_makes_sizes_multiples() -> None:
     for size in range(0, 300, 7):
-        padded = ServerSentEvent({"text": "x" * size}, padded=True).encode(64)
+        padded = sse.ServerSentEvent({"text": "x" * size}, padded=True).encode(64)
         assert (len(padded) - len(b"data: \n\n")) % 64 == 0
         assert json.loads(padded[6:])["text"] == "x" * size
-    plain = ServerSentEvent({"text": "x"})
+    plain = sse.ServerSentEvent({"text": "x"})
     assert plain.encode(64) == plain.encode()
 
 
@@ -136,7 +129,7 @@ def test_a_disconnect_cancels_the_work() -> None:
 
     def status(request: Request, seconds: float) -> int:
         async def run() -> Response:
-            return await cancel_on_disconnect(request, work(seconds))
+            return await sse.cancel_on_disconnect(request, work(seconds))
 
         return asyncio.run(run()).status_code
 
@@ -157,15 +150,15 @@ def test_a_coalesced_stream_that_nobody_takes_stops_reading_its_source() -> None
             yield number
 
     async def run() -> int:
-        stream = coalesce(endless(), TICK_SECONDS)
+        stream = sse.coalesce(endless(), TICK_SECONDS)
         taken = await anext(stream)
         for _ in range(1000):  # the reader stands still
             await asyncio.sleep(0)
         stalled = len(produced)
-        while len(taken) <= MAX_PENDING_ITEMS:
+        while len(taken) <= sse.MAX_PENDING_ITEMS:
             taken += await anext(stream)
         await stream.aclose()
         assert taken == list(range(len(taken)))
         return stalled
 
-    assert asyncio.run(run()) <= MAX_PENDING_ITEMS + 2
+    assert asyncio.run(run()) <= sse.MAX_PENDING_ITEMS + 2

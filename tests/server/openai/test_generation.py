@@ -4,10 +4,11 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from fastapi import Request as HTTPRequest
@@ -110,26 +111,19 @@ def test_a_stop_ends_each_choice_within_a_text() -> None:
     assert body_of(FakeEngine("a", "c"), task(new_stop=StopAtB)) == {"texts": ["ac"], "tokens": 3}
 
 
-def reporting(report: Callable[[], None]) -> Callable[[], Awaitable[None]]:
-    async def complete() -> None:
-        report()
-
-    return complete
-
-
 def test_an_error_before_the_first_byte_is_raised_and_a_later_one_is_an_event() -> None:
     full = Overloaded("full", "queue_full", 1.0)
     with pytest.raises(Overloaded):
         streamed(FakeEngine(error=full), task())
     with pytest.raises(Overloaded):
         body_of(FakeEngine("a", error=full), task())
-    completed: list[bool] = []
-    chunks = streamed(FakeEngine("a", error=full), task(on_complete=reporting(lambda: completed.append(True))))
+    complete = AsyncMock()
+    chunks = streamed(FakeEngine("a", error=full), task(on_complete=complete))
     assert json.loads(chunks[-1][6:]) == {"status": 429, "message": "full"}
     for accepted in (None, Accepted("r")):  # the status is sent after a keep-alive interval, or once the turn begins
         late = streamed(FakeEngine(accepted, error=EngineError("odd")), task())
         assert [json.loads(chunk[6:]) for chunk in late] == [{"start": True}, {"status": 500, "message": "odd"}]
-    assert not completed
+    complete.assert_not_awaited()
 
 
 def test_the_head_is_sent_when_the_turn_begins() -> None:

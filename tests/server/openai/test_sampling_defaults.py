@@ -13,6 +13,7 @@ from outrider.server.openai.fields import NO_DEFAULTS, SamplingFields
 from outrider.server.openai.sampling_defaults import FILE, load_sampling_defaults
 from tests.hub import MODEL, cache_models, commit_of
 from tests.server.fakes import FakeEngine, app_with, fetch
+from tests.verify.model.cpu.native.files import finish
 
 DEFAULTS = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.25}
 NAMES = tuple(DEFAULTS)
@@ -102,9 +103,7 @@ def gguf_with(folder: Path, **entries: Any) -> str:
     for name, value in entries.items():
         (writer.add_float32 if isinstance(value, float) else writer.add_int32)(f"general.sampling.{name}", value)
     writer.add_token_types([1, 1])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    finish(writer)
     return str(folder / "x.gguf")
 
 

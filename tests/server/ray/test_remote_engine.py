@@ -14,8 +14,7 @@ from outrider.server.ray.remote_engine import RemoteEngine, ReplicaLost
 from outrider.server.settings import load_settings
 from outrider.server.telemetry.metrics import Metrics
 from outrider.verify.sampling_params import SamplingParams
-from tests.server.engine.fakes import READY
-from tests.server.engine.rig import written
+from tests.server.engine.rig import READY, written
 
 Item = bytes | Exception | None  # None waits for ever
 

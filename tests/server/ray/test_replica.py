@@ -22,7 +22,7 @@ from outrider.server.ray import wire
 from outrider.server.ray.replica import ModelReplica
 from outrider.server.settings import load_settings
 from outrider.verify.sampling_params import SamplingParams
-from tests.server.engine.fakes import READY, FakeProcess, Launcher
+from tests.server.engine.rig import READY, FakeProcess, Launcher
 
 REQUEST = Request("a", [1, 2], SamplingParams(), 500)
 CALL = wire.encode(wire.Call(REQUEST, 0.0, False))

@@ -21,10 +21,6 @@ from outrider.verify.verifier import Verifier
 PROMPT = np.arange(5, dtype=np.int32)
 
 
-def key(name: str) -> SessionKey:
-    return SessionKey("p", name)
-
-
 def test_sessions_that_share_a_slot_keep_their_prefix(tiny_runner: TorchRunner) -> None:
     """Three sessions in one slot: each continues from its prefix, with the tokens of a session that is never swapped out."""
     options = DecodeOptions(SamplingParams(temperature=0), max_tokens=5)
@@ -77,7 +73,7 @@ def test_the_rows_of_a_freed_slot_return_to_the_system(tiny_runner: TorchRunner)
         values.fill(1)
     store.release(session)
     assert all((plane == 1).all() for layer in slot.layers for plane in layer)  # a kept session
-    store.forget(key("a"))
+    store.forget(SessionKey("p", "a"))
     assert all((plane == 0).mean() > 0.4 for layer in slot.layers for plane in layer)  # whole pages of the system
 
 

@@ -42,13 +42,18 @@ SMALL = Resources(
 )
 
 
+OPTIONS = DecodeOptions(SamplingParams(temperature=0), max_tokens=6)
+
+
+def extend(text: Ints, *tokens: int) -> Ints:
+    return np.concatenate([text, np.array(tokens, np.int32)])
+
+
 class Automatic:
-    """A store that finds sessions by their text, and plain answers of the tiny model."""
+    """A store that finds sessions by their text."""
 
-    options = DecodeOptions(SamplingParams(temperature=0), max_tokens=6)
-
-    def __init__(self, runner: TorchRunner, **options: Any) -> None:
-        self.runner = runner
+    def __init__(self, runner: TorchRunner, chunk: int = 0, **options: Any) -> None:
+        self._runner, self._chunk = runner, chunk
         self.store = SessionStore(runner, **{"capacity": 4, "ttl_seconds": 60, "automatic": True, **options})
 
     def acquire(self, prompt: Ints, principal: str = "p", name: str | None = None) -> Session:
@@ -57,21 +62,17 @@ class Automatic:
         return session
 
     def answer(
-        self, prompt: Ints, principal: str = "p", name: str | None = None, drafter_name: DrafterName = "trigram"
+        self, prompt: Ints, principal: str = "p", name: str | None = None, drafter: DrafterName = "trigram"
     ) -> tuple[str, int, Ints]:
         """How the session was found, the number of reused tokens, and the text with the answer, which must be the right one."""
         session = self.acquire(prompt, principal, name)
-        drafter = session.drafter(drafter_name, SMALL)
-        stream = Stream(session.verifier, drafter, prompt, self.options)
+        stream = Stream(session.verifier, session.drafter(drafter, SMALL), prompt, OPTIONS)
+        while self._chunk and (part := session.verifier.chunk(self._chunk)) is not None:
+            session.verifier.commit_chunk(part, self._runner.forward_all([part])[0])
         tokens = finish(stream).tokens
-        fresh = Verifier(self.runner, self.runner.new_cache())
-        assert tokens == decode(fresh, NoDrafter(), prompt, self.options).tokens
+        assert tokens == decode(Verifier(self._runner, self._runner.new_cache()), NoDrafter(), prompt, OPTIONS).tokens
         self.store.release(session)
-        return session.reuse, stream.reused_tokens, np.concatenate([prompt, np.array(tokens, np.int32)])
-
-
-def extend(text: Ints, *tokens: int) -> Ints:
-    return np.concatenate([text, np.array(tokens, np.int32)])
+        return session.reuse, stream.reused_tokens, extend(prompt, *tokens)
 
 
 LONG = np.arange(64, dtype=np.int32) % 90
@@ -103,7 +104,7 @@ def test_a_prompt_that_leaves_the_text_early_forks_it(tiny_runner: TorchRunner) 
 def test_requests_that_share_a_beginning_read_it_once(tiny_runner: TorchRunner) -> None:
     rig = Automatic(tiny_runner, slots=3)
     first = rig.acquire(LONG)
-    stream = Stream(first.verifier, NoDrafter(), LONG, rig.options)
+    stream = Stream(first.verifier, NoDrafter(), LONG, OPTIONS)
     assert rig.store.acquire("p", None, extend(LONG[:50], 1)) is None  # the first request has not read it yet
     assert rig.store.acquire("p", None, np.full(64, 5, np.int32)) is not None  # another text does not wait
     step(stream)
@@ -140,7 +141,7 @@ def test_sub_agents_count_their_prefix_once(tiny_config: LlamaConfig) -> None:
             assert session is not None
             assert session.verifier.committed_rows >= (6000 if turn or number else 0)
             assert session.reuse == ("continued" if turn else "forked" if number else "new")
-            decode(session.verifier, NoDrafter(), text, Automatic.options)
+            decode(session.verifier, NoDrafter(), text, OPTIONS)
             store.release(session)
             texts[number] = extend(session.verifier.sequence.tokens, 1, 2)
     assert len(store) == 4
@@ -165,7 +166,7 @@ def test_a_name_hides_nothing_that_is_cached(tiny_runner: TorchRunner) -> None:
     """A client names its title request and its chat alike, and its next conversation otherwise."""
     rig = Automatic(tiny_runner, slots=3)
     title, chat = rig.acquire(OTHER, name="s"), rig.acquire(LONG, name="s")  # neither waits for the other
-    streams = [Stream(each.verifier, NoDrafter(), text, rig.options) for each, text in ((title, OTHER), (chat, LONG))]
+    streams = [Stream(each.verifier, NoDrafter(), text, OPTIONS) for each, text in ((title, OTHER), (chat, LONG))]
     for each, stream in zip((title, chat), streams, strict=True):
         finish(stream)
         rig.store.release(each)

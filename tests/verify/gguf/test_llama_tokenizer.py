@@ -8,7 +8,6 @@ from unicodedata import normalize
 import gguf
 import pytest
 
-from outrider.models import smollm2
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.verify.errors import ModelError
 from outrider.verify.fast_tokenizer import AnyTokenizer
@@ -18,7 +17,9 @@ from outrider.verify.gguf.llama_tokenizer import LlamaTokenizer
 from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.gguf.tokenizer import SPLITS, WHOLE_WORD_SPLITS, build_tokenizer
 from outrider.verify.tokenizer import fingerprint, gguf_tokenizer
+from tests.hub import installed
 from tests.verify.gguf.test_tokenizer import TEXTS, write_tokenizer
+from tests.verify.model.cpu.native.files import finish
 
 pytest.importorskip("llama_cpp")
 pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("llama")]
@@ -34,10 +35,7 @@ def random_texts(count: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def file() -> Path:
-    try:
-        return smollm2.locate()
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
+    return installed()
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +89,7 @@ def write_rwkv(path: Path) -> None:
     writer.add_token_list(tokens)
     writer.add_token_types([3] + [1] * (len(tokens) - 1))
     writer.add_eos_token_id(0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    finish(writer)
 
 
 def test_a_kind_that_is_not_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

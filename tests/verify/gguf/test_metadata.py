@@ -8,6 +8,7 @@ import pytest
 
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.metadata import read_entries, read_metadata
+from tests.verify.model.cpu.native.files import finish
 
 
 @pytest.fixture
@@ -22,10 +23,7 @@ def file(tmp_path: Path) -> Path:
         values = np.ones((16, 64), np.float32)
         kind = gguf.GGMLQuantizationType[kind]
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return tmp_path / "model.gguf"
 
 

@@ -21,7 +21,7 @@ from outrider.verify.errors import ModelError
 from outrider.verify.gguf.ends import NORMAL
 from outrider.verify.gguf.tokenizer import COMPOSED, SPLITS, USER_DEFINED, WHOLE_WORD_SPLITS, build_tokenizer
 from outrider.verify.tokenizer import fingerprint, load_tokenizer, stop_ids
-from tests.verify.model.cpu.native.files import add_entries
+from tests.verify.model.cpu.native.files import add_entries, finish
 
 TEXTS = [
     "Hello world, what's new? WE'VE 1234567 of 3.14",
@@ -182,9 +182,7 @@ def test_chat_templates_have_names(tmp_path: Path, templates: dict[str, Any], ex
 def write_tokenizer(file: Path, entries: dict[str, Any]) -> None:
     writer = gguf.GGUFWriter(file, "llama")
     add_entries(writer, entries)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    finish(writer)
 
 
 @pytest.mark.parametrize(

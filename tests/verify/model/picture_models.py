@@ -5,21 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForImageTextToText,
-    Gemma3Config,
-    Gemma4Config,
-    Idefics3Config,
-    InternVLConfig,
-    Llama4Config,
-    LlavaConfig,
-    Mistral3Config,
-    PreTrainedModel,
-    Qwen2_5_VLConfig,
-    Qwen2VLConfig,
-    Qwen3VLConfig,
-    SmolVLMConfig,
-)
+import transformers
 
 VOCABULARY, PIXELS, SEPARATOR, OPEN, CLOSE, END = 300, 290, 295, 292, 293, 299
 PATCH = 4
@@ -47,10 +33,12 @@ class Family:
     types: str | None = None  # the argument of transformers' forward that tells which tokens stand for pixels
     joined: int = 0  # the dimension along which the arguments of several pictures are joined
 
-    def model(self, attention: str | dict[str, str] = "sdpa") -> PreTrainedModel:
+    def model(self, attention: str | dict[str, str] = "sdpa") -> transformers.PreTrainedModel:
         """The model; equal at each call."""
         torch.manual_seed(0)
-        model: PreTrainedModel = AutoModelForImageTextToText.from_config(self.config(), attn_implementation=attention)
+        model: transformers.PreTrainedModel = transformers.AutoModelForImageTextToText.from_config(
+            self.config(), attn_implementation=attention
+        )
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.data.normal_(0, 0.15)
@@ -127,18 +115,31 @@ MROPE = {**SECTIONS, "mrope_interleaved": True}
 ROW = [PIXELS] * 2
 FAMILIES = {
     "gemma3": family(
-        Gemma3Config, [PIXELS] * 16, image(32), {**WINDOWS, "query_pre_attn_scalar": 16}, {"image_size": 32}, **GEMMA3
+        transformers.Gemma3Config,
+        [PIXELS] * 16,
+        image(32),
+        {**WINDOWS, "query_pre_attn_scalar": 16},
+        {"image_size": 32},
+        **GEMMA3,
     ),
-    "gemma4": family(Gemma4Config, [PIXELS] * 8, patches, GEMMA4_TEXT, GEMMA4_VISION, types="mm_token_type_ids", **GEMMA4),
-    "idefics3": tiled(Idefics3Config),
-    "internvl": family(InternVLConfig, [PIXELS] * 4, image(16), {"model_type": "qwen2"}, INTERN_VISION, **INTERN),
-    "llama4": family(Llama4Config, [PIXELS] * 4, image(16), LLAMA4_TEXT, LLAMA4_VISION, **INDEX),
-    "llava": family(LlavaConfig, [PIXELS] * 16, image(16), LLAMA, CLIP, image_seq_length=16, **INDEX),
+    "gemma4": family(
+        transformers.Gemma4Config, [PIXELS] * 8, patches, GEMMA4_TEXT, GEMMA4_VISION, types="mm_token_type_ids", **GEMMA4
+    ),
+    "idefics3": tiled(transformers.Idefics3Config),
+    "internvl": family(transformers.InternVLConfig, [PIXELS] * 4, image(16), {"model_type": "qwen2"}, INTERN_VISION, **INTERN),
+    "llama4": family(transformers.Llama4Config, [PIXELS] * 4, image(16), LLAMA4_TEXT, LLAMA4_VISION, **INDEX),
+    "llava": family(transformers.LlavaConfig, [PIXELS] * 16, image(16), LLAMA, CLIP, image_seq_length=16, **INDEX),
     "mistral3": family(
-        Mistral3Config, [*ROW, SEPARATOR, *ROW], sized, {"model_type": "mistral"}, PIXTRAL, spatial_merge_size=2, **INDEX
+        transformers.Mistral3Config,
+        [*ROW, SEPARATOR, *ROW],
+        sized,
+        {"model_type": "mistral"},
+        PIXTRAL,
+        spatial_merge_size=2,
+        **INDEX,
     ),
-    "qwen2_vl": qwen(Qwen2VLConfig, depth=2, embed_dim=32, hidden_size=64, mlp_ratio=2),
-    "qwen2_5_vl": qwen(Qwen2_5_VLConfig, depth=2, hidden_size=32, intermediate_size=48, **QWEN2_5),
-    "qwen3_vl": qwen(Qwen3VLConfig, MROPE, depth=3, hidden_size=32, intermediate_size=48, **QWEN3),
-    "smolvlm": tiled(SmolVLMConfig),
+    "qwen2_vl": qwen(transformers.Qwen2VLConfig, depth=2, embed_dim=32, hidden_size=64, mlp_ratio=2),
+    "qwen2_5_vl": qwen(transformers.Qwen2_5_VLConfig, depth=2, hidden_size=32, intermediate_size=48, **QWEN2_5),
+    "qwen3_vl": qwen(transformers.Qwen3VLConfig, MROPE, depth=3, hidden_size=32, intermediate_size=48, **QWEN3),
+    "smolvlm": tiled(transformers.SmolVLMConfig),
 }

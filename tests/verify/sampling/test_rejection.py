@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.drafters.interface import Drafter, DraftTree, Verdict
+from outrider.drafters.interface import Drafter, Verdict
 from outrider.drafters.model.chain import ModelChain
 from outrider.drafters.model.draft_graph import DraftGraphDrafter
 from outrider.drafters.model.draft_tree import DraftTreeDrafter
@@ -24,11 +24,6 @@ VOCABULARY = 4
 RANDOM = np.random.default_rng(0)
 TARGET = torch.log(torch.from_numpy(RANDOM.dirichlet(np.ones(VOCABULARY), VOCABULARY + 1)))  # [last token + 1, next token]
 DRAFT = RANDOM.dirichlet(np.ones(VOCABULARY), VOCABULARY + 1)
-
-
-def rows_of(root: int, tree: DraftTree) -> torch.Tensor:
-    """The target's rows [N + 1, V] for the root, whose row is `root`, and for the nodes of a tree."""
-    return TARGET[torch.from_numpy(np.concatenate([[root], tree.tokens + 1]))]
 
 
 TREE = DraftTreeOptions(2, 3, 0.2, 0.3, only_if_worth=False)
@@ -70,7 +65,8 @@ def test_a_draft_models_drafts_keep_the_distribution(name: str) -> None:
         drafter.begin(np.array(text, np.int32), sampling=SamplingParams(seed=seed, rule="rejection"))
         while len(text) < 4:
             tree = drafter.propose(12).limit(3 - len(text))
-            rows, tokens, _ = rule.decide(rows_of(text[-1] + 1, tree), tree, len(text) - 1)()
+            targets = TARGET[torch.from_numpy(np.concatenate([[text[-1] + 1], tree.tokens + 1]))]
+            rows, tokens, _ = rule.decide(targets, tree, len(text) - 1)()
             drafter.observe(Verdict(tree, rows, tokens))
             text += tokens.tolist()
             steps += 1

@@ -43,10 +43,7 @@ RESTRICTED: dict[str, tuple[str, set[str]]] = {
     "no calls": (FULL.replace(CALLS, ""), {"calls", "several_calls", "text_with_calls", "reasoning_with_text"}),
     "one call": (refusing("m.tool_calls and m.tool_calls | length > 1"), {"several_calls"}),
     "first call": (FULL.replace(CALLS, CALLS.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")), {"several_calls"}),
-    "calls or text": (
-        FULL.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}"),
-        {"text_with_calls"},
-    ),
+    "calls or text": (FULL.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}"), {"text_with_calls"}),
     "reasoning or text": (refusing("m.tool_calls and m.content and m.reasoning_content"), {"reasoning_with_text"}),
     "argument texts": (
         FULL.replace("call.function | tojson", "call.function.name ~ call.function.arguments.strip()"),
@@ -74,4 +71,4 @@ RESTRICTED: dict[str, tuple[str, set[str]]] = {
             *("loose_results", "repeats", "names"),
         },
     ),
-}  # fmt: skip
+}

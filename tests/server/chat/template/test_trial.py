@@ -52,23 +52,10 @@ def test_other_templates_end_also_those_that_refuse() -> None:
     assert ends(json.dumps([[], {}]))
 
 
-def hostile_model(tmp_path: Path) -> Path:
-    folder = shutil.copytree(models.TARGET, tmp_path / "model")
-    (folder / "chat_template.jinja").write_text(LOOP)
-    return folder
-
-
 @pytest.mark.slow
 def test_a_server_with_such_a_template_ends_with_one_sentence(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "outrider.server.cli",
-        "serve",
-        "--port",
-        "0",
-        "--model.path",
-        str(hostile_model(tmp_path)),
-    ]
+    folder = shutil.copytree(models.TARGET, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(LOOP)
+    command = [sys.executable, "-m", "outrider.server.cli", "serve", "--port", "0", "--model.path", str(folder)]
     done: Any = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=120)
     assert done.returncode == 2 and done.stderr.startswith("outrider: The chat template of") and done.stderr.count("\n") == 1

@@ -3,24 +3,18 @@
 from dataclasses import dataclass
 from typing import Any
 
+TAGS = {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 3}
+EXACT = {"type": ["boolean", "null"]}
+WHERE = {"city": {"type": "string", "maxLength": 40}, "days": {"type": "integer"}, "tags": TAGS, "exact": EXACT}
 FUNCTIONS: dict[str, Any] = {
-    "get_weather": {
-        "type": "object",
-        "properties": {
-            "city": {"type": "string", "maxLength": 40},
-            "days": {"type": "integer"},
-            "tags": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 3},
-            "exact": {"type": ["boolean", "null"]},
-        },
-        "required": ["city", "days"],
-        "additionalProperties": False,
-    },
+    "get_weather": {"type": "object", "properties": WHERE, "required": ["city", "days"], "additionalProperties": False},
     "clock": {"type": "object", "properties": {}, "additionalProperties": False},
 }
 Call = tuple[str, dict[str, Any]]
 WEATHER: Call = ("get_weather", {"city": 'San "José"', "days": 3, "tags": ["a", "b c"]})
 CLOCK: Call = ("clock", {})
 CITY = '{"city": "San \\"José\\"", "days": 3, "tags": ["a", "b c"]}'  # the arguments as JSON
+OBJECTS = f'[{{"name": "get_weather", "arguments": {CITY}}}, {{"name": "clock", "arguments": {{}}}}]'
 
 
 @dataclass(frozen=True)
@@ -66,6 +60,7 @@ DSML_ODD = (
 PYTHON_CALLS = "[get_weather(city='San \"José\"', days=3, tags=[\"a\", 'b c']), clock()]"
 PYTHON_ODD = "[get_weather(city='a', more={'k': None}, x=true)]"
 PYTHON_ODD_CALL: Call = ("get_weather", {"city": "a", "more": {"k": None}, "x": True})
+FUNCTION, CALLED = bars("<|tool_call_begin|>function<|tool_sep|>"), bars("<|tool_call_end|>")
 BEGIN, END = bars("<|tool_calls_begin|>"), bars("<|tool_calls_end|>")
 
 SAMPLES = (
@@ -132,7 +127,7 @@ SAMPLES = (
     Sample(
         "mistral",
         '{{- "[TOOL_CALLS] [" }}',
-        f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {CITY}}}, {{"name": "clock", "arguments": {{}}}}]',
+        f"[TOOL_CALLS]{OBJECTS}",
         odd=f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {CITY}, "id": "123456789"}}]',
         broken=("[TOOL_CALLS]", "[TOOL_CALLS][1]", "[TOOL_CALLS][[x]]"),
     ),
@@ -158,16 +153,15 @@ SAMPLES = (
     ),
     Sample(
         "deepseek_v3",
-        bars("<|tool_calls_begin|><|tool_call_begin|>function<|tool_sep|>") + "<function_name>\\n```json",
-        f"{BEGIN}{bars('<|tool_call_begin|>function<|tool_sep|>')}get_weather\n```json\n{CITY}\n```{bars('<|tool_call_end|>')}\n"
-        f"{bars('<|tool_call_begin|>function<|tool_sep|>')}clock\n```json\n{{}}\n```{bars('<|tool_call_end|>')}{END}",
-        broken=(BEGIN, f"{BEGIN}{bars('<|tool_call_begin|>function<|tool_sep|>')}f\n```python"),
+        BEGIN + FUNCTION + "<function_name>\\n```json",
+        f"{BEGIN}{FUNCTION}get_weather\n```json\n{CITY}\n```{CALLED}\n{FUNCTION}clock\n```json\n{{}}\n```{CALLED}{END}",
+        broken=(BEGIN, f"{BEGIN}{FUNCTION}f\n```python"),
     ),
     Sample(
         "deepseek_v31",
         bars("'<|tool_calls_begin|><|tool_call_begin|>'+ tool['function']['name'] + '<|tool_sep|>'"),
-        f"{BEGIN}{bars('<|tool_call_begin|>')}get_weather{bars('<|tool_sep|>')}{CITY}{bars('<|tool_call_end|>')}"
-        f"{bars('<|tool_call_begin|>')}clock{bars('<|tool_sep|>')}{{}}{bars('<|tool_call_end|>')}{END}",
+        f"{BEGIN}{bars('<|tool_call_begin|>')}get_weather{bars('<|tool_sep|>')}{CITY}{CALLED}"
+        f"{bars('<|tool_call_begin|>')}clock{bars('<|tool_sep|>')}{{}}{CALLED}{END}",
         broken=(f"{BEGIN}x", f"{BEGIN}{bars('<|tool_call_begin|>')}f{bars('<|tool_sep|>')}[]"),
     ),
     Sample(
@@ -222,22 +216,21 @@ SAMPLES = (
     Sample(
         "lfm2_json",
         '"<|tool_call_start|>[" + ns_tc.result + \'{"name": "\' + tc["function"]["name"]',
-        f'<|tool_call_start|>[{{"name": "get_weather", "arguments": {CITY}}}, {{"name": "clock", "arguments": {{}}}}]'
-        "<|tool_call_end|>",
+        f"<|tool_call_start|>{OBJECTS}<|tool_call_end|>",
         odd=f'<|tool_call_start|>[{{"name": "get_weather", "arguments": {CITY}, "id": "1"}}]<|tool_call_end|>',
         broken=("<|tool_call_start|>[{}]",),
     ),
     Sample(
         "granite",
         "respond only with <|tool_call|> followed by a JSON list of tools used",
-        f'<|tool_call|>[{{"name": "get_weather", "arguments": {CITY}}}, {{"name": "clock", "arguments": {{}}}}]',
+        f"<|tool_call|>{OBJECTS}",
         odd=f'<|tool_call|>[{{"name": "get_weather", "arguments": {CITY}, "id": "1"}}]',
         broken=("<|tool_call|>[]", "<|tool_call|>[none]"),
     ),
     Sample(
         "phi4_mini",
         '<|tool|> <|/tool|> respond in this format: <|tool_call|>{"name": "foo", "arguments": {"a": 1}}<|/tool_call|>',
-        f'<|tool_call|>[{{"name": "get_weather", "arguments": {CITY}}}, {{"name": "clock", "arguments": {{}}}}]<|/tool_call|>',
+        f"<|tool_call|>{OBJECTS}<|/tool_call|>",
         odd=f'<|tool_call|>{{"name": "get_weather", "arguments": {CITY}, "id": "1"}}<|/tool_call|>',
         broken=("<|tool_call|>[]<|/tool_call|>",),
     ),
@@ -251,7 +244,7 @@ SAMPLES = (
     Sample(
         "functools",
         'functools[{"name": [function name], "arguments": [function arguments as JSON]}, ...]',
-        f'functools[{{"name": "get_weather", "arguments": {CITY}}}, {{"name": "clock", "arguments": {{}}}}]',
+        f"functools{OBJECTS}",
         odd=f'functools[{{"name": "get_weather", "arguments": {CITY}, "id": "1"}}]',
         broken=("from functools import cache", "functools[1]"),
     ),

@@ -1,6 +1,7 @@
 """Grammars accept the calls that models write, reject calls that violate the schemas, and lead to calls that parse."""
 
 import random
+import re
 from typing import Any
 
 import jsonschema
@@ -14,9 +15,11 @@ from outrider import models
 from outrider.server.chat.grammar_builder import joined
 from outrider.server.chat.reasoning_parser import THINK
 from outrider.server.chat.tools import FORMATS, calls_grammar, tool_parser
+from outrider.server.chat.tools.lark_pattern import MAX_CHARACTERS, lark_pattern
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.verify.tokenizer import load_by_transformers
 from tests.server.chat.following import accepts, matcher_of
+from tests.server.chat.tools.patch_grammar import PATCH, PATCH_GRAMMAR
 from tests.server.chat.tools.samples import DSML, FUNCTIONS, SAMPLES, Sample
 from tests.server.chat.tools.test_parser import content_and_calls, each_format, each_sample, parse
 
@@ -127,3 +130,56 @@ def test_an_answer_may_end_after_each_call(sample: Sample) -> None:
                     spaced = matcher.deep_copy()
                     if spaced.consume_token(ord("\n")):
                         assert spaced.is_accepting()
+
+
+def test_the_grammar_of_a_patch() -> None:
+    pattern = lark_pattern(PATCH_GRAMMAR)
+    assert re.fullmatch(pattern, PATCH)
+    for broken in (PATCH[1:], PATCH.replace("@@ ", "@"), PATCH + "x", "*** Begin Patch\n*** End Patch\n"):
+        assert not re.fullmatch(pattern, broken)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "matches", "others"),
+    [
+        ('start: "a.b" | "c"~2..3', ["a.b", "cc", "ccc"], ["axb", "c", "cccc"]),
+        ('start: ["x"] (A "-")* A // words\n!A.2: "a".."c"+\n', ["a", "xb-c", "abc"], ["x", "d", "a-"]),
+        ('start: "Yes"i /N[o0]/i "\\n" /a\\/b/', ["yESn0\na/b"], ["yes", "Yesno a/b"]),
+        ('?start: one\n  | two\none: "1"{2}\ntwo: "2"{1,} "3"{1,2} \n', ["11", "2233"], ["1", "2", "3"]),
+        ('start: (\n  "a"\n  "b"\n)\n', ["ab"], ["a"]),
+        ('start: "[" /[^\\]]*/ "]"', ["[a]", "[]"], ["a"]),
+    ],
+)
+def test_constructs(grammar: str, matches: list[str], others: list[str]) -> None:
+    pattern = lark_pattern(grammar)
+    assert all(re.fullmatch(pattern, text) for text in matches)
+    assert not any(re.fullmatch(pattern, text) for text in others)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        ('start: "(" start ")" | "x"', "'start' is recursive"),
+        ("start: missing", "no rule 'missing'"),
+        ('start: "a"\n%ignore " "', "not supported"),
+        ("start: X\n%import python.X", "only the terminals of 'common'"),
+        ('start: "a" )', "is not supported"),
+        ('start: %json {"type": "object"}', "not supported"),
+        ('start: "ab".."c"', "one character each"),
+        ("start: " + "(" * 5000, "nested too deep"),
+    ],
+)
+def test_what_has_no_equal_is_named(grammar: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        lark_pattern(grammar)
+
+
+def test_rules_that_double_do_not_fill_the_memory() -> None:
+    doubling = "".join(f"r{number}: r{number + 1} r{number + 1}\n" for number in range(60))
+    with pytest.raises(ValueError, match="has more than"):
+        lark_pattern(f'start: r0\n{doubling}r60: "a"\n')
+    copies = "".join(f"c{number}: long\n" for number in range(1000))
+    all_copies = " | ".join(f"c{number}" for number in range(1000))
+    with pytest.raises(ValueError, match="repeat each other too often"):
+        lark_pattern(f'start: {all_copies}\n{copies}long: "{"x" * 30_000}"\n')
+    assert len(lark_pattern("start: " + '"ab" ' * (MAX_CHARACTERS // 10))) <= MAX_CHARACTERS

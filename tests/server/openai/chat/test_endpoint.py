@@ -20,13 +20,10 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 CALL = '<think>why</think>So:\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def body(**fields: Any) -> ChatBody:
-    return ChatBody.model_validate({"model": "m", "messages": MESSAGES, **fields})
-
-
 def formatter(**fields: Any) -> ChatFormatter:
     """A formatter of an answer that may contain reasoning and calls."""
-    return ChatFormatter(body(**fields), VOCABULARY, lambda: ReasoningParser(tool_parser("hermes"), may_reason=True), "r-0")
+    given = ChatBody.model_validate({"model": "m", "messages": MESSAGES, **fields})
+    return ChatFormatter(given, VOCABULARY, lambda: ReasoningParser(tool_parser("hermes"), may_reason=True), "r-0")
 
 
 def test_required_calls_set_a_grammar_and_only_markers_of_calls_are_shown() -> None:

@@ -10,42 +10,28 @@ def message(role: str, text: str) -> dict[str, Any]:
     return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
 
 
-SHELL = {
-    "type": "object",
-    "properties": {"command": {"type": "array", "items": {"type": "string"}}, "workdir": {"type": "string"}},
-    "required": ["command"],
-    "additionalProperties": False,
-}
+COMMAND = {"command": {"type": "array", "items": {"type": "string"}}, "workdir": {"type": "string"}}
+SHELL = {"type": "object", "properties": COMMAND, "required": ["command"], "additionalProperties": False}
+LARK = {"type": "grammar", "syntax": "lark", "definition": PATCH_GRAMMAR}
+SEARCH = {"type": "function", "name": "search", "parameters": {"type": "object"}}
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "name": "shell", "description": "Runs a command.", "strict": False, "parameters": SHELL},
     {"type": "function", "name": "update_plan", "description": "Updates the plan.", "strict": False, "parameters": {}},
-    {
-        "type": "custom",
-        "name": "apply_patch",
-        "description": "Edits files. This is a free-form tool.",
-        "format": {"type": "grammar", "syntax": "lark", "definition": PATCH_GRAMMAR},
-    },
-    {
-        "type": "namespace",
-        "name": "mcp__docs",
-        "description": "Docs.",
-        "tools": [{"type": "function", "name": "search", "parameters": {"type": "object"}}],
-    },
+    {"type": "custom", "name": "apply_patch", "description": "Edits files. This is a free-form tool.", "format": LARK},
+    {"type": "namespace", "name": "mcp__docs", "description": "Docs.", "tools": [SEARCH]},
     {"type": "web_search", "external_web_access": True},
     {"type": "image_generation", "output_format": "png"},
     {"type": "local_shell"},
 ]
+THOUGHTS: dict[str, Any] = {
+    "summary": [{"type": "summary_text", "text": "Looking."}],
+    "content": [{"type": "reasoning_text", "text": "I look first."}],
+}
 INPUT: list[dict[str, Any]] = [
     message("developer", "<permissions>The sandbox is read-only.</permissions>"),
     message("user", "<environment_context><cwd>/repo</cwd></environment_context>"),
     message("user", "Fix a.py."),
-    {
-        "type": "reasoning",
-        "id": "rs_1",
-        "summary": [{"type": "summary_text", "text": "Looking."}],
-        "content": [{"type": "reasoning_text", "text": "I look first."}],
-        "encrypted_content": None,
-    },
+    {"type": "reasoning", "id": "rs_1", **THOUGHTS, "encrypted_content": None},
     {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "shell", "arguments": '{"command": ["cat", "a.py"]}'},
     {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
     {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "x = 1\n"}]},

@@ -102,11 +102,17 @@ def test_items_are_found_by_their_principal_only_and_named_once() -> None:
     keys = {"alice": "alices-secret-key", "bob": "bobs-secret-key"}
     app = app_with(FakeEngine("a"), auth__keys=keys)
 
-    def send(name: str, *items: Any) -> Any:
-        body = {"input": [{"role": "user", "content": "x"}, *items]}
-        return fetch(app, "POST", PATH, body, headers={"Authorization": f"Bearer {keys[name]}"})
+    def call(name: str, method: str, path: str, body: Any = None) -> Any:
+        return fetch(app, method, path, body, headers={"Authorization": f"Bearer {keys[name]}"})
 
-    item = {"type": "item_reference", "id": send("alice").json()["output"][0]["id"]}
+    def send(name: str, *items: Any, **fields: Any) -> Any:
+        return call(name, "POST", PATH, {"input": [{"role": "user", "content": "x"}, *items], **fields})
+
+    made = send("alice").json()
+    item = {"type": "item_reference", "id": made["output"][0]["id"]}
+    assert [call("bob", method, f"{PATH}/{made['id']}").status_code for method in ("GET", "DELETE")] == [404, 404]
+    assert send("bob", previous_response_id=made["id"]).status_code == 404
+    assert call("alice", "GET", f"{PATH}/{made['id']}").json()["id"] == made["id"]
     assert send("alice", item).status_code == 200
     for name, items, status in (("bob", [item], 404), ("alice", [{"id": "msg_x"}], 404), ("alice", [item, item], 400)):
         response = send(name, *items)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from outrider.drafters.sequence import Ints
 from outrider.server.worker.storage import session_format
 from outrider.server.worker.storage.session_format import page_path
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.server.worker.storage.stores import LONG, answer, content_of, new_store, page_of, save, sessions_in
+from tests.server.worker.storage.stores import LONG, answer, content_of, files_in, new_store, page_of, save, sessions_in
 
 pytestmark = pytest.mark.usefixtures("page_tokens")
 
@@ -158,3 +159,21 @@ def test_pipes_and_holes_cost_a_log_line_and_no_wait(
         assert answer(fresh, LONG)[0] == 0
         save(fresh)
     assert "is not a regular file" in caplog.text and "header is too large" in caplog.text
+
+
+def test_a_full_disk_costs_a_log_line_until_there_is_room(
+    tiny_runner: TorchRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A limit on the sizes of files imitates it: `write` fails midway, as it does without space."""
+    store = new_store(tiny_runner, tmp_path)
+    _, text, _ = answer(store, LONG)
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, unlimited[1]))
+    try:
+        save(store)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert "could not be saved" in caplog.text and not files_in(tmp_path)
+    _, text, _ = answer(store, text)
+    save(store)
+    assert answer(new_store(tiny_runner, tmp_path), np.append(text, np.int32(7)))[0] == len(text)

@@ -1,4 +1,4 @@
-"""Sessions outlive a store: the same text, rows and tables. What has not changed is not written again."""
+"""Sessions outlive a store: the same text, rows and tables. What has not changed is not written again, and texts find it."""
 
 import copy
 import os
@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outrider import models
 from outrider.drafters.registry import arrays_of
+from outrider.drafters.sequence import Ints, common_prefix
+from outrider.server.worker.storage.prefix_index import BLOCK_TOKENS, PrefixIndex
 from outrider.server.worker.storage.session_files import model_digest
 from outrider.verify.measurement import machine_key
 from outrider.verify.model.cache import paging
@@ -123,3 +127,19 @@ def test_a_file_is_replaced_at_once_or_stays_as_it_was(
         patch.setattr(os, "replace", fail)
         save(store)
     assert {file: file.read_bytes() for file in files_in(tmp_path)} == before
+
+
+def blocks(*parts: int) -> Ints:
+    """A blocks of blocks, each filled with one token."""
+    return np.repeat(np.array(parts, np.int32), BLOCK_TOKENS)
+
+
+@given(st.lists(st.lists(st.integers(0, 1), max_size=5), min_size=1, max_size=6), st.lists(st.integers(0, 1), max_size=5))
+def test_found_texts_share_as_many_blocks_as_any(texts: list[list[int]], prompt: list[int]) -> None:
+    index: PrefixIndex[int] = PrefixIndex()
+    for number, parts in enumerate(texts):
+        index.put(number, "alice", blocks(*parts))
+    shared = [common_prefix(blocks(*parts), blocks(*prompt)) // BLOCK_TOKENS for parts in texts]
+    best = max(shared)
+    expected = {number for number, count in enumerate(shared) if count == best} if best else set()
+    assert set(index.find("alice", blocks(*prompt))) == expected

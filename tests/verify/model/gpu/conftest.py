@@ -36,11 +36,7 @@ def dot(_: Any, left: TensorHandle, right: TensorHandle, added: TensorHandle, *_
 def patch_once(function: Any) -> Any:
     """Replaces the language's functions by the interpreter's, unless they are: the interpreter does so in every call."""
     languages = [value for value in function.__globals__.values() if value is tl or value is tl.core]
-    return patch_language(function) if any(map(is_unpatched, languages)) else _LangPatchScope()
-
-
-def is_unpatched(language: Any) -> bool:
-    return bool(tl.core.is_builtin(language.load))
+    return patch_language(function) if any(tl.core.is_builtin(language.load) for language in languages) else _LangPatchScope()
 
 
 patch_language = interpreter._patch_lang

@@ -68,13 +68,9 @@ def test_more_rows_than_the_layer_has_counters_for() -> None:
     assert torch.equal(linear(given)[:9], linear(given[:9]))
 
 
-def tile_of(count: int, inputs: int, outputs: int, gpu: Gpu = H100, bits: int = 16, itemsize: int = 2) -> Tile:
-    return Tile.of(count, outputs, splits_of(inputs, outputs), gpu, bits, itemsize)
-
-
 def test_blocks_fit_the_shared_memory() -> None:
     for gpu, count, outputs, bits in product((A100, H100, ADA), ROWS, (4096, 1 << 17), (16, 8, 4)):
-        tile = tile_of(count, 4096, outputs, gpu, bits)
+        tile = Tile.of(count, outputs, splits_of(4096, outputs), gpu, bits, 2)
         size = tile.block_bytes(bits)
         assert size * tile.stages(gpu.shared_bytes, size) <= gpu.shared_bytes
 

@@ -84,10 +84,6 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.allclose(found[: len(expected)], expected, atol=2e-5) and not found[len(expected) :].any()
 
 
-def path_of(batch: ForwardBatch, row: int) -> list[int]:
-    return [int(each) for each in np.flatnonzero(batch.ancestor_mask()[row])]
-
-
 @pytest.mark.parametrize("is_delta", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("sizes", "dims", "window", "dtype"),
@@ -105,6 +101,7 @@ def test_trees_equal_the_plain_functions(
     trees = [random_tree(rows, layers.generator) for rows in sizes]
     assert layers.agree(trees)
     for number, tree in enumerate(trees):
-        layers.commit(number, path_of(tree, int(torch.randint(len(tree), (), generator=layers.generator))))
+        last = int(torch.randint(len(tree), (), generator=layers.generator))
+        layers.commit(number, np.flatnonzero(tree.ancestor_mask()[last]).tolist())
     layers.commit(0, [])
     assert layers.agree([ForwardBatch.chain(torch.zeros(rows, dtype=torch.int64)) for rows in sizes])

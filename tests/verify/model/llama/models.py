@@ -6,6 +6,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.verify.model.cpu.native.files import finish
+
 
 def write_mamba(path: Path, hidden: int = 64, layers: int = 2, vocabulary: int = 512) -> None:
     """A Mamba, whose layers keep states, without a tokenizer."""
@@ -51,7 +53,4 @@ def write_mamba(path: Path, hidden: int = 64, layers: int = 2, vocabulary: int =
         }
     for name, values in tensors.items():
         writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)

@@ -16,6 +16,7 @@ from outrider.verify.gguf import llama_package
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache import paging
 from outrider.verify.model.segment import Segment
+from tests.hub import installed
 
 pytest.importorskip("llama_cpp")
 from outrider.verify.model.llama import library
@@ -31,11 +32,7 @@ ROUNDING = 2.0
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[LlamaRunner]:
-    try:
-        file = smollm2.locate()
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-    found = LlamaRunner(file, CONTEXT, on_gpu=False)
+    found = LlamaRunner(installed(), CONTEXT, on_gpu=False)
     found.threads = 1
     found.start(CONTEXT)
     yield found
@@ -52,19 +49,15 @@ def words(count: int, seed: int = 0) -> list[int]:
     return Random(seed).choices(range(1000, 40000), k=count)
 
 
-def chain(tokens: list[int]) -> ForwardBatch:
-    return ForwardBatch.chain(tokens)
-
-
 def read(runner: LlamaRunner, cache: LlamaCache, tokens: list[int]) -> None:
     """Reads a part of a prompt."""
-    runner.forward(cache, chain(tokens), logits=False)
+    runner.forward(cache, ForwardBatch.chain(tokens), logits=False)
     cache.length += len(tokens)
 
 
 def step(runner: LlamaRunner, cache: LlamaCache, token: int) -> Any:
     """The logits after one more token, which is committed."""
-    logits = runner.forward(cache, chain([token]))[0].copy()
+    logits = runner.forward(cache, ForwardBatch.chain([token]))[0].copy()
     cache.commit([0])
     return logits
 

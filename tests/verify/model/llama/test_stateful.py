@@ -41,18 +41,8 @@ def words(count: int, seed: int = 0) -> list[int]:
     return Random(seed).choices(range(VOCABULARY), k=count)
 
 
-def rows(tokens: list[int]) -> ForwardBatch:
-    return ForwardBatch.chain(tokens)
-
-
-def drafted(tokens: list[int]) -> ForwardBatch:
-    """A root and a chain of drafts."""
-    tree = chain(np.array(tokens[1:], np.int32), np.ones(len(tokens) - 1, np.float32), Source.NONE)
-    return ForwardBatch.tree(tokens[0], tree)
-
-
 def read(runner: LlamaRunner, cache: StatefulCache, tokens: list[int]) -> None:
-    runner.forward(cache, rows(tokens), logits=False)
+    runner.forward(cache, ForwardBatch.chain(tokens), logits=False)
     cache.length += len(tokens)
 
 
@@ -63,7 +53,7 @@ def step(runner: LlamaRunner, cache: StatefulCache, batch: ForwardBatch) -> Any:
 
 def after(runner: LlamaRunner, text: list[int]) -> Any:
     """The logits after a text."""
-    return runner.forward(runner.new_cache(), rows(text))[-1].copy()
+    return runner.forward(runner.new_cache(), ForwardBatch.chain(text))[-1].copy()
 
 
 def same(found: NDArray[np.float32], expected: NDArray[np.float32]) -> bool:
@@ -74,11 +64,12 @@ def same(found: NDArray[np.float32], expected: NDArray[np.float32]) -> bool:
 def test_what_is_accepted_of_a_chain_is_the_text(runner: LlamaRunner, cache: StatefulCache, accepted: int) -> None:
     prompt, drafts, last = words(9), words(5, seed=1), words(1, seed=2)
     read(runner, cache, prompt)
-    logits = step(runner, cache, drafted(drafts))
+    tree = chain(np.array(drafts[1:], np.int32), np.ones(4, np.float32), Source.NONE)
+    logits = step(runner, cache, ForwardBatch.tree(drafts[0], tree))
     assert same(logits[accepted - 1], after(runner, [*prompt, *drafts[:accepted]]))
     cache.commit(list(range(accepted)))
     assert cache.length == len(prompt) + accepted
-    assert same(step(runner, cache, rows(last))[0], after(runner, [*prompt, *drafts[:accepted], *last]))
+    assert same(step(runner, cache, ForwardBatch.chain(last))[0], after(runner, [*prompt, *drafts[:accepted], *last]))
 
 
 def test_a_session_is_copied_whole_or_begins_anew(runner: LlamaRunner, cache: StatefulCache) -> None:
@@ -89,7 +80,7 @@ def test_a_session_is_copied_whole_or_begins_anew(runner: LlamaRunner, cache: St
     forked.fork(cache, 300)
     cut.fork(cache, 299)
     assert (forked.length, cut.length) == (300, 0)
-    assert same(step(runner, forked, rows(last))[0], after(runner, [*text, *last]))
+    assert same(step(runner, forked, ForwardBatch.chain(last))[0], after(runner, [*text, *last]))
     cache.truncate(300)
     assert cache.length == 300
     assert cache.swap_out().length == cache.length == 0

@@ -74,10 +74,7 @@ def write_gguf(
             values = values.reshape(config.num_attention_heads, -1, values.shape[1])
         is_small = values.ndim < 2 or "gate_inp" in known
         write(writer, known, values, GGMLQuantizationType.F32 if is_small else kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return file
 
 
@@ -92,6 +89,11 @@ def add_entries(writer: gguf.GGUFWriter, entries: Mapping[str, Any]) -> None:
             writer.add_array(key, value)
         else:
             (writer.add_uint32 if isinstance(value, int) else writer.add_string)(key, value)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        write()
 
 
 def write(writer: gguf.GGUFWriter, name: str, values: NDArray[np.float32], kind: GGMLQuantizationType) -> None:

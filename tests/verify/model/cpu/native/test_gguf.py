@@ -23,7 +23,7 @@ from outrider.verify.model.load_options import LoadOptions, Quantization
 from tests.gguf_folders import write_folder
 from tests.verify.model.cpu.native import files
 from tests.verify.model.cpu.native.blocks import STORED, dequantized, random_blocks
-from tests.verify.model.cpu.native.files import write_gguf
+from tests.verify.model.cpu.native.files import finish, write_gguf
 from tests.verify.model.cpu.native.models import FAMILIES, build, runner_of
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
@@ -60,10 +60,7 @@ def write(file: Path, kind: Kind, unpacked: bool) -> Path:
             writer.add_tensor(f"{name}.weight", dequantized(kind, blocks))
         else:
             writer.add_tensor(f"{name}.weight", blocks, raw_dtype=GGMLQuantizationType(STORED[kind]))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return file
 
 
