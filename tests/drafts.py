@@ -7,6 +7,7 @@ import numpy as np
 from outrider.drafters.interface import EMPTY, NOTHING, Drafter, DraftTree, Ints, Sampling, Source, Verdict, arrange, chain
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import Stateless
+from tests.trees import tree_of
 
 
 class Oracle(Stateless):
@@ -60,11 +61,8 @@ class Chaos(Stateless):
         if budget < 6:
             return EMPTY
         left, right = self._random.choice(self._vocabulary, (2, 2), replace=False)
-        tokens = np.array([left[0], left[1], right[1], right[0], left[1], right[1]], np.int32)
-        parents = np.array([-1, 0, 0, -1, 3, 3], np.int32)
-        depths = np.array([1, 2, 2, 1, 2, 2], np.int32)
-        path = np.array([0.5, 0.2, 0.1, 0.4, 0.2, 0.1], np.float32)
-        return DraftTree(tokens, parents, depths, path, np.full(6, Source.LOOKUP, np.uint8))
+        tokens = [left[0], left[1], right[1], right[0], left[1], right[1]]
+        return tree_of(tokens, (-1, 0, 0, -1, 3, 3), (0.5, 0.2, 0.1, 0.4, 0.2, 0.1), Source.LOOKUP)
 
     def observe(self, verdict: Verdict) -> None:
         pass

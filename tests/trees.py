@@ -1,9 +1,22 @@
-"""Random draft trees for property tests."""
+"""Draft trees: of given nodes, and random ones for property tests."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
 from outrider.drafters.interface import MAX_NODES, DraftTree, Source
+
+
+def tree_of(tokens: Sequence[int], parents: Sequence[int], probability: Sequence[float] = (), source: Any = 0) -> DraftTree:
+    """A tree of nodes in this order."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    ids, above, levels = (np.array(values, np.int32) for values in (tokens, parents, depths))
+    path = np.array(probability or [1.0] * len(ids), np.float32)
+    return DraftTree(ids, above, levels, path, np.full(len(ids), source, np.uint8))
 
 
 @st.composite
@@ -26,16 +39,7 @@ def trees(draw: st.DrawFn, vocabulary: int = 97, nodes: int = 24) -> DraftTree:
         tokens.append(token)
         parents.append(parent)
         probability.append((1.0 if parent < 0 else probability[parent]) * draw(st.floats(0.1, 1.0)))
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return DraftTree(
-        np.array(tokens, np.int32),
-        np.array(parents, np.int32),
-        np.array(depths, np.int32),
-        np.array(probability, np.float32),
-        np.full(size, Source.TRIGRAM, np.uint8),
-    )
+    return tree_of(tokens, parents, probability, Source.TRIGRAM)
 
 
 def check(tree: DraftTree) -> None:

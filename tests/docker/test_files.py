@@ -108,7 +108,6 @@ def test_package_data_is_installed() -> None:
 def test_the_health_check_passes_if_the_server_answers_200(status: int | None, code: int) -> None:
     """By bash alone, which is in the image's base. A Python for each check would take half a second of a core."""
     (command,) = (json.loads(line.partition("CMD ")[2]) for line in instructions("HEALTHCHECK"))
-
     with answering({"/health": (status or 0, "")}) as url:
         environment = os.environ | {"OUTRIDER_SERVER__PORT": url.rpartition(":")[2] if status else "1"}
         done = subprocess.run(command, env=environment, capture_output=True)

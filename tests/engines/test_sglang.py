@@ -118,13 +118,10 @@ class Requests:
             if not self.overlap:
                 each.request.output_ids += each.late
                 each.late = []
-        batch = SimpleNamespace(
-            reqs=[each.request for each in taking_part],
-            late=[each.late for each in taking_part],
-            answers=[each.rest for each in taking_part],
-        )
         if not taking_part:
             return
+        requests, late, answers = zip(*((each.request, each.late, each.rest) for each in taking_part), strict=True)
+        batch = SimpleNamespace(reqs=requests, late=late, answers=answers)
         for each, emitted in zip(taking_part, self.worker.decode(batch), strict=True):
             each.request.output_ids += each.late
             each.late, each.rest = emitted, each.rest[len(emitted) :]

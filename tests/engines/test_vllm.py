@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from outrider.drafters.interface import Ints
 from outrider.engines.vllm import Proposer
+from tests.engines.test_sglang import text
 
 VOCABULARY, LENGTH, MAX_TOKENS = 50, 6, 90
 
@@ -60,11 +61,6 @@ class Batch:
         self.tokens[row, self.sizes[row] : self.sizes[row] + len(tokens)] = tokens
         self.sizes[row] += len(tokens)
         self.sampled[row : row + 1] = [tokens.tolist()]
-
-
-def text(seed: int, size: int) -> Ints:
-    """A text that repeats itself."""
-    return np.resize(np.random.default_rng(seed).integers(3, 40, 9), size).astype(np.int32)
 
 
 def test_a_request_is_drafted_and_leaves_no_session() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider import models
-from outrider.drafters.interface import MAX_NODES, DraftTree, Source, chain
+from outrider.drafters.interface import MAX_NODES, Source, chain
 from outrider.verify import measurement
 from outrider.verify.budget import Budget, Draft, divide_nodes
 from outrider.verify.cost import CostCurve, parse
@@ -21,6 +21,7 @@ from outrider.verify.measurement import NODES, load_or_measure, measure
 from outrider.verify.model import backend
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.torch_runner import TorchRunner
+from tests.trees import tree_of
 
 CURVE = CostCurve((0, 1, MAX_NODES), (64, 512), ((0.1, 0.2, 0.3), (0.2, 0.3, 0.4)), 0.01, 0.02)
 CONTEXTS = (64, 512, 2048)
@@ -221,13 +222,7 @@ def test_nodes_that_touch_few_experts_are_verified_where_others_are_not(learned:
 
 
 def test_rows_are_told_apart_by_parents_sources_and_streams() -> None:
-    tree = DraftTree(
-        tokens=np.arange(5, dtype=np.int32),
-        parents=np.array([-1, 0, 0, -1, 3], np.int32),
-        depths=np.array([1, 2, 2, 1, 2], np.int32),
-        probability=np.ones(5, np.float32),
-        source=np.array([Source.TRIGRAM] * 4 + [Source.RETRIEVAL], np.uint8),
-    )
+    tree = tree_of(range(5), (-1, 0, 0, -1, 3), source=[Source.TRIGRAM] * 4 + [Source.RETRIEVAL])
     expected = [Kind.NEXT, Kind.NEXT, Kind.SIBLING, Kind.SIBLING, Kind.COPY]
     assert kinds_of_step([tree]).tolist() == expected
     assert kinds_of_step([tree, tree]).tolist() == [*expected, Kind.ROOT, *expected]

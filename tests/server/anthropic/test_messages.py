@@ -1,12 +1,14 @@
-"""/v1/messages and /v1/messages/count_tokens: what reaches the engine, answers, headers, and errors of every layer."""
+"""/v1/messages and its count_tokens: what reaches the engine, what is refused by name, answers, headers, and errors."""
 
 import re
 from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from outrider import models
+from outrider.server.anthropic.schema import MessagesBody
 from tests.server.fakes import CONTEXT_TOKENS, FakeEngine, app_with, events, fetch, post
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -106,3 +108,35 @@ def test_errors_of_every_layer_have_anthropics_format(path: str) -> None:
     choice = {**BODY, "tool_choice": {"type": "any"}}
     assert "needs 'tools'" in check_error(fetch(app, "POST", path, choice, headers=own), 400, "invalid_request_error")
     assert fetch(app, "POST", path, BODY, headers=own).status_code == 200
+
+
+TURN = {"role": "user", "content": "Hi"}
+LEAST: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [TURN]}
+
+
+def within(role: str, *blocks: Any) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": list(blocks)}]}
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
+RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "x"}
+CALL = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (within("user", {"type": "picture"}), "not 'picture'"),
+        (within("user", {**RESULT, "content": [{"type": "picture"}]}), "not 'picture'"),
+        (within("user", CALL), "role 'user' cannot have content of the type 'tool_use'"),
+        (within("assistant", RESULT), "role 'assistant' cannot have content of the type 'tool_result'"),
+        ({"system": [IMAGE]}, "a system prompt can have content of the type 'text' only"),
+        ({"mcp_servers": [{"url": "x"}]}, "'mcp_servers' is not supported"),
+        ({"tool_choice": {"type": "tool"}}, "needs a 'name'"),
+        ({"tools": [{"name": "has space", "input_schema": {}}]}, "pattern"),
+    ],
+)
+def test_what_cannot_be_done_is_rejected_by_name(fields: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected) as raised:
+        MessagesBody.model_validate({**LEAST, **fields})
+    assert raised.value.error_count() == 1

@@ -107,12 +107,10 @@ async def test_keys_have_their_own_corpora() -> None:
 async def test_corpora_outlive_a_restart_with_the_sessions(tmp_path: Path) -> None:
     async with running(app_with(FakeEngine("a"), sessions__folder=str(tmp_path / "s"))) as send:
         await ok(send("POST", PATH, {"name": "default", "texts": ["one"], "default": True}))
-
     async with running(app_with(FakeEngine("a"), sessions__folder=str(tmp_path / "s"))) as send:
         (corpus,) = (await ok(send("GET", PATH)))["data"]
         assert (corpus["name"], corpus["files"], corpus["default"]) == ("default", 1, True)
         assert (await ok(send("POST", PATH, {"name": "default", "texts": ["two"]})))["files"] == 2
-
     (block, *_) = sorted((tmp_path / "s").rglob("*.block"))
     assert datastore.load_block(block).size > 0
     assert block.parents[1].stat().st_mode & 0o077 == 0  # others cannot read the texts

@@ -47,7 +47,6 @@ async def test_a_lost_worker_fails_running_requests_and_serves_waiting_ones() ->
 
 async def test_silence_yields_keep_alives_and_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "KEEP_ALIVE_SECONDS", 0.05)
-
     async with running(**{"scheduling.request_seconds": 0.2}) as rig:
         await rig.start()
         events: list[object] = []
@@ -100,7 +99,6 @@ async def test_a_stalled_reader_pauses_its_request_and_nothing_is_lost() -> None
 
 async def test_a_client_has_as_many_unread_streams_as_may_run() -> None:
     """The first of too many is ended, and the worker gets its session back."""
-
     async with running(**{"scheduling.max_active": 2}) as rig:
         await rig.start()
         streams = [rig.engine.generate(request(id, principal="alice")) for id in "abc"]
@@ -121,7 +119,6 @@ async def test_a_client_has_as_many_unread_streams_as_may_run() -> None:
 
 async def test_a_stream_that_nobody_reads_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "HELD_SECONDS", 0.05)
-
     async with running() as rig:
         await rig.start()
         stream = rig.engine.generate(request("a"))

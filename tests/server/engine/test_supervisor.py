@@ -63,7 +63,6 @@ async def until(condition: Callable[[], object]) -> None:
 
 async def test_a_crashed_worker_is_restarted_at_once_and_its_successor_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "MIN_DELAY_SECONDS", 0.05)
-
     async with running() as watched:
         await watched.supervisor.start()
         for number in range(1, 3):
@@ -80,7 +79,6 @@ async def test_a_silent_busy_worker_and_a_stopped_idle_one_are_killed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(supervisor, "WATCH_SECONDS", 0.01)
-
     async with running(load_settings(None, {"scheduling.stall_seconds": 0.1})) as watched:
         await watched.supervisor.start()
         busy = False
@@ -131,7 +129,6 @@ async def test_a_worker_that_can_never_be_spawned_is_reported_while_the_attempts
 @pytest.mark.usefixtures("impatient")
 async def test_a_worker_that_hangs_while_it_loads_is_replaced_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "LOAD_SECONDS", 0.05)
-
     async with running() as watched:
         await watched.start()
         watched.supervisor.watch(lambda: False)

@@ -70,7 +70,6 @@ async def endless(open_bytes: list[int], gate: asyncio.Event) -> AsyncIterator[b
 
 async def test_bodies_that_never_end_are_read_only_as_far_as_there_is_room() -> None:
     """200 bodies of one client; another one's is answered meanwhile, and small ones always."""
-
     budget = BodyBudget()
     app, read, gate = app_of(budget), [0], asyncio.Event()
 

@@ -1,7 +1,6 @@
 """Body limits, headers, request metrics and the request log, each around a small application."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,8 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from outrider.server.http import errors
 from outrider.server.http.errors import CLIENT_CLOSED_REQUEST, ClientLeft
-from outrider.server.http.middleware import BodyLimit, ClosedRequests, CountRequests, LogRequests
-from outrider.server.settings import Logging
+from outrider.server.http.middleware import BodyLimit, ClosedRequests, CountRequests
 from outrider.server.telemetry.metrics import Metrics
 from tests.server.http.test_sse import Timeless
 
@@ -127,21 +125,3 @@ def test_responses_are_counted_by_route_and_status() -> None:
     for endpoint, status, count in (("/things/{name}", 200, 2), ("/things/{name}", 500, 1), ("other", 404, 1)):
         assert f'outrider_requests_total{{endpoint="{endpoint}",status="{status}"}} {count}.0' in text
     assert "secret" not in text
-
-
-def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[int, dict[str, Any]]]:
-    return [(record.levelno, record.__dict__["fields"]) for record in caplog.records if record.name == "outrider.requests"]
-
-
-def test_requests_are_logged_without_their_content(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "outrider.requests")
-    app = app_with(LogRequests, settings=Logging())
-    fetch(app, "/things/private", content=b"secret")
-    fetch(app, "/private", content=b"secret")
-    fetch(app, "/health", "GET")
-    (level, fields), (_, unmatched), (probe_level, probe) = logged(caplog)
-    assert (fields["route"], fields["status"], fields["principal"], fields["steps"]) == ("/things/{name}", 200, "alice", 3)
-    assert 0 <= fields["first_byte_ms"] <= fields["ms"]
-    assert (unmatched["route"], unmatched["status"]) == ("other", 404)
-    assert (level, probe_level, probe["route"]) == (logging.INFO, logging.DEBUG, "/health")
-    assert not any(word in str(logged(caplog)) for word in ("secret", "private"))

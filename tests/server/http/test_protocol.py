@@ -128,7 +128,6 @@ async def test_uvicorns_protocol_has_what_is_overridden_and_read() -> None:
     source = inspect.getsource(HttpToolsProtocol)
     for call in ("httptools.HttpRequestParser(self)", "self.pipeline.appendleft(", "on_response=self.on_response_complete"):
         assert call in source, f"HttpToolsProtocol does not have {call!r} any more in {here}"
-
     protocol, _ = Served().connect()
     protocol.data_received(GET.replace(b"/health", b"/stream"))
     for name in ("loop", "transport", "connections", "pipeline", "flow", "parser", "headers", "url"):

@@ -76,7 +76,6 @@ def url(data: bytes) -> str:
 
 async def test_a_picture_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT_BYTES", 25)
-
     async with running() as (service, program):
         first = await service.prepare("a", [url(b"a"), url(b"b"), url(b"a")])
         assert first.placeholder == "<p>" and first.prepared == [prepared(name) for name in (b"a", b"b", b"a")]
@@ -113,7 +112,6 @@ async def test_prompts_are_equal_only_if_their_pictures_are() -> None:
 
 async def test_the_pixels_of_a_request_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REQUEST_BYTES", 25)
-
     async with running() as (service, program):
         assert len((await service.prepare("a", [url(b"a"), url(b"a")])).prepared) == 2
         with pytest.raises(APIError, match="take more than 0 MiB as the model reads them"):

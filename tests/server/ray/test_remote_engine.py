@@ -76,7 +76,6 @@ async def texts(engine: RemoteEngine, admitted: bool = False) -> list[str]:
 
 async def test_a_request_goes_where_its_conversation_is() -> None:
     replicas = FakeReplicas([event("a"), event("b", last=True)])
-
     async with running(replicas) as engine:
         assert engine.ready and engine.state == "ready"
         assert await texts(engine) == ["a", "b"]
@@ -91,7 +90,6 @@ async def test_a_request_goes_where_its_conversation_is() -> None:
 async def test_a_replica_that_is_lost_before_its_first_token_is_replaced() -> None:
     accepted = wire.encode_batch([Accepted("a")])
     replicas = FakeReplicas([ReplicaLost()], [accepted, ReplicaLost()], [accepted, event("a", last=True)])
-
     async with running(replicas) as engine:
         assert await texts(engine) == ["+", "+", "a"]
     assert [call.admitted for _, call in replicas.calls] == [False, True, True]  # it keeps its place
@@ -100,7 +98,6 @@ async def test_a_replica_that_is_lost_before_its_first_token_is_replaced() -> No
 @pytest.mark.parametrize("script", [[event("a"), ReplicaLost()], [event("a")]])
 async def test_an_answer_that_has_begun_is_lost_with_its_replica(script: list[Item]) -> None:
     replicas = FakeReplicas(script)
-
     async with running(replicas) as engine:
         with pytest.raises(WorkerLost, match="try again shortly"):
             await texts(engine)
@@ -110,7 +107,6 @@ async def test_an_answer_that_has_begun_is_lost_with_its_replica(script: list[It
 async def test_an_idle_stream_is_kept_alive_and_its_end_cancels_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_engine, "KEEP_ALIVE_SECONDS", 0.001)
     replicas = FakeReplicas([event("a"), None])
-
     async with running(replicas) as engine:
         async with aclosing(engine.generate(request())) as events:
             found = [await anext(events) for _ in range(3)]

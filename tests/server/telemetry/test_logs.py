@@ -64,4 +64,6 @@ def test_requests_are_logged_without_their_content(guarded: Served) -> None:
     assert (line["route"], line["status"], line["principal"]) == ("/v1/completions", 200, "alice")
     assert 0 < line["first_token_ms"] <= line["first_byte_ms"] <= line["ms"]
     assert line["completion_tokens"] == 12
+    probe = next(line for line in lines.values() if line["route"] == "/ready")
+    assert (line["level"], probe["level"]) == ("info", "debug")
     assert (lines["the-last-one"]["route"], lines["the-last-one"]["status"]) == ("other", 404)

@@ -5,18 +5,15 @@ from copy import deepcopy
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 
-from outrider.drafters.interface import DraftTree
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.runner import ModelRunner
+from tests.trees import tree_of
 
 # The chunks of the text on which logits are compared: steps, and one chunk that is longer than a step. A tree follows.
 PREFIX = (0, 37, 38, 120)
-TREE_PARENTS = np.array([-1, 0, 1, 0, -1, 4], np.int32)
-TREE_DEPTHS = np.array([1, 2, 3, 2, 1, 2], np.int32)
 # This multiple of the error of transformers' own forward is tolerated.
 ROUNDING_FACTOR = 8
 # Weights are spread widely, so that a random model has no near-ties.
@@ -123,8 +120,7 @@ def compare(runner: ModelRunner, model: Any) -> float:
         found = torch.as_tensor(runner.forward(cache, ForwardBatch.chain(text[start:stop])))
         worst = max(worst, float((found - expected[start:stop]).abs().max()))
         cache.length = stop
-    tokens = np.arange(10, 10 + len(TREE_PARENTS), dtype=np.int32)
-    tree = DraftTree(tokens, TREE_PARENTS, TREE_DEPTHS, np.ones(len(tokens), np.float32), np.zeros(len(tokens), np.uint8))
+    tree = tree_of(range(10, 16), (-1, 0, 1, 0, -1, 4))
     logits = torch.as_tensor(runner.forward(cache, ForwardBatch.tree(9, tree))).clone()
     for row in range(-1, len(tree)):
         path = torch.cat([text, torch.tensor([9, *tree.path(row)])])

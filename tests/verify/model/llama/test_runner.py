@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from outrider.drafters.interface import DraftTree, Source
 from outrider.models import smollm2
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf import llama_package
@@ -17,6 +16,7 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache import paging
 from outrider.verify.model.segment import Segment
 from tests.hub import installed
+from tests.trees import tree_of
 
 pytest.importorskip("llama_cpp")
 from outrider.verify.model.llama import library
@@ -74,20 +74,12 @@ def same(found: NDArray[np.float32], expected: NDArray[np.float32]) -> bool:
     return float(np.abs(found - expected).max()) < ROUNDING
 
 
-def tree(tokens: list[int], parents: list[int]) -> DraftTree:
-    depths = [0] * len(tokens)
-    for node, parent in enumerate(parents):
-        depths[node] = 1 if parent < 0 else depths[parent] + 1
-    ids, above, levels = (np.array(values, np.int32) for values in (tokens, parents, depths))
-    return DraftTree(ids, above, levels, np.ones(len(tokens), np.float32), np.full(len(tokens), Source.NONE, np.uint8))
-
-
 def test_every_node_of_a_tree_has_the_logits_of_its_path(runner: LlamaRunner, cache: LlamaCache) -> None:
     prompt, root, nodes = words(5), words(1, seed=1)[0], words(40, seed=2)
     random = Random(3)
     parents = [-1, *(random.randrange(-1, node) for node in range(1, len(nodes)))]
     read(runner, cache, prompt)
-    logits = runner.forward(cache, ForwardBatch.tree(root, tree(nodes, parents))).copy()
+    logits = runner.forward(cache, ForwardBatch.tree(root, tree_of(nodes, parents))).copy()
     for node in range(0, len(nodes), 7):
         path, place = [], node
         while place >= 0:
@@ -100,7 +92,7 @@ def test_every_node_of_a_tree_has_the_logits_of_its_path(runner: LlamaRunner, ca
 def test_what_is_committed_is_the_text(runner: LlamaRunner, cache: LlamaCache, rows: list[int], path: list[int]) -> None:
     prompt, root, nodes, last = words(5), words(1, seed=1)[0], words(4, seed=2), words(1, seed=4)[0]
     read(runner, cache, prompt)
-    runner.forward(cache, ForwardBatch.tree(root, tree(nodes, [-1, 0, -1, 2])))
+    runner.forward(cache, ForwardBatch.tree(root, tree_of(nodes, [-1, 0, -1, 2])))
     cache.commit(rows)
     text = [*prompt, root, *(nodes[node] for node in path)]
     assert cache.length == len(text)
@@ -111,7 +103,7 @@ def test_what_is_not_committed_leaves_nothing(runner: LlamaRunner, cache: LlamaC
     prompt, last = words(5), words(1, seed=4)[0]
     read(runner, cache, prompt)
     for _ in range(3):
-        runner.forward(cache, ForwardBatch.tree(words(1)[0], tree(words(6), [-1, -1, 0, 0, 1, 1])))
+        runner.forward(cache, ForwardBatch.tree(words(1)[0], tree_of(words(6), [-1, -1, 0, 0, 1, 1])))
     assert same(step(runner, cache, last), after(runner, [*prompt, last]))
     step(runner, cache, last)
     cache.truncate(len(prompt))
@@ -122,7 +114,7 @@ def test_streams_in_one_forward_do_not_see_each_other(runner: LlamaRunner, cache
     other = runner.new_cache()
     assert isinstance(other, LlamaCache)
     root = words(1, seed=1)[0]
-    drafted = tree(words(4, seed=2), [-1, -1, 0, 1])
+    drafted = tree_of(words(4, seed=2), [-1, -1, 0, 1])
     for each, seed in ((cache, 5), (other, 6)):
         read(runner, each, words(9, seed))
     batch = ForwardBatch.tree(root, drafted)
@@ -153,7 +145,7 @@ def test_sequences_and_pages_are_given_back(runner: LlamaRunner, cache: LlamaCac
     read(runner, other, words(300))
     assert free is not None and runner.free_pages == free - 2
     for _ in range(4):  # more leaves than there are sequences
-        runner.forward(other, ForwardBatch.tree(1, tree(words(100), [-1] * 100)))
+        runner.forward(other, ForwardBatch.tree(1, tree_of(words(100), [-1] * 100)))
         other.commit([0, 7])
     assert other.length == 308
     del other

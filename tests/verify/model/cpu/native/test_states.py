@@ -5,24 +5,18 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from outrider.drafters.interface import DraftTree
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.host_cache import HostCache
 from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.recurrent import states
+from tests.trees import tree_of
 from tests.verify.model.cpu.native.models import build, runner_of
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 TEXT = np.arange(7, 307) * 13 % 97
 PARENTS = np.array([-1, 0, 1, 2, 1, 0, -1, 6, 6, 8], np.int32)
-TREE = DraftTree(
-    np.array([5, 9, 11, 40, 41, 42, 60, 61, 62, 63], np.int32),
-    PARENTS,
-    np.array([1, 2, 3, 4, 3, 2, 1, 2, 2, 3], np.int32),
-    np.linspace(0.9, 0.1, 10, dtype=np.float32),
-    np.zeros(10, np.uint8),
-)
+TREE = tree_of([5, 9, 11, 40, 41, 42, 60, 61, 62, 63], PARENTS, np.linspace(0.9, 0.1, 10).tolist())
 
 
 @pytest.fixture(
