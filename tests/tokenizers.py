@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +38,11 @@ GEMMA = (
 PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token }}{% endfor %}assistant:"
 
 
-def sentencepiece_model(path: Path, **options: Any) -> None:
+def sentencepiece_model(path: Path, texts: Sequence[str] = SENTENCES * 20, **options: Any) -> None:
     """Writes a model of SentencePiece to `path`.model; unknown characters become bytes."""
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES * 20),
-        model_prefix=path,
-        vocab_size=400,
-        hard_vocab_limit=False,
-        character_coverage=0.98,
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        minloglevel=2,
-        **options,
-    )
+    options = {"vocab_size": 400, "hard_vocab_limit": False, "character_coverage": 0.98, "byte_fallback": True, **options}
+    options |= {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_prefix=path, **options)
 
 
 def write_llama(folder: Path) -> None:

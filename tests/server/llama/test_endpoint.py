@@ -36,15 +36,8 @@ def prompt_of(engine: FakeEngine) -> str:
 def test_an_editors_request() -> None:
     engine = FakeEngine("x", ", y")
     files = [{"filename": "a.py", "text": "A = 1\n"}]
-    fields = {
-        "input_extra": files,
-        "prompt": "z",
-        "n_predict": 6,
-        "temperature": 0.0,
-        "stop": ["\n"],
-        "samplers": ["temperature"],
-    }
-    answer = post(engine, {**BODY, **fields}).json()
+    fields = {"prompt": "z", "n_predict": 6, "temperature": 0.0, "stop": ["\n"], "samplers": ["temperature"]}
+    answer = post(engine, {**BODY, **fields, "input_extra": files}).json()
     assert (answer["content"], answer["stop"], answer["model"]) == ("x, y", True, models.NAME)
     assert answer["tokens_evaluated"] == len(engine.requests[0].prompt)
     assert answer["timings"]["cache_n"] == 2

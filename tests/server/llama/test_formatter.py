@@ -30,21 +30,9 @@ def output(*tokens: int, text: str = "x\n", finish: Finish | None = "stop") -> C
 def test_a_complete_answer() -> None:
     answer = formatter(id_slot=2).body([output(7, EOS)], USAGE)
     timings = answer.pop("timings")
-    assert answer == {
-        "index": 0,
-        "content": "x\n",
-        "tokens": [],
-        "stop": True,
-        "id_slot": 2,
-        "model": "m",
-        "tokens_predicted": 2,
-        "tokens_evaluated": 5,
-        "tokens_cached": 7,
-        "has_new_line": True,
-        "truncated": False,
-        "stop_type": "eos",
-        "stopping_word": "",
-    }
+    counts = {"tokens_predicted": 2, "tokens_evaluated": 5, "tokens_cached": 7, "tokens": []}
+    end = {"stop": True, "stop_type": "eos", "stopping_word": "", "has_new_line": True, "truncated": False}
+    assert answer == {"index": 0, "content": "x\n", "id_slot": 2, "model": "m", **counts, **end}
     assert (timings["cache_n"], timings["prompt_n"], timings["predicted_n"], timings["prompt_ms"]) == (3, 2, 2, 12.0)
     assert formatter(return_tokens=True).body([output(7, EOS)], USAGE)["tokens"] == [7, EOS]
 

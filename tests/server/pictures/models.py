@@ -24,18 +24,9 @@ PARTS = (
     "{{{{ part.text }}}}{{% endif %}}{{% endfor %}}"
 )
 TEXT_OR_PARTS = "{{% if message.content is string %}}{{{{ message.content }}}}{{% else %}}{parts}{{% endif %}}"
-TEXT = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 1024,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+TEXT = {**SIZES, "head_dim": 16, "max_position_embeddings": 1024, **IDS}
 VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 14}
 
 
@@ -88,21 +79,10 @@ def write_gemma(folder: Path) -> None:
     names = {"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"}
     tokenizer = tokenizer_of(template("<start_of_image>"), [], **names)
     start, image, end = tokenizer.convert_tokens_to_ids([*names.values()])
-    config = Gemma3Config(
-        text_config={
-            **TEXT,
-            "vocab_size": len(tokenizer),
-            "sliding_window": 12,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "query_pre_attn_scalar": 16,
-        },
-        vision_config={**VISION, "image_size": 56},
-        mm_tokens_per_image=16,
-        image_token_index=image,
-        boi_token_index=start,
-        eoi_token_index=end,
-        tie_word_embeddings=False,
-    )
+    layers = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16}
+    indices = {"image_token_index": image, "boi_token_index": start, "eoi_token_index": end, "mm_tokens_per_image": 16}
+    text, vision = {**TEXT, "vocab_size": len(tokenizer), **layers}, {**VISION, "image_size": 56}
+    config = Gemma3Config(text_config=text, vision_config=vision, **indices, tie_word_embeddings=False)
     save(folder, config, tokenizer, Gemma3ImageProcessorPil(size={"height": 56, "width": 56}, image_seq_length=16))
     (folder / "processor_config.json").write_text('{"processor_class": "Gemma3Processor", "image_seq_length": 16}')
 

@@ -21,6 +21,7 @@ from outrider.verify.errors import ModelError
 from outrider.verify.gguf.ends import NORMAL
 from outrider.verify.gguf.tokenizer import COMPOSED, SPLITS, USER_DEFINED, WHOLE_WORD_SPLITS, build_tokenizer
 from outrider.verify.tokenizer import fingerprint, load_tokenizer, stop_ids
+from tests.tokenizers import sentencepiece_model
 from tests.verify.model.cpu.native.files import add_entries, finish
 
 TEXTS = [
@@ -82,22 +83,10 @@ def test_the_digits_of_smollm_stand_alone() -> None:
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> sentencepiece.SentencePieceProcessor:
     """A SentencePiece model with byte fallback and a symbol of the user."""
     folder = tmp_path_factory.mktemp("sentencepiece")
-    (folder / "text").write_text("\n".join(CORPUS))
-    sentencepiece.SentencePieceTrainer.train(
-        input=folder / "text",
-        model_prefix=folder / "model",
-        model_type="bpe",
-        vocab_size=600,
-        byte_fallback=True,
-        character_coverage=0.98,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        split_digits=True,
-        allow_whitespace_only_pieces=True,
-        add_dummy_prefix=request.param,
-        user_defined_symbols=["<mark>"],
-        minloglevel=2,
-    )
+    options = {"model_type": "bpe", "vocab_size": 600, "split_digits": True, "allow_whitespace_only_pieces": True}
+    lines = "\n".join(CORPUS).splitlines()
+    mark = {"add_dummy_prefix": request.param, "user_defined_symbols": ["<mark>"]}
+    sentencepiece_model(folder / "model", lines, **options, **mark)
     return sentencepiece.SentencePieceProcessor(model_file=f"{folder}/model.model")
 
 

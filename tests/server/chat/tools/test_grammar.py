@@ -24,29 +24,21 @@ from tests.server.chat.tools.samples import DSML, FUNCTIONS, SAMPLES, Sample
 from tests.server.chat.tools.test_parser import content_and_calls, each_format, each_sample, parse
 
 WORD = {"type": "string", "maxLength": 6}
-MANY: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "word": WORD,
-        "some": {"type": "string", "minLength": 2, "maxLength": 3},
-        "kind": {"enum": ["cat", "dog"]},
-        "same": {"const": "x"},
-        "size": {"type": "integer", "minimum": -99, "maximum": 99},
-        "flag": {"type": "boolean"},
-        "none": {"type": ["string", "null"], "maxLength": 3},
-        "list": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 2},
-        "inner": {
-            "type": "object",
-            "properties": {"left": {"$ref": "#/$defs/small"}},
-            "required": ["left"],
-            "additionalProperties": False,
-        },
-        "either": {"anyOf": [{"$ref": "#/$defs/small"}, {"const": "no"}]},
-    },
-    "required": ["word", "some", "kind", "same", "size", "flag", "none", "list", "inner", "either"],
-    "additionalProperties": False,
-    "$defs": {"small": {"type": "integer", "minimum": 0, "maximum": 9}},
+SMALL = {"$ref": "#/$defs/small"}
+PARTS: dict[str, Any] = {
+    "word": WORD,
+    "some": {"type": "string", "minLength": 2, "maxLength": 3},
+    "kind": {"enum": ["cat", "dog"]},
+    "same": {"const": "x"},
+    "size": {"type": "integer", "minimum": -99, "maximum": 99},
+    "flag": {"type": "boolean"},
+    "none": {"type": ["string", "null"], "maxLength": 3},
+    "list": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 2},
+    "inner": {"type": "object", "properties": {"left": SMALL}, "required": ["left"], "additionalProperties": False},
+    "either": {"anyOf": [SMALL, {"const": "no"}]},
 }
+MANY: dict[str, Any] = {"type": "object", "properties": PARTS, "required": [*PARTS], "additionalProperties": False}
+MANY["$defs"] = {"small": {"type": "integer", "minimum": 0, "maximum": 9}}
 OPTIONAL: dict[str, Any] = {
     "type": "object",
     "properties": {name: {"type": "integer", "minimum": 0, "maximum": 9} for name in "abc"},
