@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncGenerator, Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -145,6 +146,10 @@ def statuses(port: int) -> dict[str, set[str]]:
     return found
 
 
+def is_counted(port: int, path: str) -> bool:
+    return path in statuses(port)
+
+
 def test_clients_that_leave_before_their_answer_count_as_closed() -> None:
     """In the middle of a body, of any endpoint, and while a request waits."""
     app = app_with(FakeEngine("a"), corpora__total_bytes=1_000_000)
@@ -156,7 +161,7 @@ def test_clients_that_leave_before_their_answer_count_as_closed() -> None:
         for path in paths:
             with connect(port) as connection:
                 connection.sendall(UPLOAD.replace(b"/v1/completions", path.encode()) + b'{"a')
-            wait_until(lambda path=path: path in statuses(port), SOCKET_SECONDS)
+            wait_until(partial(is_counted, port, path), SOCKET_SECONDS)
         with connect(port) as connection:
             connection.sendall(completion())
             wait_until(lambda: engine.running, SOCKET_SECONDS)

@@ -16,7 +16,7 @@ from tests.verify.model.cpu.native.models import build, runner_of
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 TEXT = np.arange(7, 307) * 13 % 97
 PARENTS = np.array([-1, 0, 1, 2, 1, 0, -1, 6, 6, 8], np.int32)
-TREE = tree_of([5, 9, 11, 40, 41, 42, 60, 61, 62, 63], PARENTS, np.linspace(0.9, 0.1, 10).tolist())
+TREE = tree_of([5, 9, 11, 40, 41, 42, 60, 61, 62, 63], PARENTS.tolist(), np.linspace(0.9, 0.1, 10).tolist())
 
 
 @pytest.fixture(
