@@ -35,7 +35,7 @@ LONG_GROUPS = (
     "tests/verify/model/gpu/test_triton_attention.py",
     "tests/verify/model/gpu/test_graphs.py",
     "served",
-    "real test_formats",
+    "real test_answers",
     "real test_equality",
     "lossless greedy",
     "lossless sampled",
