@@ -6,7 +6,7 @@ import json
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,6 @@ def of_llama(file: Path, program: Path, threads: int) -> dict[str, float]:
     return {ROWS[1]: 1e3 / speeds[0, GENERATED], ROWS[8]: 8e3 / speeds[8, 0], SPEED: speeds[PROMPT, 0]}
 
 
-def median(values: Any) -> float:
+def median(values: Iterable[float]) -> float:
     """The median, with two decimals."""
     return round(statistics.median(values), 2)
