@@ -46,9 +46,15 @@ class Client:
 
     def model(self) -> str:
         """The name of the served model. Raises ChatError."""
+        return str(self.cards()[0]["id"])
+
+    def cards(self) -> list[dict[str, Any]]:
+        """The entries of /v1/models, each with an `id`; at least one. Raises ChatError."""
         with self._answer("GET", "/v1/models") as response:
             try:
-                return str(json.loads(response.read())["data"][0]["id"])
+                cards = list(json.loads(response.read())["data"])
+                _ = cards[0], [card["id"] for card in cards]
+                return cards
             except (ValueError, LookupError, TypeError, RecursionError):
                 raise ChatError(f"The server at {self.url} names no model; is it an OpenAI-compatible server?") from None
 
