@@ -101,7 +101,7 @@ def list_programs(programs: Iterable[Program]) -> None:
 
 def running(url: str | None, api_key: str | None, model: str | None, program: str) -> Server | None:
     """The server that runs. None if it has not this model, or does not run, and --url does not name it. Raises ChatError."""
-    from outrider.server.terminal.client import ChatError, Client
+    from outrider.server.terminal.client import ChatError, Client, NoServer
 
     key = api_key or own_key(url)
     client = Client(url or URL, key)
@@ -110,7 +110,12 @@ def running(url: str | None, api_key: str | None, model: str | None, program: st
     except ChatError as error:
         if model is not None and url is None:
             return None
-        raise ChatError(f"{error} Or let launch start one: outrider launch {program} --model MODEL") from None
+        if not isinstance(error, NoServer):
+            raise
+        raise ChatError(
+            f"No server answers at {client.url}; start one with `outrider serve`, or name a model that launch starts: "
+            f"outrider launch {program} --model MODEL"
+        ) from None
     names = [str(card["id"]) for card in cards]
     wanted = names[0] if model is None else model if model in names else Path(model).name.removesuffix(".gguf")
     if wanted in names:

@@ -27,6 +27,10 @@ class ChatError(Exception):
         super().__init__(one_line(message))  # it may contain a server's words
 
 
+class NoServer(ChatError):
+    """Nothing listens at the address."""
+
+
 class Client:
     """A client of one server. Each request has its own connection; closing a stream cancels its request."""
 
@@ -114,7 +118,7 @@ class Client:
         try:
             connection.connect()
         except (OSError, UnicodeError):
-            raise ChatError(
+            raise NoServer(
                 f"No server answers at {self.url}; start one with `outrider serve`, or chat with a model of its own: "
                 "`outrider chat --model MODEL`."
             ) from None
