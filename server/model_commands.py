@@ -57,8 +57,8 @@ def pull(name: Name, revision: Annotated[str, typer.Option(help="Branch, tag or 
     except hub_errors() as error:
         raise fail(f"{name} cannot be downloaded: {reason(error)}") from None
     if damaged:
-        files = ", ".join(each["path"] for each in damaged)
-        raise fail(f"The hash of {files} is not the hub's; remove it with outrider remove {repository}, and pull it again.")
+        names = ", ".join(each["path"] for each in damaged)
+        raise fail(f"The hash of {names} is not the hub's; remove it with outrider remove {repository}, and pull it again.")
     served = f"{repository}/{file}" if file else repository
     print(f"{name} is in {place}; serve it with: outrider serve --model {served}")
 

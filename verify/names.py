@@ -108,13 +108,13 @@ def stored(repository: str, tag: str) -> Meant | None:
 
 
 def on_hub(repository: str, tag: str, revision: str) -> Meant:
-    """What the hub has of a repository. Raises ModelError if a tag is to be found, and the hub does not answer or lacks it."""
+    """What the hub has of a repository. Raises ModelError if it does not answer or lacks the tag."""
     try:
         files = hub_files(repository, revision)
     except hub_errors() as error:
-        if not tag:
-            return Meant(repository)  # who loads it says why it cannot be downloaded
-        raise ModelError(f"{repository}:{tag} cannot be downloaded: {reason(error)}") from None
+        if not tag and "offline" in type(error).__name__.casefold():
+            return Meant(repository)  # a part of it may be in the cache
+        raise ModelError(f"{repository}{tag and ':' + tag} cannot be downloaded: {reason(error)}") from None
     if not tag and any(name.endswith(WEIGHTS) for name in files):
         return Meant(repository)
     models = [File(tag_of(name), f"{repository}/{name}", size) for name, size in files.items() if is_model(name)]

@@ -77,9 +77,10 @@ def as_text(content: Any, fields: Mapping[str, str]) -> str:
     """The text with its fields replaced, or the JSON of what is no text."""
     if not isinstance(content, str):
         return json.dumps(fill(content, fields))
+    text = content
     for name, value in fields.items():
-        content = content.replace("{" + name + "}", value)
-    return content
+        text = text.replace("{" + name + "}", value)
+    return text
 
 
 def fill(content: Any, fields: Mapping[str, str]) -> Any:

@@ -21,7 +21,7 @@ from outrider.server.launch.programs import Server, prepare, read_programs
 from outrider.server.terminal.client import Client
 from tests.stand_in import handling
 
-CARDS = [{"id": "Qwen3-8B", "max_model_len": 40960}, {"id": "other"}]
+CARDS: list[dict[str, Any]] = [{"id": "Qwen3-8B", "max_model_len": 40960}, {"id": "other"}]
 # Prints its name, its arguments, a variable, and a file that an argument or a variable names; the exit code is 3.
 PROGRAM = f"""#!{sys.executable}
 import os, sys
