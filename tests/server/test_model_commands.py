@@ -91,7 +91,7 @@ def test_a_pull_that_broke_off_goes_on_where_it_was(cache: Path) -> None:
                     return
             super().finish_with(data)
 
-    Breaking.revisions, Breaking.asked = {"main": folder, commit_of("main"): folder}, []
+    Breaking.revisions, Breaking.asked, Breaking.pause_seconds = {"main": folder, commit_of("main"): folder}, [], 0.0
     with handling(Breaking) as url:
         done = outrider(cache, "pull", f"{MODEL}:Q8_0", hub=url)
     assert done.returncode == 0, done.stderr
