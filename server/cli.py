@@ -13,6 +13,7 @@ import typer
 
 from outrider.server import model_commands
 from outrider.server.command import EXTRA_FLAGS, ConfigOption, ModelOption, SettingsCommand, fail
+from outrider.server.launch import command as launch_command
 from outrider.server.ray import command as ray_command
 from outrider.server.system import tolerate_stderr
 from outrider.server.terminal import command as chat_command
@@ -150,6 +151,7 @@ def show_version(
 
 model_commands.register(app)
 chat_command.register(app)
+launch_command.register(app)
 ray_command.register(app)
 
 

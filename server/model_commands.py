@@ -1,4 +1,4 @@
-"""The commands `outrider pull`, `list` and `remove`: models in the cache of the Hugging Face hub, and those of `models.paths`.
+"""The commands `outrider pull`, `list` and `remove`: models in the cache of the Hugging Face hub, and others on this machine.
 
 Heavy imports happen inside them, to keep --help fast.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WEIGHTS = (".safetensors", ".bin")
 OTHER_FORMATS = ("*.gguf", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.ot", "onnx/*", "original/*", "openvino/*")
 
-Name = Annotated[str, typer.Argument(help="Hugging Face id such as Qwen/Qwen3-8B, or owner/name/file.gguf.")]
+Name = Annotated[str, typer.Argument(help="Hugging Face id such as Qwen/Qwen3-8B, owner/name:Q4_K_M, or owner/name/file.gguf.")]
 
 
 def register(outrider: typer.Typer) -> None:
@@ -30,13 +30,20 @@ def register(outrider: typer.Typer) -> None:
 
 
 def pull(name: Name, revision: Annotated[str, typer.Option(help="Branch, tag or commit.")] = "main") -> None:
-    """Download a model, so that it starts without a network."""
+    """Download a model, so that it starts without a network. What was downloaded before a break is kept."""
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
+    from outrider.verify.errors import ModelError
     from outrider.verify.hub import hub_errors, reason
+    from outrider.verify.names import on_hub
 
-    repository, file = split(name)
+    repository, file, tag = split(name)
     try:
+        if not file:
+            meant = on_hub(repository, tag, revision)
+            file = meant.path.removeprefix(repository).lstrip("/")
+            if meant.note:
+                print(meant.note)
         if file:
             place = hf_hub_download(repository, file, revision=revision)
         else:
@@ -44,28 +51,43 @@ def pull(name: Name, revision: Annotated[str, typer.Option(help="Branch, tag or 
             kept = next((kind for kind in WEIGHTS if any(each.endswith(kind) for each in files)), "")
             ignored = [*OTHER_FORMATS, *(f"*{kind}" for kind in WEIGHTS if kind != kept)]
             place = snapshot_download(repository, revision=revision, ignore_patterns=ignored)
+        damaged = HfApi().verify_repo_checksums(repository, revision=revision).mismatches
+    except ModelError as error:
+        raise fail(str(error)) from None
     except hub_errors() as error:
         raise fail(f"{name} cannot be downloaded: {reason(error)}") from None
-    print(f"{name} is in {place}; serve it with: outrider serve --model {name}")
+    if damaged:
+        names = ", ".join(each["path"] for each in damaged)
+        raise fail(f"The hash of {names} is not the hub's; remove it with outrider remove {repository}, and pull it again.")
+    served = f"{repository}/{file}" if file else repository
+    print(f"{name} is in {place}; serve it with: outrider serve --model {served}")
 
 
-def split(name: str) -> tuple[str, str]:
-    """The repository, and the file in it, if the name has one."""
-    owner, _, rest = name.partition("/")
+def split(name: str) -> tuple[str, str, str]:
+    """The repository, and the file in it or the tag, if the name has one."""
+    from outrider.verify.names import without_address
+
+    short, is_modelscope = without_address(name)
+    owner, _, rest = short.partition("/")
     repository, _, file = rest.partition("/")
+    repository, _, tag = repository.partition(":")
+    if is_modelscope:
+        raise fail(f"ModelScope's client downloads {short}: modelscope download --model {owner}/{repository}")
     if not (owner and repository) or name.startswith((".", "/", "~")) or (file and not file.endswith(".gguf")):
-        raise fail(f"{name} is no Hugging Face id; give owner/name, or owner/name/file.gguf.")
-    return f"{owner}/{repository}", file
+        raise fail(f"{name} is no Hugging Face id; give owner/name, owner/name:Q4_K_M or owner/name/file.gguf.")
+    return f"{owner}/{repository}", file, tag
 
 
 def show(context: typer.Context, config: ConfigOption = None) -> None:
-    """List the models in the hub's cache, and those of models.paths. Settings also work as flags."""
+    """List the models of models.paths, of the hub's cache and of other programs. Settings also work as flags."""
     from rich.console import Console
     from rich.filesize import decimal
     from rich.table import Table
 
     from outrider.server.models.catalog import find_models
     from outrider.server.settings import SettingsError, load_settings, parse_flags
+    from outrider.verify.checkpoint import stored_bytes
+    from outrider.verify.stores import stored_models
 
     try:
         entries = find_models(load_settings(config, parse_flags(context.args)))
@@ -77,10 +99,12 @@ def show(context: typer.Context, config: ConfigOption = None) -> None:
     for repository in sorted(cache().repos, key=lambda each: each.repo_id):
         if repository.repo_type == "model":
             table.add_row(repository.repo_id, decimal(repository.size_on_disk), str(repository.repo_path))
+    for model in stored_models():
+        table.add_row(model.name, decimal(stored_bytes(str(model.path)) or 0), f"{model.program}: {model.path}")
     if table.rows:
         Console().print(table)
     else:
-        print("No models: the hub's cache is empty and models.paths is not set; download one with outrider pull.")
+        print("No models: models.paths is not set, and no cache has any; download one with outrider pull.")
 
 
 def remove(name: Annotated[str, typer.Argument(help="Hugging Face id, as `outrider list` shows it.")]) -> None:

@@ -18,6 +18,7 @@ from outrider.verify.checkpoint import MTP, locate
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.hub import check_reachable, model_file
+from outrider.verify.names import resolve
 
 # The kernel would hold megabytes of a stream whose client has stopped reading, so that the server noticed it too late.
 UNSENT_BYTES = 1 << 16
@@ -37,6 +38,7 @@ def run(settings: Settings) -> int:
                 metrics_listener = stack.enter_context(listen(settings.metrics.host, settings.metrics.port, "--metrics.port"))
             if settings.models.paths:
                 return serve_several(settings, listener, metrics_listener)
+            settings = named(settings)
             check_model(settings)
             worker = stack.enter_context(closing(WorkerProcess(settings)))
             with frozen():
@@ -68,6 +70,19 @@ def check_address(settings: Settings) -> None:
             f"{settings.server.host} is a public address and there are no API keys; set auth.keys or auth.file, "
             "or set --auth.open true if something else controls access."
         )
+
+
+def named(settings: Settings) -> Settings:
+    """The settings with the paths that the models' names mean. Prints each choice that was made. Raises ModelError."""
+    changed = {}
+    for section in ("model", "draft_model"):
+        model = getattr(settings, section)
+        if model.path is not None and model.path != MTP:
+            meant = resolve(model.path, model.revision)
+            if meant.note:
+                print(f"outrider: {meant.note}", file=sys.stderr)
+            changed[section] = model.model_copy(update={"path": meant.path})
+    return settings.model_copy(update=changed)
 
 
 def check_model(settings: Settings) -> None:

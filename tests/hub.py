@@ -31,6 +31,13 @@ def commit_of(revision: str) -> str:
     return hashlib.sha1(revision.encode()).hexdigest()
 
 
+def entry(file: Path) -> dict[str, object]:
+    """A file in a list of the hub's, with Git's hash of its content."""
+    data = file.read_bytes()
+    oid = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    return {"type": "file", "path": file.name, "size": len(data), "oid": oid}
+
+
 class HubHandler(BaseHTTPRequestHandler):
     """Answers the requests of a download."""
 
@@ -47,8 +54,7 @@ class HubHandler(BaseHTTPRequestHandler):
         self.asked.append(path)
         if path.startswith(f"/api/models/{MODEL}/tree/"):
             folder = self.revisions[path.split("/")[6]]
-            files = [{"type": "file", "path": file.name, "size": file.stat().st_size, "oid": "0"} for file in folder.iterdir()]
-            self.answer_json(files)
+            self.answer_json([entry(file) for file in folder.iterdir()])
         elif path.startswith(f"/api/models/{MODEL}"):
             revision = path.partition("/revision/")[2] or "main"
             self.answer_json({"id": MODEL, "sha": commit_of(revision), "siblings": []}, known=revision in self.revisions)
@@ -71,10 +77,11 @@ class HubHandler(BaseHTTPRequestHandler):
             self.finish_with(b"")
             return
         data = (folder / name).read_bytes()
-        self.send_response(200)
+        start = int(self.headers.get("Range", "bytes=0-")[6:-1])  # a download that goes on
+        self.send_response(206 if start else 200)
         self.send_header("X-Repo-Commit", revision if len(revision) == 40 else commit_of(revision))
         self.send_header("ETag", f'"{hashlib.sha1(data).hexdigest()}"')
-        self.finish_with(data)
+        self.finish_with(data[start:])
 
     def finish_with(self, data: bytes) -> None:
         self.send_header("Content-Length", str(len(data)))

@@ -13,10 +13,10 @@ from outrider.server.settings import Settings, SettingsError
 from outrider.server.settings.models import locate_model
 from outrider.server.settings.sources import with_sections
 from outrider.verify.checkpoint import stored_bytes
+from outrider.verify.errors import ModelError
+from outrider.verify.names import is_model, resolve
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(/.+\.gguf)?")
-# Further parts of a file in several parts, and the projectors of models that read images.
-NO_MODEL = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$|^mmproj", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,23 @@ def expand(path: str) -> Iterator[str]:
     elif HUB_ID.fullmatch(path):
         yield path
     else:
+        yield named(path)
+
+
+def named(path: str) -> str:
+    """The path that another name of a model means. Raises SettingsError."""
+    try:
+        found = resolve(path).path
+    except ModelError as error:
+        raise SettingsError(f"models.paths: {error}") from None
+    if not (Path(found).exists() or HUB_ID.fullmatch(found)):
         raise SettingsError(f"{path} in models.paths is no file, no folder and no Hugging Face id.")
+    return found
 
 
 def is_file(path: Path) -> bool:
     """Whether this is a GGUF file of a model."""
-    return path.suffix.lower() == ".gguf" and path.is_file() and not NO_MODEL.search(path.name)
+    return path.is_file() and is_model(path.name)
 
 
 def is_checkpoint(path: Path) -> bool:

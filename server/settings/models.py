@@ -81,7 +81,8 @@ class Model(Section):
 
     path: ModelPath = Field(
         str(models.TARGET),
-        description=f"Local folder, Hugging Face id or GGUF file; {smollm2.NAME} is the model that `make serve` installs.",
+        description="Local folder, GGUF file, Hugging Face id or owner/name:Q4_K_M, or Ollama's name; "
+        f"{smollm2.NAME} is the model that `make serve` installs.",
         json_schema_extra={"default": "the embedded model"},
     )
     revision: str = Field(

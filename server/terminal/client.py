@@ -27,6 +27,10 @@ class ChatError(Exception):
         super().__init__(one_line(message))  # it may contain a server's words
 
 
+class NoServer(ChatError):
+    """Nothing listens at the address."""
+
+
 class Client:
     """A client of one server. Each request has its own connection; closing a stream cancels its request."""
 
@@ -46,9 +50,15 @@ class Client:
 
     def model(self) -> str:
         """The name of the served model. Raises ChatError."""
+        return str(self.cards()[0]["id"])
+
+    def cards(self) -> list[dict[str, Any]]:
+        """The entries of /v1/models, each with an `id`; at least one. Raises ChatError."""
         with self._answer("GET", "/v1/models") as response:
             try:
-                return str(json.loads(response.read())["data"][0]["id"])
+                cards = list(json.loads(response.read())["data"])
+                _ = cards[0], [card["id"] for card in cards]
+                return cards
             except (ValueError, LookupError, TypeError, RecursionError):
                 raise ChatError(f"The server at {self.url} names no model; is it an OpenAI-compatible server?") from None
 
@@ -108,7 +118,7 @@ class Client:
         try:
             connection.connect()
         except (OSError, UnicodeError):
-            raise ChatError(
+            raise NoServer(
                 f"No server answers at {self.url}; start one with `outrider serve`, or chat with a model of its own: "
                 "`outrider chat --model MODEL`."
             ) from None

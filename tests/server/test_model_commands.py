@@ -1,4 +1,4 @@
-"""`outrider pull`, `list` and `remove`, over a cache of the hub; settings as flags, their help and completion."""
+"""`outrider pull`, `list` and `remove`, over a cache as the hub's library writes it; settings as flags, help and completion."""
 
 import os
 import subprocess
@@ -11,6 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from outrider.server.command import EXTRA_FLAGS, SettingsCommand
+from tests.hub import LARGE_BYTES, MODEL, HubHandler, commit_of, serving_hub
+from tests.stand_in import handling
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -27,8 +29,9 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def outrider(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"HF_HOME": str(cache), "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+def outrider(cache: Path, *arguments: str, hub: str = "") -> subprocess.CompletedProcess[str]:
+    network = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0"} if hub else {"HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"HOME": str(cache), "HF_HOME": str(cache), "COLUMNS": "200"} | network
     command = [sys.executable, "-m", "outrider.server.cli", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
@@ -44,11 +47,67 @@ def test_models_are_listed_and_removed(cache: Path) -> None:
     assert outrider(cache, "list").stdout.startswith("No models: ")
 
 
+def test_models_of_other_programs_are_listed(cache: Path) -> None:
+    file = cache / ".lmstudio" / "models" / "someone" / "large" / "large-Q8_0.gguf"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(bytes(3000))
+    rows = [" ".join(line.split()) for line in outrider(cache, "list").stdout.splitlines()]
+    assert f"someone/large:Q8_0 3.0 kB LM Studio: {file}" in rows
+
+
+def test_one_file_of_a_repository_is_pulled_and_its_hash_checked(cache: Path) -> None:
+    folder = cache / "main"
+    folder.mkdir()
+    for types in ("Q4_K_M", "Q8_0"):
+        (folder / f"m-{types}.gguf").write_bytes(types.encode())
+    with serving_hub({"main": folder}) as (url, _):
+        done = outrider(cache, "pull", f"hf.co/{MODEL}:q8_0", hub=url)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith(f"serve it with: outrider serve --model {MODEL}/m-Q8_0.gguf\n")
+        pulled = list((cache / "hub").glob("models--someone--model/snapshots/*/*"))
+        assert [file.name for file in pulled] == ["m-Q8_0.gguf"]
+        pulled[0].resolve().write_bytes(b"other")
+        done = outrider(cache, "pull", f"{MODEL}:q8_0", hub=url)
+        assert done.returncode == 2
+        assert f"The hash of m-Q8_0.gguf is not the hub's; remove it with outrider remove {MODEL}" in done.stderr
+        done = outrider(cache, "pull", MODEL, hub=url)
+        assert f"{MODEL} has " in done.stdout and "this is Q4_K_M, which fits" in done.stdout
+
+
+def test_a_pull_that_broke_off_goes_on_where_it_was(cache: Path) -> None:
+    folder = cache / "main"
+    folder.mkdir()
+    content = os.urandom(40 * LARGE_BYTES)
+    (folder / "m-Q8_0.gguf").write_bytes(content)
+    starts: list[int] = []
+
+    class Breaking(HubHandler):
+        def finish_with(self, data: bytes) -> None:
+            if self.command == "GET" and len(data) > LARGE_BYTES:
+                starts.append(len(content) - len(data))
+                if len(starts) == 1:
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data[: len(data) // 2])
+                    self.close_connection = True
+                    return
+            super().finish_with(data)
+
+    Breaking.revisions, Breaking.asked, Breaking.pause_seconds = {"main": folder, commit_of("main"): folder}, [], 0.0
+    with handling(Breaking) as url:
+        done = outrider(cache, "pull", f"{MODEL}:Q8_0", hub=url)
+    assert done.returncode == 0, done.stderr
+    assert starts[0] == 0 and starts[1] > 0
+    (pulled,) = (cache / "hub").glob("models--someone--model/snapshots/*/*")
+    assert pulled.read_bytes() == content
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("remove", "owner/other"), "The hub's cache has no model owner/other; outrider list shows"),
         (("pull", "small"), "small is no Hugging Face id; give owner/name"),
+        (("pull", "modelscope.cn/owner/name"), "modelscope download --model owner/name"),
         (("pull", "owner/name/a.gguf"), "owner/name/a.gguf cannot be downloaded: "),
         (("list", "--models.paths", '["nowhere"]'), "nowhere in models.paths is no file"),
     ],

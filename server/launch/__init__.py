@@ -1,0 +1,1 @@
+"""Starts the agents and chat programs that people have, set up for a server."""
