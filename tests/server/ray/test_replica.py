@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from outrider.server.engine.engine import MAX_UNREAD_EVENTS, Engine
 from outrider.server.engine.messages import Cancel, Pause, Request, Resume, TokenEvent, ToWorker
-from outrider.server.engine.worker_process import encode_settings
 from outrider.server.ray import wire
 from outrider.server.ray.replica import ModelReplica
 from outrider.server.settings import load_settings
+from outrider.server.settings.plain import encode_settings
 from outrider.verify.sampling_params import SamplingParams
 from tests.server.engine.fakes import READY, FakeProcess, Launcher
 
