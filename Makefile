@@ -15,7 +15,7 @@ BOUNDS := build/bounds
 # mypy and editors do not read the finder of an editable install; they find the packages through these links.
 LINKS := $(addprefix build/links/outrider/,server drafters engines verify models)
 
-CPP := $(foreach folder,verify/model/cpu/native drafters/native,$(wildcard $(folder)/*.cpp $(folder)/*.h))
+CPP := $(foreach folder,verify/model/cpu/native drafters/native verify/gguf/native,$(wildcard $(folder)/*.cpp $(folder)/*.h))
 
 # A process per core, at most 4; --dist loadgroup keeps the tests of one server in one process (tests/conftest.py).
 PARALLEL := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder

@@ -1,9 +1,9 @@
-"""Maps folders to packages of `outrider`, and compiles the libraries of `outrider.verify.model.cpu.native` and
-`outrider.drafters.native`.
+"""Maps folders to packages of `outrider`, and compiles the libraries of `outrider.verify.model.cpu.native`,
+`outrider.drafters.native` and `outrider.verify.gguf.native`.
 
-The former is compiled once for each kind of CPU; for an editable install or one in place, which stay on their machine, only for
+The first is compiled once for each kind of CPU; for an editable install or one in place, which stay on their machine, only for
 the kinds that the machine can run. Without a C++ compiler, the package is installed without them: models need PyTorch,
-and drafts come from the text's own repetitions. All else is in pyproject.toml.
+drafts come from the text's own repetitions, and large vocabularies take seconds to load. All else is in pyproject.toml.
 """
 
 import copy
@@ -16,7 +16,7 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 FOLDERS = ("server", "drafters", "engines", "verify", "models")
-FOLDER, DRAFTERS = "verify/model/cpu/native", "drafters/native"
+FOLDER, DRAFTERS, VOCABULARIES = "verify/model/cpu/native", "drafters/native", "verify/gguf/native"
 # Instructions by variant, as `outrider.verify.model.cpu.native.variants.VARIANTS` chooses among them.
 X86 = {
     "amx": ["-march=x86-64-v4", "-mavx512vnni", "-mamx-tile", "-mamx-int8"],
@@ -73,12 +73,16 @@ setup(
     ]
     + [
         Extension(
-            "outrider.drafters.native._drafters",
-            sources=[f"{DRAFTERS}/drafters.cpp"],
+            name,
+            sources=sources,
             depends=glob.glob(f"{DRAFTERS}/*.h"),
             extra_compile_args=ARGUMENTS,
             language="c++",
             optional=True,
+        )
+        for name, sources in (
+            ("outrider.drafters.native._drafters", [f"{DRAFTERS}/drafters.cpp"]),
+            ("outrider.verify.gguf.native._pieces", [f"{VOCABULARIES}/pieces.cpp"]),
         )
     ],
 )

@@ -6,8 +6,8 @@ import atexit
 import os
 import sys
 from collections.abc import Callable
-from importlib.metadata import entry_points, version
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -22,6 +22,8 @@ from outrider.server.terminal.command import URL
 if TYPE_CHECKING:
     from outrider.server.settings.sources import EffectiveSettings
 
+# Returns the settings that a command has been given; ends the command if they are wrong.
+LoadSettings: TypeAlias = "Callable[[], EffectiveSettings]"
 # Packages in this entry point group hold functions that add commands to the application.
 COMMANDS = "outrider.commands"
 # Whatever listens at the default address has this time to answer.
@@ -49,6 +51,8 @@ app = typer.Typer(
 
 def print_version(show: bool) -> None:
     if show:
+        from importlib.metadata import version
+
         print(f"outrider {version('outrider')}")
         raise typer.Exit()
 
@@ -78,8 +82,8 @@ def next_step() -> str:
     return f"A server runs at {URL}; talk to it with `outrider chat`."
 
 
-def with_settings(function: Callable[[EffectiveSettings], None]) -> Callable[..., None]:
-    """Registers a command that takes every setting as a flag, and passes the effective settings to `function`."""
+def with_settings(function: Callable[[LoadSettings], None]) -> Callable[..., None]:
+    """Registers a command that takes every setting as a flag, and passes what loads the effective settings to `function`."""
 
     def command(
         context: typer.Context,
@@ -90,42 +94,48 @@ def with_settings(function: Callable[[EffectiveSettings], None]) -> Callable[...
         host: HostOption = None,
         port: PortOption = None,
     ) -> None:
-        from outrider.server.settings import SettingsError
-        from outrider.server.settings.sources import load_effective
+        def load() -> EffectiveSettings:
+            from outrider.server.settings import SettingsError
+            from outrider.server.settings.sources import load_effective
 
-        try:
-            effective = load_effective(config, setting_flags(context))
-        except SettingsError as error:
-            raise fail(str(error)) from None
-        function(effective)
+            try:
+                return load_effective(config, setting_flags(context))
+            except SettingsError as error:
+                raise fail(str(error)) from None
+
+        function(load)
 
     command.__doc__ = function.__doc__
     return app.command(function.__name__, cls=SettingsCommand, context_settings=EXTRA_FLAGS)(command)
 
 
 @with_settings
-def serve(effective: EffectiveSettings) -> None:
+def serve(load: LoadSettings) -> None:
     """Serve a model, or several with models.paths.
 
     Every setting below is a flag, a field of the YAML file (--config), and an environment variable: OUTRIDER_SERVER__PORT=9000.
     """
-    from outrider.server.serve import run  # after the flags are checked: importing it takes seconds
+    from outrider.server.engine.worker_process import WorkerProcess
 
-    code = run(effective.settings)
+    with closing(WorkerProcess()) as worker:  # imports its modules while this process imports and reads the settings
+        settings = load().settings
+        from outrider.server.serve import run
+
+        code = run(settings, worker)
     sys.stdout.flush()
     atexit._run_exitfuncs()
     os._exit(code)  # a regular exit waits for all threads, and a chat template that loops never ends
 
 
 @with_settings
-def config(effective: EffectiveSettings) -> None:
+def config(load: LoadSettings) -> None:
     """Print the effective settings as YAML, with their origins.
 
     Takes the flags of `outrider serve`. An origin is default, file, environment or flag. API keys are masked.
     """
     from outrider.server.settings.printing import effective_yaml
 
-    print(effective_yaml(effective), end="")
+    print(effective_yaml(load()), end="")
 
 
 @app.command("version", context_settings=EXTRA_FLAGS)
@@ -173,6 +183,8 @@ def setting_flags(context: typer.Context) -> dict[str, Any]:
 
 def add_plugins(application: typer.Typer) -> None:
     """Adds the commands of every entry point. Skips one that cannot be loaded, and prints the reason to stderr."""
+    from importlib.metadata import entry_points
+
     for plugin in entry_points(group=COMMANDS):
         try:
             plugin.load()(application)
@@ -184,7 +196,8 @@ def add_plugins(application: typer.Typer) -> None:
 def main() -> None:
     """The console script."""
     tolerate_stderr()
-    add_plugins(app)
+    if sys.argv[1:2] not in [[command.name] for command in app.registered_commands]:  # finding the others takes a while
+        add_plugins(app)
     app()
 
 

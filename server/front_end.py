@@ -33,7 +33,7 @@ def serve(
 
     try:
         with frozen():
-            app = create_app(settings, load_tried_tokenizer(settings.model), on_start, on_failure)
+            app = create_app(settings, load_tried_tokenizer(settings), on_start, on_failure)
     except TracingError as error:
         raise SettingsError(str(error)) from None
     app.state.engine.adopt(worker)

@@ -24,23 +24,25 @@ from outrider.verify.names import resolve
 UNSENT_BYTES = 1 << 16
 
 
-def run(settings: Settings) -> int:
-    """Serves until a signal; returns the process's exit code."""
+def run(settings: Settings, early: WorkerProcess | None = None) -> int:
+    """Serves until a signal; returns the process's exit code. `early` is a worker that waits for its settings."""
     configure(settings.logging)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         check_address(settings)
-        # The front end imports its modules while the worker imports torch, which takes seconds.
         with ExitStack() as stack:
             listener = stack.enter_context(listen(settings.server.host, settings.server.port))
             metrics_listener = None
             if settings.metrics.port is not None:
                 metrics_listener = stack.enter_context(listen(settings.metrics.host, settings.metrics.port, "--metrics.port"))
             if settings.models.paths:
+                if early is not None:
+                    early.close()  # each model gets its own
                 return serve_several(settings, listener, metrics_listener)
             settings = named(settings)
             check_model(settings)
-            worker = stack.enter_context(closing(WorkerProcess(settings)))
+            worker = stack.enter_context(closing(early or WorkerProcess()))
+            worker.begin(settings)
             with frozen():
                 if not settings.model.trust_remote_code:  # the tokenizer's code may need torch
                     hide_torch()

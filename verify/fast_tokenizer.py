@@ -52,6 +52,11 @@ class FastTokenizer:
         """The special tokens, first those with a role."""
         return list(dict.fromkeys([*self.special_tokens_map.values(), *self._others]))
 
+    @cached_property
+    def _special_texts(self) -> frozenset[str]:
+        """The added tokens that are marked as special."""
+        return frozenset(token.content for token in self.added_tokens_decoder.values() if token.special)
+
     @property
     def all_special_ids(self) -> list[int]:
         """Their ids."""
@@ -94,10 +99,15 @@ class FastTokenizer:
         """The token for what has none."""
         return self.special_tokens_map.get("unk_token")
 
-    def get_vocab(self) -> dict[str, int]:
+    def get_vocab(self) -> Mapping[str, int]:
         """The ids by token."""
         found: dict[str, int] = self.backend_tokenizer.get_vocab()
         return found
+
+    @property
+    def longest_token(self) -> int:
+        """The number of characters of the longest token."""
+        return max(map(len, self.get_vocab()), default=1)
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
         """The token of an id, or those of several; None where there is none."""

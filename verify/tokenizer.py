@@ -12,7 +12,8 @@ from outrider.verify.errors import ModelError, loading
 from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.gguf import llama_package
 from outrider.verify.gguf.metadata import read_metadata
-from outrider.verify.gguf.tokenizer import UnknownTokenizer, Vocabulary, build_tokenizer
+from outrider.verify.gguf.tokenizer import UnknownTokenizer, build_tokenizer
+from outrider.verify.gguf.vocabulary import Vocabulary
 from outrider.verify.hub import model_file, model_folder
 from outrider.verify.packages import TRANSFORMERS, require
 from outrider.verify.tokenizer_file import FILES, TOKENIZER, has_own_code, read_tokenizer

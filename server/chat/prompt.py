@@ -26,6 +26,7 @@ from outrider.server.http.errors import APIError, ContextExceeded
 from outrider.server.imports import frozen
 from outrider.server.pictures.service import NO_PICTURES, RequestPictures
 from outrider.verify.errors import loading
+from outrider.verify.fast_tokenizer import FastTokenizer
 from outrider.verify.tokenizer import stop_ids
 
 if TYPE_CHECKING:
@@ -75,7 +76,10 @@ class PromptEncoder:
         self._preparation: asyncio.Future[None] | None = None
         self.templates = ChatTemplates(tokenizer)
         vocabulary = tokenizer.get_vocab()
-        self._longest_token = max((len(token) for token in vocabulary), default=1)
+        if isinstance(tokenizer, FastTokenizer):
+            self._longest_token = tokenizer.longest_token
+        else:
+            self._longest_token = max((len(token) for token in vocabulary), default=1)
         self._fill_in_tokens = find_tokens(vocabulary)
 
     async def prepare(self) -> None:

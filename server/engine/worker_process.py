@@ -1,16 +1,19 @@
-"""The operating-system process of a worker: starts it, waits for it and kills it."""
+"""The operating-system process of a worker: starts it, waits for it and kills it.
+
+Imports little, so that the process starts, and imports its own modules, while the front end reads the settings.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
 import time
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from outrider.server.engine import messages, program
-from outrider.server.engine.messages import Start
-from outrider.server.engine.transport import framed
-from outrider.server.settings import Settings
+from outrider.server.engine import program
+
+if TYPE_CHECKING:
+    from outrider.server.settings import Settings
 
 
 class WorkerProcess:
@@ -18,12 +21,22 @@ class WorkerProcess:
 
     module: ClassVar[str] = "outrider.server.worker.main"  # the process runs this module's `main`
 
-    def __init__(self, settings: Settings) -> None:
-        """Starts the process; returns at once. The settings cross the socket without the API keys. Raises OSError."""
-        started_at = time.monotonic()
+    def __init__(self, settings: Settings | None = None) -> None:
+        """Starts the process, which waits for `begin` unless `settings` are given; returns at once. Raises OSError."""
+        self._started_at = time.monotonic()
         self._process, self.socket = program.start(self.module)
+        if settings is not None:
+            self.begin(settings)
+
+    def begin(self, settings: Settings) -> None:
+        """Has the process load the model. The settings cross the socket without the API keys."""
+        from outrider.server.engine import messages
+        from outrider.server.engine.transport import framed
+        from outrider.server.settings.plain import encode_settings
+
+        start = messages.Start(encode_settings(settings), self._started_at)
         with contextlib.suppress(ConnectionError):  # the closed socket reports a worker that has already ended
-            self.socket.sendall(framed(messages.encode(Start(encode_settings(settings), started_at))))
+            self.socket.sendall(framed(messages.encode(start)))
 
     @property
     def pid(self) -> int:
@@ -54,14 +67,3 @@ class WorkerProcess:
         self._process.kill()
         self._process.wait()
         self.socket.close()
-
-
-def encode_settings(settings: Settings) -> dict[str, Any]:
-    """The settings as plain data, with the API keys masked."""
-    return settings.model_dump(mode="json")
-
-
-def decode_settings(plain: dict[str, Any]) -> Settings:
-    """The settings that `encode_settings` wrote. Reads neither files nor the environment."""
-    sections = {name: field.annotation for name, field in Settings.model_fields.items()}
-    return Settings.model_construct(**{name: section.model_validate(plain[name]) for name, section in sections.items()})  # type: ignore[union-attr]

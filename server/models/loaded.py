@@ -171,7 +171,7 @@ async def load_model(entry: Entry, shared: Shared) -> LoadedModel:
     metrics = Metrics(coarse=settings.server.coalesce_ms > 0)
     engine, app = Engine(settings, metrics), new_fastapi(shared.bodies)
     try:
-        tokenizer = await asyncio.to_thread(load_tried_tokenizer, settings.model)
+        tokenizer = await asyncio.to_thread(load_tried_tokenizer, settings)
         corpora = new_corpora(settings, tokenizer, engine, metrics, shared.usage)
         endpoints = create_endpoints(
             settings, tokenizer, engine, shared.grammars, metrics, shared.quotas, corpora, shared.store

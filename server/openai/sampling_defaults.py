@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from outrider.server.openai.fields import LLAMA_SERVER_DEFAULTS, NO_DEFAULTS, SamplingFields, first_given
 from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF, locate, read_json
-from outrider.verify.gguf.metadata import read_entries
+from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.hub import hub_errors, model_file, model_folder
 
 FILE, GGUF_FILE = "generation_config.json", "the GGUF file"
@@ -74,6 +74,6 @@ def read(path: str, revision: str) -> dict[str, Any]:
 def read_gguf(path: str, revision: str) -> dict[str, Any]:
     """The parameters of a GGUF file by the names of requests' fields. Raises OSError and ValueError."""
     location = locate(path, revision)
-    entries = read_entries(str(model_file(location.source, str(location.gguf), revision)), PREFIX)
+    entries = read_metadata(model_file(location.source, str(location.gguf), revision)).entries
     found = {field: entries[f"{PREFIX}{name}"] for name, field in GGUF_NAMES.items() if f"{PREFIX}{name}" in entries}
     return {field: round(value, DIGITS) if isinstance(value, float) else value for field, value in found.items()}

@@ -16,13 +16,13 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
-from outrider.server.engine.worker_process import encode_settings
 from outrider.server.imports import hide_torch
 from outrider.server.ray.coordinator import Coordinator
 from outrider.server.ray.handles import ServeCoordinator, ServeReplicas
 from outrider.server.ray.replica import ModelReplica
 from outrider.server.ray.scale import Scale
 from outrider.server.settings import Auth, Settings, SettingsError, load_settings
+from outrider.server.settings.plain import encode_settings
 from outrider.server.telemetry.logs import configure
 
 ROUTER = "outrider.server.ray.router.AffinityRouter"

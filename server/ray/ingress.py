@@ -42,7 +42,7 @@ def create_ingress(
 
     app = create_app(
         settings,
-        load_tried_tokenizer(settings.model),
+        load_tried_tokenizer(settings),
         new_engine=partial(new_engine, replicas),
         new_quotas=new_quotas,
         metrics=IngressMetrics(coarse=settings.server.coalesce_ms > 0),

@@ -15,9 +15,9 @@ from typing import Any
 from outrider.server.engine.engine import MAX_UNREAD_EVENTS, Engine, EngineError
 from outrider.server.engine.interface import EngineLike
 from outrider.server.engine.messages import Event, TokenEvent
-from outrider.server.engine.worker_process import decode_settings
 from outrider.server.ray import wire
 from outrider.server.settings import Settings
+from outrider.server.settings.plain import decode_settings
 from outrider.server.telemetry.logs import configure
 from outrider.server.telemetry.metrics import Metrics
 

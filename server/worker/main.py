@@ -11,14 +11,15 @@ import logging
 import os
 import threading
 import time
+from importlib import import_module
 
 from outrider.server.engine import messages
 from outrider.server.engine.messages import Ready, Refused, Start
 from outrider.server.engine.program import connected
 from outrider.server.engine.transport import WorkerSide
-from outrider.server.engine.worker_process import decode_settings
 from outrider.server.imports import frozen, hide_torch
 from outrider.server.settings import Settings
+from outrider.server.settings.plain import decode_settings
 from outrider.server.system import tolerate_stderr
 from outrider.server.telemetry.logs import configure
 
@@ -31,6 +32,8 @@ def main(argument: str) -> None:
     tolerate_stderr()
     wire = WorkerSide(connected(argument))
     threading.Thread(target=end_with_front_end, args=(wire,), daemon=True).start()
+    with frozen():
+        import_module("outrider.server.worker.loop")  # while the front end reads the settings
     try:
         start = receive_start(wire)
     except (EOFError, ConnectionError):

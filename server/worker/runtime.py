@@ -117,7 +117,7 @@ def load(settings: Settings) -> Runtime:
     """Loads everything that requests need. Raises ModelError or ArrayFileError with one sentence."""
     model = settings.model
     with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(load_tried_tokenizer, model)
+        loading = pool.submit(load_tried_tokenizer, settings)
         if model.trust_remote_code:
             wait([loading])  # both would write the same modules to transformers' cache
         runner = load_target(settings)

@@ -112,7 +112,7 @@ def test_a_public_address_needs_keys_or_auth_open() -> None:
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Starts a server in this process, which must fail before a worker starts. Returns its sentence."""
     monkeypatch.setattr(serve, "configure", lambda _: None)
-    monkeypatch.setattr(serve, "WorkerProcess", lambda _: pytest.fail("a worker was started"))
+    monkeypatch.setattr(serve, "WorkerProcess", lambda: pytest.fail("a worker was started"))
 
     def start(**flags: Any) -> str:
         settings = {name if "." in name else f"server.{name}": value for name, value in flags.items()}

@@ -35,7 +35,7 @@ from outrider.server.worker.runtime import load
 
 settings = load_settings(None, json.loads(sys.argv[1]))
 try:
-    create_app(settings, load_tried_tokenizer(settings.model))
+    create_app(settings, load_tried_tokenizer(settings))
     runtime = load(settings)
     print(runtime.runner.kernels)
 except ModelError as error:

@@ -7,23 +7,31 @@ vocabulary. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.m
 from __future__ import annotations
 
 import mmap
+import os
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from outrider.verify.errors import ModelError
+from outrider.verify.gguf.texts import read_texts
 
-T = TypeVar("T")
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 STRING, ARRAY = 8, 9
 # These are formats of the module struct.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-LENGTH = struct.Struct("<Q")  # of a text
+READING = Lock()
+# Lists of more values are kept in less memory than that of Python's objects.
+LONG = 1024
 # The tensors' values are aligned to this, unless the file states another alignment.
 ALIGNMENT = 32
 SPLIT = "split.count"  # an entry of each of several files that hold one model
@@ -65,20 +73,16 @@ class Cursor:
         return values
 
     def text(self) -> str:
-        return self.texts(1)[0]
+        (length,) = self.scalars("Q")
+        start, self.position = self.position, self.position + length
+        if self.position > len(self._content):
+            raise ValueError("it ends within a text")
+        return self._content[start : self.position].decode("utf-8", "replace")
 
-    def texts(self, count: int) -> list[str]:
-        """Several texts. A vocabulary has a hundred thousand, so this loop is a plain one."""
-        content, position, end, unpack = self._content, self.position, len(self._content), LENGTH.unpack_from
-        found = []
-        for _ in range(count):
-            start = position + LENGTH.size
-            position = start + unpack(content, position)[0]
-            if position > end:
-                raise ValueError("it ends within a text")
-            found.append(content[start:position].decode("utf-8", "replace"))
-        self.position = position
-        return found
+    def texts(self, count: int) -> Sequence[str]:
+        """Several texts; of a list as long as a vocabulary's, none is decoded yet."""
+        found, self.position = read_texts(self._content, self.position, count)
+        return found if count > LONG else [*found]
 
     def value(self, kind: int) -> Any:
         if kind == STRING:
@@ -86,60 +90,46 @@ class Cursor:
         if kind != ARRAY:
             return self.scalars(SCALARS[kind])[0]
         element, count = self.scalars("IQ")
+        if element in SCALARS and count > LONG:
+            return self.array(np.dtype(SCALARS[element]).newbyteorder("<"), count)
         if element in SCALARS:
             return list(self.scalars(f"{count}{SCALARS[element]}"))
         if element == STRING:
             return self.texts(count)
         return [self.value(element) for _ in range(count)]
 
-    def skip(self, kind: int) -> None:
-        """Moves past a value. Lists of texts, which are vocabularies, are not decoded."""
-        if kind != ARRAY:
-            self.value(kind)
-            return
-        element, count = self.scalars("IQ")
-        if element in SCALARS:
-            self.position += count * struct.calcsize(f"<{SCALARS[element]}")
-        elif element == STRING:
-            content, position, unpack = self._content, self.position, LENGTH.unpack_from
-            for _ in range(count):
-                position += LENGTH.size + unpack(content, position)[0]
-            self.position = position
-        else:
-            for _ in range(count):
-                self.skip(element)
+    def array(self, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+        """Many values. Raises ValueError."""
+        found = np.frombuffer(self._content, dtype, count, self.position).copy()
+        self.position += found.nbytes
+        return found
 
 
 def read_metadata(file: str | Path) -> Metadata:
-    """The metadata of a GGUF file. Raises ModelError."""
-    return reading(file, read)
+    """The metadata of a GGUF file, kept for who asks next. Raises ModelError."""
+    try:
+        state = os.stat(file)
+    except OSError as error:
+        raise incomplete(file, error) from None
+    with READING:  # threads that ask at once wait for the first one's
+        return read_version(str(file), state.st_mtime_ns, state.st_size)
 
 
-def read_entries(file: str | Path, prefix: str) -> dict[str, Any]:
-    """The entries of a GGUF file whose keys begin with `prefix`, without decoding the others. Raises ModelError."""
-
-    def read_some(cursor: Cursor, _: int) -> dict[str, Any]:
-        found = {}
-        for _ in range(head(cursor)[1]):
-            key, (kind,) = cursor.text(), cursor.scalars("I")
-            if key.startswith(prefix):
-                found[key] = cursor.value(kind)
-            else:
-                cursor.skip(kind)
-        return found
-
-    return reading(file, read_some)
-
-
-def reading(file: str | Path, work: Callable[[Cursor, int], T]) -> T:
-    """Runs `work` with a cursor over a file and the file's size. Raises ModelError."""
+@lru_cache(2)  # a model and its draft model
+def read_version(file: str, modified_ns: int, size: int) -> Metadata:
+    """`read_metadata` of a file that was modified at this time."""
     try:
         with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             if content[: len(MAGIC)] != MAGIC:
                 raise ValueError("it does not begin with GGUF")
-            return work(Cursor(content), len(content))
+            return read(Cursor(content), len(content))
     except Exception as error:  # whatever a damaged length, kind or entry raises
-        raise ModelError(f"{str(file)!r} is not a complete GGUF file ({error}); download it again.") from None
+        raise incomplete(file, error) from None
+
+
+def incomplete(file: str | Path, error: Exception) -> ModelError:
+    """The error of a file that cannot be read."""
+    return ModelError(f"{str(file)!r} is not a complete GGUF file ({error}); download it again.")
 
 
 def head(cursor: Cursor) -> tuple[int, int]:

@@ -7,25 +7,20 @@ of text into words the file names, and `llama`, SentencePiece's BPE, whose merge
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
 from outrider.verify.errors import ModelError
-from outrider.verify.fast_tokenizer import FastTokenizer
-from outrider.verify.gguf.ends import CONTROL, NORMAL, ends_by_text
-from outrider.verify.gguf.ends import ROLES as END_ROLES
+from outrider.verify.gguf.file_tokenizer import FileTokenizer, Model
+from outrider.verify.gguf.native.library import LIBRARY
+from outrider.verify.gguf.sentencepiece import PieceTokenizer
+from outrider.verify.gguf.vocabulary import DEFAULT, Vocabulary
 
-UNKNOWN, USER_DEFINED = 2, 4
-TEMPLATE, DEFAULT = "tokenizer.chat_template", "default"
 # SentencePiece writes a space as this character.
 SPACE = "\u2581"
-ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 # Text is first split into words, which merges do not leave. These patterns come from the tokenizer.json of each family.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -72,134 +67,6 @@ class UnknownTokenizer(ModelError):
     """A tokenizer of a kind, or with a split of text, that is not built here."""
 
 
-class Vocabulary:
-    """The entries of a file that are about tokens."""
-
-    def __init__(self, entries: Mapping[str, Any], path: str) -> None:
-        self._entries = entries
-        self.path = path
-        self.kind = self.get("model")
-        self.architecture = entries.get("general.architecture")
-        self.tokens: list[str] = self.get("tokens", [])
-        self.types: list[int] = self.get("token_type", [NORMAL] * len(self.tokens))
-        self.ids = {token: id for id, token in enumerate(self.tokens)}
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self._entries.get(f"tokenizer.ggml.{name}", default)
-
-    def ids_of(self, role: str) -> list[int]:
-        """The tokens with a role such as `eos`: the one that the file names, or its list, without ids of no token."""
-        given = [self.get(f"{role}_token_id"), self.get(f"{role}_token_ids")]
-        ids = [id for each in given for id in (each if isinstance(each, list) else [each])]
-        return [id for id in ids if isinstance(id, int) and 0 <= id < len(self.tokens)]
-
-    def token(self, role: str) -> str | None:
-        """The token with a role such as `eos`; None if the file names none."""
-        return next((self.tokens[id] for id in self.ids_of(role)), None)
-
-    @property
-    def named_ends(self) -> frozenset[int]:
-        """The tokens that the file says end a text, a turn or a message."""
-        return frozenset(id for role in END_ROLES for id in self.ids_of(role))
-
-    @property
-    def likely_ends(self) -> frozenset[int]:
-        """The tokens that end answers by their texts, unless the chat template writes them within an answer."""
-        return ends_by_text(self.ids, self.types)
-
-    @property
-    def chat_template(self) -> str | dict[str, str] | None:
-        """The chat template, or several by name, of which the first is `default`; None if there is none."""
-        main = self._entries.get(TEMPLATE)
-        named = {
-            key.removeprefix(f"{TEMPLATE}."): each for key, each in self._entries.items() if key.startswith(f"{TEMPLATE}.")
-        }
-        templates = ({} if main is None else {DEFAULT: main}) | named
-        texts = {name: str(text) for name, text in templates.items()}
-        return texts if len(texts) > 1 else next(iter(texts.values()), None)
-
-    def merges(self) -> list[tuple[str, str]]:
-        """The pairs to merge, first the best: as listed, or else as the tokens' scores imply."""
-        listed: list[str] | None = self.get("merges")
-        if listed is None:
-            return list(self._implied_merges())
-        pairs = (merge.partition(" ") for merge in listed)
-        return [(left, right) for left, _, right in pairs if {left, right, left + right} <= self.ids.keys()]
-
-    def _implied_merges(self) -> Iterator[tuple[str, str]]:
-        scores = self.get("scores")
-        known = {token for token, kind in zip(self.tokens, self.types, strict=True) if kind == NORMAL}
-        order = np.lexsort((np.arange(len(scores)), -np.array(scores, np.float64)))  # of equal scores, the smaller id is first
-        for id in order.tolist():
-            token = self.tokens[id]
-            if token not in known or self.ids[token] != id:
-                continue
-            for cut in range(1, len(token)):  # a vocabulary has millions of cuts, so this loop is a plain one
-                if (left := token[:cut]) in known and (right := token[cut:]) in known:
-                    yield left, right
-
-    def added(self) -> list[AddedToken]:
-        """The tokens that are found in text before it is split: control tokens, which are special, and the user's."""
-        kinds = {CONTROL: True, USER_DEFINED: False}
-        typed = zip(self.tokens, self.types, strict=True)
-        return [AddedToken(token, normalized=False, special=kinds[kind]) for token, kind in typed if kind in kinds]
-
-
-class FileTokenizer(FastTokenizer):
-    """The tokenizer that a GGUF file describes.
-
-    What encodes and decodes texts is built when it is first used: with a large vocabulary that takes seconds, and a process
-    that only reads an answer's tokens does without it.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, model: Model) -> None:
-        """`model` makes the tokenizer without its added tokens."""
-        self._vocabulary, self._model = vocabulary, model
-        self.decoder, self.chat_template = model.decoder, vocabulary.chat_template
-        special = {name: vocabulary.token(role) for name, role in ROLES.items()}
-        self.special_tokens_map = {name: token for name, token in special.items() if token is not None}
-        added = vocabulary.added()
-        known = {token.content for token in added}
-        missing = dict.fromkeys(token for token in self.special_tokens_map.values() if token not in known)
-        self._added = [*added, *(AddedToken(token, special=True) for token in missing)]
-        self.named_ends, self.likely_ends = vocabulary.named_ends, vocabulary.likely_ends
-
-    @cached_property
-    def backend_tokenizer(self) -> Tokenizer:  # type: ignore[override]
-        """The tokenizer that encodes and decodes texts. Raises ModelError."""
-        backend = self._model.build()
-        backend.add_tokens(self._added)
-        backend.post_processor = post_processor(self._vocabulary)
-        return backend
-
-    def __len__(self) -> int:
-        return len(self._vocabulary.tokens)
-
-    @property
-    def added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """See `FastTokenizer`."""
-        return {self._vocabulary.ids[token.content]: token for token in self._added}
-
-    def get_vocab(self) -> dict[str, int]:
-        """See `FastTokenizer`."""
-        return self._vocabulary.ids
-
-    def _id_of(self, token: str) -> int | None:
-        return self._vocabulary.ids.get(token)
-
-    def _token_of(self, id: int) -> str | None:
-        tokens = self._vocabulary.tokens
-        return tokens[id] if 0 <= id < len(tokens) else None
-
-
-@dataclass(frozen=True)
-class Model:
-    """How a kind of tokenizer splits, merges and joins."""
-
-    decoder: decoders.Decoder
-    build: Callable[[], Tokenizer]
-
-
 def build_tokenizer(entries: Mapping[str, Any], path: str) -> FileTokenizer:
     """The tokenizer of the GGUF file at `path` with these entries. Raises ModelError, or UnknownTokenizer."""
     vocabulary = Vocabulary(entries, path)
@@ -212,6 +79,8 @@ def build_tokenizer(entries: Mapping[str, Any], path: str) -> FileTokenizer:
     model = models[vocabulary.kind](vocabulary)
     if vocabulary.get("merges") is None and vocabulary.get("scores") is None:
         raise ModelError(f"The tokenizer of {path!r} has neither merges nor scores; serve another file of the model.")
+    if vocabulary.kind == "llama" and vocabulary.get("merges") is None and LIBRARY is not None:
+        return PieceTokenizer(vocabulary, model)
     return FileTokenizer(vocabulary, model)
 
 
@@ -232,7 +101,7 @@ def byte_level(vocabulary: Vocabulary) -> Model:
     splits, whole_words = found[0]
 
     def build() -> Tokenizer:
-        tokenizer = Tokenizer(BPE(vocabulary.ids, vocabulary.merges(), ignore_merges=whole_words))
+        tokenizer = Tokenizer(BPE(dict(vocabulary.ids), vocabulary.merges(), ignore_merges=whole_words))
         words = [pre_tokenizers.Split(Regex(split), "isolated") for split in splits]
         in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Sequence([*words, in_bytes]), decoder
@@ -245,30 +114,16 @@ def byte_level(vocabulary: Vocabulary) -> Model:
 
 def sentencepiece(vocabulary: Vocabulary) -> Model:
     """SentencePiece's BPE over whole texts; characters without a token become bytes."""
-    typed = zip(vocabulary.tokens, vocabulary.types, strict=True)
-    unknown = vocabulary.token("unknown") or next((token for token, kind in typed if kind == UNKNOWN), None)
     has_prefix = vocabulary.get("add_space_prefix", True)
     pieces = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     decoder = decoders.Sequence([*pieces, *([decoders.Strip(" ", left=1)] if has_prefix else [])])
 
     def build() -> Tokenizer:
-        model = BPE(vocabulary.ids, vocabulary.merges(), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+        merges = vocabulary.merges()
+        model = BPE(dict(vocabulary.ids), merges, unk_token=vocabulary.unknown, fuse_unk=True, byte_fallback=True)
         tokenizer, spaces = Tokenizer(model), normalizers.Replace(" ", SPACE)
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if has_prefix else spaces
         tokenizer.decoder = decoder
         return tokenizer
 
     return Model(decoder, build)
-
-
-def post_processor(vocabulary: Vocabulary) -> processors.PostProcessor:
-    """Adds the tokens with which the file says that texts begin and end."""
-    is_sentencepiece = vocabulary.kind == "llama"
-    ends = {"bos": vocabulary.get("add_bos_token", is_sentencepiece), "eos": vocabulary.get("add_eos_token", False)}
-    tokens = {role: vocabulary.token(role) for role, wanted in ends.items() if wanted}
-    before, after = ([token] if (token := tokens.get(role)) else [] for role in ("bos", "eos"))
-    return processors.TemplateProcessing(
-        single=[*before, "$A", *after],
-        pair=[*before, "$A", *after, *(f"{token}:1" for token in before), "$B:1", *(f"{token}:1" for token in after)],
-        special_tokens=[(token, vocabulary.ids[token]) for token in {*before, *after}],
-    )

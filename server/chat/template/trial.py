@@ -7,6 +7,7 @@ is refused with one sentence. Knows nothing about what is rendered; a template t
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -21,7 +22,7 @@ from outrider.verify import chat_template
 from outrider.verify.errors import ModelError
 
 if TYPE_CHECKING:
-    from outrider.server.settings.models import Model
+    from outrider.server.settings import Settings
     from outrider.verify.fast_tokenizer import AnyTokenizer
 
 # All renderings of `probe` take milliseconds and a few megabytes.
@@ -31,19 +32,29 @@ MEMORY_BYTES = 1 << 30
 ANSWER_SECONDS = 60.0
 
 
-def load_tried_tokenizer(model: Model) -> AnyTokenizer:
-    """The tokenizer of a model, whose chat templates can be rendered. Raises ModelError."""
+def load_tried_tokenizer(settings: Settings) -> AnyTokenizer:
+    """The tokenizer of the model, whose chat templates can be rendered. Raises ModelError.
+
+    Templates that have passed are named in the folder of findings, and not tried again.
+    """
+    from outrider.verify.findings import save_finding
     from outrider.verify.tokenizer import load_tokenizer  # the program does without transformers
 
+    model, folder = settings.model, settings.speculation.cost_folder
     tokenizer = load_tokenizer(model.path, model.trust_remote_code, model.revision)
     given: Any = getattr(tokenizer, "chat_template", None)
     texts = list(given.values()) if isinstance(given, dict) else [given]
     variables = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
-    if not ends(json.dumps([[text for text in texts if isinstance(text, str)], variables])):
+    trial = json.dumps([[text for text in texts if isinstance(text, str)], variables])
+    passed = folder and folder.expanduser() / f"template-{hashlib.sha256(trial.encode()).hexdigest()}.json"
+    if passed is not None and passed.is_file():
+        return tokenizer
+    if not ends(trial):
         raise ModelError(
             f"The chat template of the model at {model.path!r} takes more than {CPU_SECONDS:g} s or {MEMORY_BYTES >> 20} MiB"
             " for a short conversation; serve another model, or mend its template."
         )
+    save_finding({}, passed)
     return tokenizer
 
 

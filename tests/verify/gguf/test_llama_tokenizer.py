@@ -16,6 +16,7 @@ from outrider.verify.gguf import tokenizer as built
 from outrider.verify.gguf.llama_tokenizer import LlamaTokenizer
 from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.gguf.tokenizer import SPLITS, WHOLE_WORD_SPLITS, build_tokenizer
+from outrider.verify.gguf.vocabulary import Vocabulary as FileVocabulary
 from outrider.verify.tokenizer import fingerprint, gguf_tokenizer
 from tests.hub import installed
 from tests.verify.gguf.test_tokenizer import TEXTS, write_tokenizer
@@ -42,7 +43,7 @@ def file() -> Path:
 def both(file: Path) -> tuple[AnyTokenizer, LlamaTokenizer]:
     """SmolLM2's tokenizer, built and by llama.cpp."""
     entries = read_metadata(str(file)).entries
-    return build_tokenizer(entries, str(file)), LlamaTokenizer(str(file), built.Vocabulary(entries, str(file)))
+    return build_tokenizer(entries, str(file)), LlamaTokenizer(str(file), FileVocabulary(entries, str(file)))
 
 
 def test_it_is_the_tokenizer_that_is_built(both: tuple[AnyTokenizer, LlamaTokenizer]) -> None:
@@ -75,7 +76,7 @@ def test_families_split_texts_as_llama_cpp_does(file: Path, tmp_path: Path, name
     path = tmp_path / "part.gguf"
     write_tokenizer(path, {f"tokenizer.ggml.{key}": value for key, value in {**part, "model": "gpt2"}.items()})
     found = read_metadata(str(path)).entries
-    ours, theirs = build_tokenizer(found, str(path)), LlamaTokenizer(str(path), built.Vocabulary(found, str(path)))
+    ours, theirs = build_tokenizer(found, str(path)), LlamaTokenizer(str(path), FileVocabulary(found, str(path)))
     for text in [*TEXTS, *random_texts(100)]:
         composed = normalize("NFC", text) if name in built.COMPOSED else text
         assert ours.encode(text, add_special_tokens=False) == theirs.encode(composed, add_special_tokens=False)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from outrider.verify.errors import ModelError
-from outrider.verify.gguf.metadata import read_entries, read_metadata
+from outrider.verify.gguf.metadata import read_metadata
 from tests.verify.model.cpu.native.files import finish
 
 
@@ -40,19 +40,11 @@ def test_entries_and_sizes_are_read(file: Path) -> None:
     assert metadata.bits_per_weight == (32 + 4.5) / 2  # Q4_0: 4 bits, and a scale of 16 for 32 weights
 
 
-@pytest.mark.parametrize("prefix", ["", "llama.", "tokenizer.ggml.add", "general.sampling."])
-def test_entries_are_read_by_their_prefix(file: Path, prefix: str) -> None:
-    entries = read_metadata(file).entries
-    assert read_entries(file, prefix) == {key: value for key, value in entries.items() if key.startswith(prefix)}
-
-
 @pytest.mark.parametrize("length", [0, 3, 20, 60, 200])
 def test_a_truncated_file_is_refused(file: Path, length: int) -> None:
     file.write_bytes(file.read_bytes()[:length])
     with pytest.raises(ModelError, match=r"model.gguf' is not a complete GGUF file \(.+\); download it again"):
         read_metadata(file)
-    with pytest.raises(ModelError, match=r"is not a complete GGUF file .*; download it again\."):
-        read_entries(file, "general.sampling.")
 
 
 def test_a_damaged_length_is_refused(file: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import gguf
 import pytest
 import sentencepiece
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
@@ -19,7 +21,8 @@ from outrider import models
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.ends import NORMAL
-from outrider.verify.gguf.tokenizer import COMPOSED, SPLITS, USER_DEFINED, WHOLE_WORD_SPLITS, build_tokenizer
+from outrider.verify.gguf.tokenizer import COMPOSED, SPLITS, WHOLE_WORD_SPLITS, build_tokenizer
+from outrider.verify.gguf.vocabulary import USER_DEFINED
 from outrider.verify.tokenizer import fingerprint, load_tokenizer, stop_ids
 from tests.tokenizers import sentencepiece_model
 from tests.verify.model.cpu.native.files import add_entries, finish
@@ -90,24 +93,26 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return sentencepiece.SentencePieceProcessor(model_file=f"{folder}/model.model")
 
 
-def test_sentencepiece_is_that_of_its_own_library(trained: sentencepiece.SentencePieceProcessor) -> None:
+def entries_of_pieces(trained: sentencepiece.SentencePieceProcessor) -> dict[str, Any]:
+    """What a GGUF file has of a SentencePiece model."""
     ids = range(trained.get_piece_size())
     has_prefix = trained.id_to_piece(trained.encode("x")[0]).startswith("\u2581")
     tests = {2: trained.is_unknown, 3: trained.is_control, 6: trained.is_byte}
     types = [next((kind for kind, is_kind in tests.items() if is_kind(id)), NORMAL) for id in ids]
     types[trained.piece_to_id("<mark>")] = USER_DEFINED
-    built = build_tokenizer(
-        entries_of(
-            [trained.id_to_piece(id) for id in ids],
-            types,
-            model="llama",
-            scores=[trained.get_score(id) for id in ids],
-            bos_token_id=trained.bos_id(),
-            eos_token_id=trained.eos_id(),
-            add_space_prefix=has_prefix,
-        ),
-        "model.gguf",
+    return entries_of(
+        [trained.id_to_piece(id) for id in ids],
+        types,
+        model="llama",
+        scores=[trained.get_score(id) for id in ids],
+        bos_token_id=trained.bos_id(),
+        eos_token_id=trained.eos_id(),
+        add_space_prefix=has_prefix,
     )
+
+
+def test_sentencepiece_is_that_of_its_own_library(trained: sentencepiece.SentencePieceProcessor) -> None:
+    built = build_tokenizer(entries_of_pieces(trained), "model.gguf")
     assert built.special_tokens_map == {"bos_token": "<s>", "eos_token": "</s>"} and built.unk_token is None
     for text in [*TEXTS, " one space in front", "  two", "tab\tand ☃ snow"]:
         expected = trained.encode(text)
@@ -115,6 +120,30 @@ def test_sentencepiece_is_that_of_its_own_library(trained: sentencepiece.Sentenc
         assert built.decode(expected) == text
     assert built.encode("a<mark>", add_special_tokens=False)[-1] == trained.piece_to_id("<mark>")
     assert built.decode(built.encode("a</s>"), skip_special_tokens=True) == "a"
+
+
+def pieces_of_texts(tokens: list[str]) -> st.SearchStrategy[str]:
+    """Texts of any characters, of tokens, and of parts of tokens."""
+    parts = st.sampled_from(tokens).flatmap(lambda token: st.sampled_from([token[:2], token, token.replace("\u2581", " ")]))
+    return st.lists(parts | st.text(max_size=3) | st.sampled_from([" ", "  ", "\n"]), max_size=8).map("".join)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), plain=st.booleans(), with_ends=st.booleans(), has_bytes=st.booleans())
+def test_the_librarys_pieces_are_those_of_tokenizers(
+    data: st.DataObject, plain: bool, with_ends: bool, has_bytes: bool, trained: sentencepiece.SentencePieceProcessor
+) -> None:
+    entries = entries_of_pieces(trained)
+    if not has_bytes:  # characters without a token become the unknown one
+        tokens = entries["tokenizer.ggml.tokens"]
+        entries["tokenizer.ggml.tokens"] = [f"[{token}]" if token.startswith("<0x") else token for token in tokens]
+    built = build_tokenizer(entries, "model.gguf")
+    reference, text = built.backend_tokenizer, data.draw(pieces_of_texts(entries["tokenizer.ggml.tokens"]))
+    reference.encode_special_tokens = plain
+    ids = reference.encode(text, add_special_tokens=with_ends).ids
+    assert built.encode(text, with_ends, split_special_tokens=plain) == ids
+    assert built.decode(ids) == reference.decode(ids, skip_special_tokens=False)
+    assert built.decode(ids, skip_special_tokens=True) == reference.decode(ids)
 
 
 DECOMPOSED = [

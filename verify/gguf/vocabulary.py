@@ -1,0 +1,105 @@
+"""The entries of a GGUF file that are about tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken
+
+from outrider.verify.gguf.ends import BYTE, CONTROL, NORMAL, ends_by_text
+from outrider.verify.gguf.ends import ROLES as END_ROLES
+from outrider.verify.gguf.texts import Texts, ids_of
+
+UNKNOWN, USER_DEFINED = 2, 4
+TEMPLATE, DEFAULT = "tokenizer.chat_template", "default"
+
+
+class Vocabulary:
+    """The entries of a file that are about tokens."""
+
+    def __init__(self, entries: Mapping[str, Any], path: str) -> None:
+        self._entries = entries
+        self.path = path
+        self.kind = self.get("model")
+        self.architecture = entries.get("general.architecture")
+        self.tokens = Texts.of(self.get("tokens", []))
+        self.types = np.array(self.get("token_type", [NORMAL] * len(self.tokens)), np.int32)
+        self.ids = ids_of(self.tokens)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._entries.get(f"tokenizer.ggml.{name}", default)
+
+    def ids_of(self, role: str) -> list[int]:
+        """The tokens with a role such as `eos`: the one that the file names, or its list, without ids of no token."""
+        given = [self.get(f"{role}_token_id"), self.get(f"{role}_token_ids")]
+        ids = [id for each in given for id in (each if isinstance(each, list) else [each])]
+        return [id for id in ids if isinstance(id, int) and 0 <= id < len(self.tokens)]
+
+    def token(self, role: str) -> str | None:
+        """The token with a role such as `eos`; None if the file names none."""
+        return next((self.tokens[id] for id in self.ids_of(role)), None)
+
+    @property
+    def unknown(self) -> str | None:
+        """The token for what has none."""
+        return self.token("unknown") or next((self.tokens[id] for id in np.flatnonzero(self.types == UNKNOWN)), None)
+
+    @property
+    def named_ends(self) -> frozenset[int]:
+        """The tokens that the file says end a text, a turn or a message."""
+        return frozenset(id for role in END_ROLES for id in self.ids_of(role))
+
+    @property
+    def likely_ends(self) -> frozenset[int]:
+        """The tokens that end answers by their texts, unless the chat template writes them within an answer."""
+        others = np.flatnonzero((self.types != NORMAL) & (self.types != BYTE)).tolist()
+        return ends_by_text({self.tokens[id]: id for id in others}, self.types.tolist())
+
+    @property
+    def chat_template(self) -> str | dict[str, str] | None:
+        """The chat template, or several by name, of which the first is `default`; None if there is none."""
+        main = self._entries.get(TEMPLATE)
+        named = {
+            key.removeprefix(f"{TEMPLATE}."): each for key, each in self._entries.items() if key.startswith(f"{TEMPLATE}.")
+        }
+        templates = ({} if main is None else {DEFAULT: main}) | named
+        texts = {name: str(text) for name, text in templates.items()}
+        return texts if len(texts) > 1 else next(iter(texts.values()), None)
+
+    def merges(self) -> list[tuple[str, str]]:
+        """The pairs to merge, first the best: as listed, or else as the tokens' scores imply."""
+        listed: Sequence[str] | None = self.get("merges")
+        if listed is None:
+            return list(self._implied_merges())
+        pairs, known = (merge.partition(" ") for merge in listed), {*self.tokens}
+        return [(left, right) for left, _, right in pairs if left in known and right in known and left + right in known]
+
+    def _implied_merges(self) -> Iterator[tuple[str, str]]:
+        scores = self.get("scores")
+        tokens = [*self.tokens]
+        known, ids = {tokens[id] for id in np.flatnonzero(self.types == NORMAL)}, dict(zip(tokens, count(), strict=False))
+        order = np.lexsort((np.arange(len(scores)), -np.array(scores, np.float64)))  # of equal scores, the smaller id is first
+        for id in order.tolist():
+            token = tokens[id]
+            if token not in known or ids[token] != id:
+                continue
+            for cut in range(1, len(token)):  # a vocabulary has millions of cuts, so this loop is a plain one
+                if (left := token[:cut]) in known and (right := token[cut:]) in known:
+                    yield left, right
+
+    def added(self) -> list[AddedToken]:
+        """The tokens that are found in text before it is split: control tokens, which are special, and the user's."""
+        kinds = {CONTROL: True, USER_DEFINED: False}
+        typed = {id: self.types[id] for id in np.flatnonzero(np.isin(self.types, [*kinds])).tolist()}
+        return [AddedToken(self.tokens[id], normalized=False, special=kinds[kind]) for id, kind in typed.items()]
+
+
+def text_ends(vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
+    """The tokens with which the file says that texts begin, and those with which they end."""
+    is_sentencepiece = vocabulary.kind == "llama"
+    ends = {"bos": vocabulary.get("add_bos_token", is_sentencepiece), "eos": vocabulary.get("add_eos_token", False)}
+    before, after = ([token] if wanted and (token := vocabulary.token(role)) else [] for role, wanted in ends.items())
+    return before, after
