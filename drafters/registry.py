@@ -18,7 +18,7 @@ from outrider.drafters.model.chain import ModelChain
 from outrider.drafters.model.draft_graph import DraftGraphDrafter
 from outrider.drafters.model.draft_tree import DraftTreeDrafter
 from outrider.drafters.model.language_model import LanguageModel
-from outrider.drafters.model.pair import Pair
+from outrider.drafters.model.pair import RANKS, Pair
 from outrider.drafters.model.union import UnionDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import (
@@ -82,7 +82,7 @@ def make(name: DrafterName, resources: Resources) -> Drafter:
             if resources.model is None or options.fusion.draft == "never":
                 return tables
             time = options.fusion.draft
-            chain = ModelChain(resources.model(), resources.pair, 2)
+            chain = ModelChain(resources.model(), resources.pair, RANKS)
             return UnionDrafter(tables, chain, resources.pair, options.draft.steps, time, time == "auto")
     assert resources.model is not None, f"{name} needs a draft model"
     model, pair, steps = resources.model(), resources.pair, options.draft.steps
@@ -95,7 +95,7 @@ def make(name: DrafterName, resources: Resources) -> Drafter:
             return DraftGraphDrafter(model, options.draft_graph, pair)
         case "pearl":
             if options.pearl.only_if_worth:
-                return UnionDrafter(LookupDrafter(options.lookup), ModelChain(model, pair, 2), pair, steps)
+                return UnionDrafter(LookupDrafter(options.lookup), ModelChain(model, pair, RANKS), pair, steps)
             chain = ModelChain(model, pair, window=options.pearl.window)  # the paper's algorithm
             return UnionDrafter(NoDrafter(), chain, pair, steps, "during", only_if_worth=False)
     raise ValueError(f"There is no drafter {name!r}; choose one of {', '.join(resources.names)}.")

@@ -41,14 +41,14 @@ class Link:
     token: int
     share: float  # the model's probability
     q: Floats | None  # float32 [V]; the distribution that it was sampled from; None if the rule needs none
-    second: tuple[int, float] | None  # the model's second choice and its probability
+    others: list[tuple[int, float]]  # the model's next choices and their probabilities
 
 
 class ModelChain:
     """The chain of one session. `draft_beside` starts drafting that ends in `observe` or `end`."""
 
     def __init__(self, model: LanguageModel, pair: Pair, choices: int = 1, window: int = 0) -> None:
-        """Two `choices` add the model's second choice next to each token of the chain.
+        """More `choices` add the model's next ones beside each token of the chain.
 
         `window` is the number of tokens that are drafted beside a verification; 0 = as many as fit into its time.
         """
@@ -125,15 +125,17 @@ class ModelChain:
         length = len(links)
         if not length:
             return replace(EMPTY, continuation=self._continuation)
-        # Depth-first: the chain, then the second choices next to its tokens from its end upwards.
-        branches = [(row, *link.second) for row, link in enumerate(links[: budget - length]) if link.second is not None][::-1]
+        # Depth-first: the chain, then the other choices next to its tokens from its end upwards.
+        branches = [(row, rank, *other) for row, link in enumerate(links) for rank, other in enumerate(link.others, start=1)]
+        branches = sorted(branches[: budget - length], key=lambda branch: -branch[0])
         above = [1.0, *paths]
         return DraftTree(
-            np.array([link.token for link in links] + [token for _, token, _ in branches], np.int32),
-            np.array([*range(-1, length - 1), *(row - 1 for row, _, _ in branches)], np.int32),
-            np.array([*range(1, length + 1), *(row + 1 for row, _, _ in branches)], np.int32),
+            np.array([link.token for link in links] + [token for _, _, token, _ in branches], np.int32),
+            np.array([*range(-1, length - 1), *(row - 1 for row, *_ in branches)], np.int32),
+            np.array([*range(1, length + 1), *(row + 1 for row, *_ in branches)], np.int32),
             np.array(
-                paths[:length] + [above[row] * self._acceptance.calibration.acceptance(1, share) for row, _, share in branches],
+                paths[:length]
+                + [above[row] * self._acceptance.calibration.acceptance(rank, share) for row, rank, _, share in branches],
                 np.float32,
             ),
             np.full(length + len(branches), Source.DRAFT, np.uint8),
@@ -144,7 +146,7 @@ class ModelChain:
     def observe(self, verdict: Verdict) -> list[bool]:
         """Ends background drafting, and keeps what is left of the chain. Raises if drafting has failed.
 
-        Returns whether each token of the chain was right, up to the first one that was not.
+        Returns whether the right token was among the model's choices, for each token of the chain up to the first wrong one.
         """
         tokens = verdict.tokens
         drafting = self._stop()
@@ -232,22 +234,21 @@ class ModelChain:
         return None if found.q is None else (found.token, found.q)
 
     def _learn(self, tokens: Ints) -> list[bool]:
-        """Records how far the chain agreed with the emitted tokens; returns whether each of its tokens was right."""
+        """Records how far the chain agreed with the emitted tokens; see `observe`."""
         found: list[bool] = []
         for token, drafted in zip(tokens.tolist(), self._links, strict=False):
-            second = () if drafted.second is None else (drafted.second,)
-            choices = [drafted.token, *(choice for choice, _ in second)]
+            choices = [drafted.token, *(choice for choice, _ in drafted.others)]
             accepted = choices.index(token) if token in choices else None
-            shares = [drafted.share, *(share for _, share in second)]
+            shares = [drafted.share, *(share for _, share in drafted.others)]
             self._acceptance.calibration.record(range(len(choices)), shares, accepted)
-            found.append(accepted == 0)
+            found.append(accepted is not None)
             if accepted != 0:
                 break
         return found
 
 
 def link(candidates: Candidates, row: int) -> Link:
-    """The first candidate of a row, with the second one if it has another."""
+    """The first candidate of a row, with the other ones."""
     tokens, shares = candidates.tokens[row].tolist(), candidates.probability[row].tolist()
-    second = (tokens[1], shares[1]) if len(tokens) > 1 and tokens[1] != tokens[0] and shares[1] > 0 else None
-    return Link(tokens[0], shares[0], None if candidates.q is None else candidates.q[row], second)
+    others = [(token, share) for token, share in zip(tokens[1:], shares[1:], strict=True) if token != tokens[0] and share > 0]
+    return Link(tokens[0], shares[0], None if candidates.q is None else candidates.q[row], others)

@@ -170,7 +170,7 @@ class DraftRunner:
         verified = threading.Event()
 
         def draft() -> list[float]:
-            seconds = []
+            seconds: list[float] = []
             while not verified.is_set() or not seconds:
                 seconds.append(timed_forward(self.runner, own, 0))
             return seconds

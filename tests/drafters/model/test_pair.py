@@ -55,7 +55,7 @@ def drafted(pair: Pair, share: float, is_right: bool, steps: int = 300) -> list[
 def test_an_estimate_verifies_the_nodes_with_the_most_tokens_per_second(
     probability: list[float], slope: float, drafting: float
 ) -> None:
-    costs = 0.04 + slope * np.arange(65)
+    costs = (0.04 + slope * np.arange(65)).astype(np.float64)
     estimate = Estimate.of(np.array(probability, np.float32), costs, drafting)
     best = sorted(probability, reverse=True)
     rates = [(1 + sum(best[:count])) / (drafting + costs[count]) for count in range(len(best) + 1)]
