@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,18 @@ class Draws:
 Continuation = Callable[[Collection[int]], tuple[int, Floats] | None]
 
 
+class Work(NamedTuple):
+    """A draft model's work for a step."""
+
+    seconds: float = 0.0  # of its forwards for the tree, before the verification
+    invested: float = 0.0  # seconds of reading the text, and of probes: later steps repay them
+    beside: bool = False  # whether it drafts beside the verification, too
+    reason: str = ""  # for the log
+
+
+NO_WORK = Work()
+
+
 @dataclass(frozen=True, eq=False)
 class DraftTree:
     """A draft: a tree of tokens below the root, the last committed token.
@@ -75,6 +87,7 @@ class DraftTree:
     # tree.
     draws: Mapping[int, Draws] = field(default_factory=dict)
     continuation: Continuation | None = None  # extends the tree's chain while it is verified; called after the forward
+    work: Work = NO_WORK  # of the whole tree
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -31,7 +31,7 @@ else:
     DrafterName = Literal[(*get_args(BuiltInName), *INSTALLED)]
 NAMES: tuple[DrafterName, ...] = get_args(DrafterName)
 NEED_A_MODEL: tuple[DrafterName, ...] = get_args(ModelName)
-# When a draft model drafts in addition to tables: before a verification, or during it.
+# When a draft model drafts in addition to tables: before a verification, or beside it.
 DraftTime = Literal["auto", "before", "during", "never"]
 Probability = Annotated[float, Ge(0), Le(1)]
 Nodes = Annotated[int, Ge(1), Le(MAX_NODES)]
@@ -86,6 +86,16 @@ class LookaheadOptions:
 
 
 @dataclass(frozen=True)
+class DraftOptions:
+    """The `draft` drafter (SSD): the draft model's chain, drafted before a verification."""
+
+    # Maximum length of a draft: one draft-model forward per token.
+    steps: Nodes = 16
+    # Stop drafting when the next token is expected to cost more time than it saves.
+    only_if_worth: bool = True
+
+
+@dataclass(frozen=True)
 class DraftTreeOptions:
     """The `draft-tree` drafter (TSD): the draft model's tree. Defaults from the GSD paper, appendix A."""
 
@@ -118,8 +128,6 @@ class PearlOptions:
     only_if_worth: bool = True
     # Draft window in tokens (gamma); 0 uses the measured speed ratio of the two models (Theorem 1).
     window: Annotated[int, Ge(0), Le(MAX_WINDOW)] = 0
-    # Tokens that a tri-gram table drafts for the draft model itself; 0 disables it. Not in the paper.
-    ahead: Annotated[int, Ge(0), Le(16)] = 3
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,7 @@ class Options:
     lookup: LookupOptions = field(default_factory=LookupOptions)
     lookahead: LookaheadOptions = field(default_factory=LookaheadOptions)
     fusion: FusionOptions = field(default_factory=FusionOptions)
-    draft: DraftTreeOptions = DraftTreeOptions(children=1, theta_sib=0.0)  # a chain (SSD): a tree of one branch
+    draft: DraftOptions = field(default_factory=DraftOptions)
     draft_tree: DraftTreeOptions = field(default_factory=DraftTreeOptions)
     draft_graph: DraftGraphOptions = field(default_factory=DraftGraphOptions)
     pearl: PearlOptions = field(default_factory=PearlOptions)

@@ -5,19 +5,21 @@ All means are exponential moving averages (`ema`). Actions that do not pay are p
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 
 import numpy as np
 
 from outrider.drafters.interface import Floats
-from outrider.drafters.state import State, array, join, loaded_means, means, numbers, part, restore
+from outrider.drafters.state import State, array, numbers, restore
 
 # An EMA gives its earlier mean this weight.
 DECAY = 0.9
 # Few tokens are accepted per step, so their mean needs more steps than the mean of a duration.
 TRUST_DECAY = 0.95
 PROBE_INTERVAL = 16
-CALIBRATION_BINS = 10
+# Probabilities are told apart at these borders. Long chains depend on the largest ones.
+BORDERS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
 # Each bin starts with this many observations, in which the draft model's own probability was right.
 CALIBRATION_PRIOR = 4.0
 # Each new observation multiplies the weight of earlier ones by this.
@@ -65,44 +67,21 @@ class Probe:
         self._calls, self._interval = array(saved, "calls", np.int64, 2).tolist()
 
 
-class CostBenefit:
-    """Compares the time of an action with the time that its extra tokens would take without it."""
+class Share:
+    """A share of successes that starts with an assumption and follows the latest cases."""
 
-    def __init__(self) -> None:
-        self.seconds: float | None = None  # seconds per action (EMA)
-        self._step_seconds: float | None = None  # seconds per step (EMA)
-        self._step_tokens: float | None = None  # emitted tokens per step (EMA)
-        self._probe = Probe()
+    def __init__(self, mean: float, cases: float, most: float) -> None:
+        """`mean` counts as much as `cases` cases; of later ones, about the last `most` count."""
+        self.mean, self._cases, self._most = mean, cases, most
 
-    @property
-    def token_seconds(self) -> float | None:
-        """The time per emitted token; None if it has not been measured."""
-        return self._step_seconds / self._step_tokens if self._step_seconds and self._step_tokens else None
+    def record(self, success: bool) -> None:
+        """Records one case."""
+        self._cases = min(self._cases + 1, self._most)
+        self.mean += (success - self.mean) / self._cases
 
-    def is_worth(self, tokens: float) -> bool:
-        """Whether an action that is expected to add `tokens` is worth its time; times that are not measured count nothing."""
-        return tokens * (self.token_seconds or 0.0) >= (self.seconds or 0.0)
-
-    def is_worth_or_probe(self, tokens: float) -> bool:
-        """`is_worth`, or whether a probe is due. Call once per step."""
-        probe = self._probe.tick()
-        return self.is_worth(tokens) or probe
-
-    def record_action(self, seconds: float) -> None:
-        """Records the duration of an action."""
-        self.seconds = ema(self.seconds, seconds)
-
-    def record_step(self, tokens: int, seconds: float) -> None:
-        """Records a step that emitted `tokens` tokens."""
-        self._step_seconds = ema(self._step_seconds, bounded(self._step_seconds, seconds))
-        self._step_tokens = ema(self._step_tokens, tokens)
-
-    def state(self) -> State:
-        return {"means": means(self.seconds, self._step_seconds, self._step_tokens), **join(probe=self._probe.state())}
-
-    def load(self, saved: State) -> None:
-        self.seconds, self._step_seconds, self._step_tokens = loaded_means(saved, "means", 3)
-        self._probe.load(part(saved, "probe"))
+    def state(self) -> tuple[float, float, float]:
+        """The arguments that create it."""
+        return self.mean, self._cases, self._most
 
 
 class Trust:
@@ -136,28 +115,29 @@ class Calibration:
     """
 
     def __init__(self, ranks: int) -> None:
-        middles = (np.arange(CALIBRATION_BINS) + 0.5) / CALIBRATION_BINS
-        self._tried = np.full((ranks, CALIBRATION_BINS), CALIBRATION_PRIOR)
+        edges = np.array([0.0, *BORDERS, 1.0])
+        middles = (edges[1:] + edges[:-1]) / 2
+        self._tried = np.full((ranks, len(middles)), CALIBRATION_PRIOR)
         self._accepted = np.tile(middles * CALIBRATION_PRIOR, (ranks, 1))
 
     def acceptance(self, rank: int, probability: float) -> float:
         """The estimated probability that the target accepts the candidate of this rank (0 = first)."""
-        cell = rank, _bin(probability)
+        cell = self._cell(rank, probability)
         return min(0.999, float(self._accepted[cell] / self._tried[cell]))
 
     def record(self, ranks: Sequence[int], probability: Floats | Sequence[float], accepted: int | None) -> None:
         """Records the target's choice at a node with these candidates: the index of the accepted one, or None."""
         for index, (rank, share) in enumerate(zip(ranks, probability, strict=True)):
-            cell = rank, _bin(float(share))
+            cell = self._cell(rank, float(share))
             self._tried[cell] = CALIBRATION_DECAY * self._tried[cell] + 1
             self._accepted[cell] = CALIBRATION_DECAY * self._accepted[cell] + (index == accepted)
+
+    def _cell(self, rank: int, probability: float) -> tuple[int, int]:
+        """The indices of a rank, of which all beyond the last share its cells, and of a probability."""
+        return min(rank, len(self._tried) - 1), bisect(BORDERS, probability)
 
     def state(self) -> State:
         return {"tried": self._tried, "accepted": self._accepted}
 
     def load(self, saved: State) -> None:
         restore(self.state(), saved)
-
-
-def _bin(probability: float) -> int:
-    return min(CALIBRATION_BINS - 1, int(probability * CALIBRATION_BINS))

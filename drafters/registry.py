@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +18,7 @@ from outrider.drafters.model.chain import ModelChain
 from outrider.drafters.model.draft_graph import DraftGraphDrafter
 from outrider.drafters.model.draft_tree import DraftTreeDrafter
 from outrider.drafters.model.language_model import LanguageModel
-from outrider.drafters.model.schedule import Schedules
+from outrider.drafters.model.pair import RANKS, Pair
 from outrider.drafters.model.union import UnionDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import (
@@ -27,7 +26,6 @@ from outrider.drafters.options import (
     NAMES,
     NEED_A_MODEL,
     DrafterName,
-    DraftTime,
     Options,
 )
 from outrider.drafters.prediction import PredictionDrafter
@@ -52,8 +50,7 @@ class Resources:
     corpus: Collection[Corpus] = ()
     vocabulary: int = 1 << 18  # token ids are below it
     model: Callable[[], LanguageModel] | None = None  # creates a session's draft model; None without a draft model
-    # What all sessions have measured of a draft model that drafts in addition to tables, by drafter.
-    schedules: Mapping[DrafterName, Schedules] = field(default_factory=lambda: defaultdict(Schedules))
+    pair: Pair = field(default_factory=Pair)  # what is known of the draft model beside its target
 
     @property
     def names(self) -> tuple[DrafterName, ...]:
@@ -84,33 +81,29 @@ def make(name: DrafterName, resources: Resources) -> Drafter:
             tables = FusionDrafter(resources.base, resources.corpus, options.fusion, resources.vocabulary)
             if resources.model is None or options.fusion.draft == "never":
                 return tables
-            return _union(name, tables, resources.model(), resources, options.fusion.draft)
+            time = options.fusion.draft
+            chain = ModelChain(resources.model(), resources.pair, RANKS)
+            return UnionDrafter(tables, chain, resources.pair, options.draft.steps, time, time == "auto")
     assert resources.model is not None, f"{name} needs a draft model"
-    model = resources.model()
+    model, pair, steps = resources.model(), resources.pair, options.draft.steps
     match name:
         case "draft":
-            return DraftTreeDrafter(model, options.draft)
+            return UnionDrafter(NoDrafter(), ModelChain(model, pair), pair, steps, "before", options.draft.only_if_worth)
         case "draft-tree":
-            return DraftTreeDrafter(model, options.draft_tree)
+            return DraftTreeDrafter(model, options.draft_tree, pair)
         case "draft-graph":
-            return DraftGraphDrafter(model, options.draft_graph)
+            return DraftGraphDrafter(model, options.draft_graph, pair)
         case "pearl":
             if options.pearl.only_if_worth:
-                return _union(name, LookupDrafter(options.lookup), model, resources, "auto")
-            return _union(name, NoDrafter(), model, resources, "during", choices=1)  # the paper's algorithm
+                return UnionDrafter(LookupDrafter(options.lookup), ModelChain(model, pair, RANKS), pair, steps)
+            chain = ModelChain(model, pair, window=options.pearl.window)  # the paper's algorithm
+            return UnionDrafter(NoDrafter(), chain, pair, steps, "during", only_if_worth=False)
     raise ValueError(f"There is no drafter {name!r}; choose one of {', '.join(resources.names)}.")
 
 
 def make_uncompiled(has_prediction: bool) -> Drafter:
     """A drafter for one request where the compiled library is missing."""
     return PredictionDrafter() if has_prediction else PromptLookupDrafter()
-
-
-def _union(
-    name: DrafterName, tables: Drafter, model: LanguageModel, resources: Resources, time: DraftTime, choices: int = 2
-) -> UnionDrafter:
-    chain = ModelChain(model, resources.options.pearl, choices)
-    return UnionDrafter(tables, chain, resources.schedules[name], resources.options.draft.steps, time)
 
 
 def clone(drafter: Drafter, text: Sequence, cloned: Sequence) -> Drafter:

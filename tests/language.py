@@ -17,7 +17,7 @@ T = TypeVar("T")
 class ToyModel:
     """Candidates by falling probability, or with `random` drawn without replacement. Implements `LanguageModel`."""
 
-    speed_ratio = 3.0
+    unread = 1
 
     def __init__(
         self, table: NDArray[np.float64], random: np.random.Generator | None = None, thread: ThreadPoolExecutor | None = None
@@ -53,6 +53,9 @@ class ToyModel:
         self.rows += tokens
         self.forwards.append(len(tokens))
         return self._candidates(tokens, count)
+
+    def read(self, tokens: int) -> int:
+        return 0
 
     def retract(self, rows: int) -> None:
         del self.rows[rows:]

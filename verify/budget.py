@@ -15,7 +15,7 @@ from operator import mul
 
 import numpy as np
 
-from outrider.drafters.interface import EMPTY, DraftTree, Ints
+from outrider.drafters.interface import EMPTY, NO_WORK, DraftTree, Ints, Work
 from outrider.drafters.policy import Probe, Trust, ema
 from outrider.drafters.sequence import UNLIMITED
 from outrider.verify.cost import CostCurve
@@ -50,6 +50,7 @@ class Draft:
     context: int = 0  # tokens before the draft
     prunable: bool = True  # whether nodes may be dropped before verification
     nodes: int = 0  # number of nodes that the drafter could propose
+    work: Work = NO_WORK  # of a draft model
 
 
 @dataclass(frozen=True)
@@ -61,16 +62,20 @@ class Choice:
     expected: float | None = None  # tokens that the step is expected to emit; None = unknown
     gain: float = 1.0  # expected tokens per second of the round, drafting included, over those without drafts
     next_nodes: int | None = None  # number of nodes to request from the next step on; None = unchanged
+    work: Work = NO_WORK  # of a draft model
 
     @classmethod
     def whole(cls, draft: Draft) -> Choice:
         """All nodes, without a prediction."""
-        return cls(draft.tree, len(draft.tree))
+        return cls(draft.tree, len(draft.tree), work=draft.work)
 
     def __str__(self) -> str:
         """The reason for the choice, for the log."""
         nodes = f"{len(self.tree)} of {self.proposed} nodes"
-        return nodes if self.expected is None else f"{nodes} ({self.expected:.2f} tokens expected, gain {self.gain:.2f})"
+        if self.expected is not None:
+            nodes += f" ({self.expected:.2f} tokens expected, gain {self.gain:.2f})"
+        beside = ", which goes on beside it" if self.work.beside else ""
+        return f"{nodes}, {self.work.reason}{beside}" if self.work.reason or beside else nodes
 
 
 class Budget:
@@ -83,7 +88,7 @@ class Budget:
     def __init__(self, nodes: int = FULL_NODES, curve: CostCurve | None = None) -> None:
         """`nodes` is the number without a `curve`, and has no effect with one."""
         self.curve = curve
-        self.draft_seconds: float | None = None  # seconds per draft (EMA)
+        self.draft_seconds: float | None = None  # seconds per draft without a draft model's work (EMA)
         self._trust = [Trust() for _ in range(TRUSTED_DEPTHS)]
         self._has_drafted = False
         self._asked = 0  # nodes requested for this step
@@ -127,8 +132,9 @@ class Budget:
             return
         self._requested = choice.next_nodes or self._requested
         self._gain = ema(self._gain, choice.gain)
-        if self._has_drafted:  # the first draft of a request includes the draft model's reading of the prompt
-            self.draft_seconds = ema(self.draft_seconds, draft_seconds)
+        if self._has_drafted:  # the first draft of a request prepares more than the others
+            own = max(0.0, draft_seconds - choice.work.seconds - choice.work.invested)
+            self.draft_seconds = ema(self.draft_seconds, own)
         self._has_drafted = True
         for depth, (probability, was_accepted) in enumerate(outcome(draft, tokens)):
             self._trust[min(depth, TRUSTED_DEPTHS - 1)].record(probability, was_accepted)
@@ -163,7 +169,7 @@ def divide_nodes(drafts: Sequence[Draft], budgets: Sequence[Budget], most: int |
     context = sum(draft.context for draft in drafts) // roots
     kinds = np.concatenate([np.full(roots - 1, Kind.ROOT), np.concatenate([kinds_of(draft.tree) for draft in drafts])[order]])
     costs = curve.of_rows(context, roots, roots + measured, kinds)[roots - 1 :].tolist()  # seconds with 0, 1, ... nodes
-    drafting = sum(budget.draft_seconds or 0.0 for budget in budgets)
+    drafting = sum(budget.draft_seconds or 0.0 for budget in budgets) + sum(draft.work.seconds for draft in drafts)
     best, rate, tokens = 0, 0.0 if forced[order[0]] else roots / (costs[0] + drafting), float(roots)
     for count, node in enumerate(order, start=1):
         tokens += gains[node]
@@ -181,7 +187,7 @@ def divide_nodes(drafts: Sequence[Draft], budgets: Sequence[Budget], most: int |
         next_nodes = requested(draft, budget, [node in worth for node in range(start, end)], gains[start:end], break_even)
         verified = [node in kept for node in range(start, end)]
         expected = 1 + sum(gains[node] for node in range(start, end) if node in kept)
-        choices.append(Choice(pruned(draft.tree, verified), len(draft.tree), expected, gain, next_nodes))
+        choices.append(Choice(pruned(draft.tree, verified), len(draft.tree), expected, gain, next_nodes, draft.work))
     return choices
 
 

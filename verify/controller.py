@@ -130,6 +130,8 @@ class Controller:
         self._device_seconds = ema(self._device_seconds, times.device)
         if plan.curve is None or plan.seconds is None:
             return
+        if any(choice.work.beside for choice in plan.choices):
+            return  # a draft model has slowed it down
         if not plan.reads and times.forward is not None:
             plan.curve.observe(plan.context, len(plan.choices), rows, times.forward, touched)
         error = self._errors[plan.reads]

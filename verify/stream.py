@@ -169,10 +169,12 @@ class Stream:
         started = time.perf_counter()
         depth = min(self.remaining - 1, self._verifier.draft_depth)  # leaves room for the bonus token
         nodes = self.budget.nodes() if depth else 0
-        tree = self._drafter.propose(nodes, self.budget.least(self.context) if nodes else 0.0).limit(depth)
+        proposed = self._drafter.propose(nodes, self.budget.least(self.context) if nodes else 0.0)
+        tree = proposed.limit(depth)
         if not self._verifier.takes_trees:
             tree = tree.chain if self._drafter.prunable or tree.is_chain else EMPTY
-        return Draft(tree, depth, time.perf_counter() - started, self.context, self._drafter.prunable, nodes)
+        seconds = time.perf_counter() - started
+        return Draft(tree, depth, seconds, self.context, self._drafter.prunable, nodes, proposed.work)
 
     def rows(self, draft: Draft, choice: Choice) -> StepPart:
         """The rows of a step: the root and those of the chosen nodes that the grammar allows."""

@@ -13,14 +13,15 @@ from dataclasses import replace
 from outrider.drafters.interface import DraftTree
 from outrider.drafters.model.draft_tree import DraftTreeDrafter
 from outrider.drafters.model.language_model import LanguageModel
+from outrider.drafters.model.pair import Pair
 from outrider.drafters.options import DraftGraphOptions
 
 
 class DraftGraphDrafter(DraftTreeDrafter):
     """GSD for one session. Implements `Drafter`."""
 
-    def __init__(self, model: LanguageModel, options: DraftGraphOptions) -> None:
-        super().__init__(model, options)
+    def __init__(self, model: LanguageModel, options: DraftGraphOptions, pair: Pair) -> None:
+        super().__init__(model, options, pair)
         self._tau = options.tau
         self._places: dict[tuple[int, ...], int] = {}  # the first expanded node with these last tau tokens
         self._merges: dict[int, int] = {}  # maps a redundant node to the expanded node that it is merged with
@@ -47,7 +48,7 @@ class DraftGraphDrafter(DraftTreeDrafter):
         return [node for node in super()._expandable(level) if node not in self._merges]
 
     def _tree(self, budget: int) -> DraftTree:
-        self._unroll(budget)
+        self._unroll(self._limit(budget))
         return super()._tree(budget)
 
     def _unroll(self, budget: int) -> None:
@@ -68,7 +69,7 @@ class DraftGraphDrafter(DraftTreeDrafter):
     def _copy(self, original: int, parent: int) -> None:
         """Appends a copy of node `original` as a child of `parent`."""
         node, above = self._nodes[original], self._nodes[parent]
-        path = above.path * self._calibration.acceptance(node.rank, node.share)
+        path = above.path * self._acceptance.calibration.acceptance(node.rank, node.share)
         self._nodes.append(replace(node, parent=parent, depth=above.depth + 1, path=path, row=-1, q=None, merged=True))
 
     def _ending(self, node: int) -> tuple[int, ...]:

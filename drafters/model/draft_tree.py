@@ -1,14 +1,17 @@
-"""`draft` and `draft-tree`: a draft model's chain or tree, level by level (SSD and TSD in GSD's terms, arXiv 2407.16207).
+"""`draft-tree`: a draft model's tree, level by level (TSD in GSD's terms, arXiv 2407.16207).
 
 A node's children are the model's top k candidates. Nodes that are unlikely, absolutely or relative to their likeliest
 sibling, are leaves (section 4.2). Each level takes one draft-model forward over its new rows. With k = 1 this is a
-chain, plain speculative decoding. Not in the paper: a level that is expected to cost more time than it saves is not drafted.
+chain. Not in the paper: a level that is expected to cost more time than it saves is not drafted, and of its nodes only those
+that pay are expanded.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -23,13 +26,14 @@ from outrider.drafters.interface import (
     Sampling,
     Source,
     Verdict,
+    Work,
     arrange,
 )
 from outrider.drafters.model.language_model import Candidates, LanguageModel
+from outrider.drafters.model.pair import FEW_TOKENS, Estimate, Pair
 from outrider.drafters.options import DraftTreeOptions
-from outrider.drafters.policy import Calibration, CostBenefit, ema
 from outrider.drafters.sequence import Sequence
-from outrider.drafters.state import State, array, join, numbers, part
+from outrider.drafters.state import State
 
 
 @dataclass
@@ -54,68 +58,102 @@ class DraftTreeDrafter:
     feedback = 0
     prunable = True
 
-    def __init__(self, model: LanguageModel, options: DraftTreeOptions) -> None:
+    def __init__(self, model: LanguageModel, options: DraftTreeOptions, pair: Pair) -> None:
         self._model = model
         self._options = options
         self._only_if_worth = options.only_if_worth  # levels that would cost more time than they save are not drafted
-        self._calibration = Calibration(options.children)
+        self._pair = pair
+        self._acceptance = pair.acceptance(True)
         self._sequence = Sequence()
         self._greedy = True
         self._nodes: list[Node] = []
         self._q: Floats | None = None  # float32 [V]; the distribution that the first level was sampled from
-        self._level_benefit = CostBenefit()
-        self._first_gain = 1.0  # accepted tokens of the first level (EMA)
+        self._costs = pair.step_seconds(0)  # of this step, by nodes
+        self._drafting = 0.0  # seconds of this step's drafting, without the reading of the text
         self._started = 0.0  # time.perf_counter() at the start of the step
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._sequence = sequence
         self._model.begin(sequence, sampling)
         self._greedy = sampling is None or sampling.greedy
+        self._acceptance = self._pair.acceptance(self._greedy)
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
-        self._nodes, self._q = [], None
+        self._nodes, self._q, self._drafting = [], None, 0.0
         budget = min(budget, self._model.space, MAX_NODES)
-        self._started = time.perf_counter()
-        if budget <= 0 or (self._only_if_worth and not self._level_benefit.is_worth_or_probe(self._first_gain)):
+        self._started, self._costs = time.perf_counter(), self._pair.step_seconds(len(self._sequence))
+        if budget <= 0 or not self._is_worth_starting():
             return EMPTY
-        candidates = self._model.root(self._options.children)
+        candidates = self._timed(lambda: self._model.root(self._options.children))
         self._q = None if candidates.q is None else candidates.q[0]
         level = self._add(-1, candidates, 0, budget)
         for _ in range(1, self._options.steps):
             chosen = self._choose(level, budget)
             if not chosen:
                 break
-            started = time.perf_counter()
             level = self._grow(chosen, budget)
-            self._level_benefit.record_action(time.perf_counter() - started)
-        return self._tree(budget)
+        return replace(self._tree(budget), work=Work(self._drafting))
 
     def observe(self, verdict: Verdict) -> None:
         self._learn(verdict)
         self._model.advance(verdict.tokens)
-        self._level_benefit.record_step(len(verdict.tokens), time.perf_counter() - self._started)
+        self._pair.save_for_probes(time.perf_counter() - self._started)
 
     def end(self) -> None:
         self._nodes, self._q = [], None
 
     def state(self) -> State:
-        parts = join(calibration=self._calibration.state(), level=self._level_benefit.state())
-        return {"first_gain": numbers(self._first_gain), **parts}
+        return {}
 
     def load(self, saved: State, text: Sequence) -> None:
-        self._first_gain = float(array(saved, "first_gain", np.float64, 1)[0])
-        self._calibration.load(part(saved, "calibration"))
-        self._level_benefit.load(part(saved, "level"))
+        """Nothing: what is learned belongs to the pair of models."""
+
+    def _is_worth_starting(self) -> bool:
+        """Whether the first level is expected to pay, or may be a probe."""
+        share, seconds = self._acceptance.kind(None).mean, self._pair.draft_seconds
+        if not self._only_if_worth or Estimate.of(EMPTY.probability, self._costs).gains_from_chain(
+            share, share, share, seconds, 0.0
+        ):
+            return True
+        if not self._pair.may_probe(seconds):
+            return False
+        self._pair.spend(seconds)
+        return True
+
+    def _timed(self, forward: Callable[[], Candidates]) -> Candidates:
+        """The result of a forward, whose time counts as drafting."""
+        unread, started = self._model.unread, time.perf_counter()
+        candidates = forward()
+        seconds = time.perf_counter() - started
+        if unread <= FEW_TOKENS:
+            self._drafting += seconds
+        return candidates
 
     def _choose(self, level: list[int], budget: int) -> list[int]:
         """The nodes of a level to expand; none if the next level does not pay.
 
         Rejection sampling requires that this choice precedes the sampling of the children.
         """
-        room = (budget - len(self._nodes)) // self._options.children
-        chosen = sorted(self._expandable(level), key=lambda node: -self._nodes[node].path)[:room]
-        gain = sum(self._nodes[node].path for node in chosen)
-        return sorted(chosen) if not self._only_if_worth or self._level_benefit.is_worth(gain) else []
+        room = min(self._model.space, (self._limit(budget) - len(self._nodes)) // self._options.children)
+        chosen = sorted(self._expandable(level), key=lambda node: -self._nodes[node].path)[: max(0, room)]
+        if self._only_if_worth and chosen:
+            chosen = chosen[: self._worth([self._nodes[node].path for node in chosen])]
+        return sorted(chosen)
+
+    def _worth(self, paths: list[float]) -> int:
+        """How many nodes with these path probabilities, likeliest first, one forward should expand; 0 = it does not pay."""
+        probability = np.array([node.path for node in self._nodes], np.float32)
+        estimate = Estimate.of(probability, self._costs, self._drafting)
+        share, best, worth = self._acceptance.kind(None).mean, 0.0, 0
+        for count, gain in enumerate(accumulate(paths), start=1):
+            seconds = self._pair.draft_seconds + (count - 1) * self._pair.read_seconds
+            if (rate := estimate.rate(gain * share, seconds, count)) > best and estimate.gains(gain * share, seconds, count):
+                best, worth = rate, count
+        return worth
+
+    def _limit(self, budget: int) -> int:
+        """The most nodes that are drafted. Of those that were not sampled for rejection sampling, the likeliest are kept."""
+        return budget if self._q is not None else MAX_NODES * self._options.children
 
     def _expandable(self, level: list[int]) -> list[int]:
         """The nodes of a level that may have children."""
@@ -126,7 +164,8 @@ class DraftTreeDrafter:
         nodes = self._nodes
         first = 1 + sum(node.row >= 0 for node in nodes)
         parents = [0 if nodes[node].parent < 0 else nodes[nodes[node].parent].row for node in chosen]
-        candidates = self._model.expand([nodes[node].token for node in chosen], parents, self._options.children)
+        tokens = [nodes[node].token for node in chosen]
+        candidates = self._timed(lambda: self._model.expand(tokens, parents, self._options.children))
         level: list[int] = []
         for number, node in enumerate(chosen):
             nodes[node].row = first + number
@@ -138,13 +177,13 @@ class DraftTreeDrafter:
         """Adds the candidates of a row as nodes; returns their indices."""
         tokens, shares = candidates.tokens[row].tolist(), candidates.probability[row].tolist()
         path, depth = (1.0, 0) if parent < 0 else (self._nodes[parent].path, self._nodes[parent].depth)
-        estimates = [self._calibration.acceptance(rank, share) for rank, share in enumerate(shares)]
+        estimates = [self._acceptance.calibration.acceptance(rank, share) for rank, share in enumerate(shares)]
         # A sample shares the target's noise, so its measured acceptance predicts better than its probability.
         likely = shares if self._greedy else estimates
         threshold = max(self._options.theta_prob, self._options.theta_sib * max(likely))
         added: list[int] = []
         for rank, (token, share) in enumerate(zip(tokens, shares, strict=True)):
-            if share > 0 and len(self._nodes) < budget:
+            if share > 0 and len(self._nodes) < self._limit(budget):
                 added.append(len(self._nodes))
                 expands = likely[rank] >= threshold
                 self._nodes.append(Node(token, parent, depth + 1, rank, share, path * estimates[rank], expands))
@@ -159,7 +198,7 @@ class DraftTreeDrafter:
             source=[Source.MERGED if node.merged else Source.DRAFT for node in nodes],
         )
         if self._q is None:
-            return tree
+            return likeliest(tree, budget)
         row_of = {index: row for row, index in enumerate(order)}
         children: dict[int, list[int]] = {}
         for index, node in enumerate(nodes):
@@ -177,10 +216,17 @@ class DraftTreeDrafter:
                 return
             tokens = [self._nodes[index].token for index in children]
             accepted = tokens.index(token) if token in tokens else None
-            if parent < 0:
-                self._first_gain = ema(self._first_gain, accepted is not None)
+            self._acceptance.kind(None).record(accepted is not None)
             ranks, shares = zip(*((self._nodes[index].rank, self._nodes[index].share) for index in children), strict=True)
-            self._calibration.record(ranks, shares, accepted)
+            self._acceptance.calibration.record(ranks, shares, accepted)
             if accepted is None:
                 return
             parent = children[accepted]
+
+
+def likeliest(tree: DraftTree, budget: int) -> DraftTree:
+    """The `budget` likeliest nodes. A node is at most as likely as its parent."""
+    if len(tree) <= budget:
+        return tree
+    order = np.lexsort((np.arange(len(tree)), -tree.probability))[:budget]  # parents precede their children
+    return tree.keep(np.isin(np.arange(len(tree)), order))

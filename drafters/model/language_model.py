@@ -32,15 +32,18 @@ class LanguageModel(Protocol):
     """
 
     @property
-    def speed_ratio(self) -> float:
-        """Seconds of a target step over seconds of a step of this model (PEARL's c), measured at start-up."""
-
-    @property
     def vocabulary(self) -> int:
         """The model reads token ids below it."""
 
     def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
         """Starts a request whose prompt is the text so far. A prefix that the model has read already is not read again."""
+
+    @property
+    def unread(self) -> int:
+        """The number of the text's tokens that `root` would read, at least 1."""
+
+    def read(self, tokens: int) -> int:
+        """Reads at most `tokens` of them, if there are many; returns how many it has read."""
 
     @property
     def space(self) -> int:

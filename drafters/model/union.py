@@ -1,10 +1,11 @@
-"""`pearl`, and `fusion` with a draft model: one tree of the tables' and the model's drafts.
+"""`draft`, `pearl`, and `fusion` with a draft model: one tree of the tables' and the model's drafts.
 
-The model's chain is drafted before a verification or during it, or not at all (`outrider.drafters.model.schedule`). A step
-without a chain verifies the tables' tree alone, so none is without a draft. Tokens that the model sampled for rejection
+The model is one more source with a price. Before a verification, `outrider.drafters.model.pair.Estimate` compares "one more
+token from the model" with "verify now" by expected tokens and seconds, until verifying is better; reading the text is part of
+the price. Then it decides whether the model also drafts beside the verification. Tokens that the model sampled for rejection
 sampling are all kept, because dropping some by their tokens would bias it. The tables' tokens fill the rest of the budget.
 
-Without tables, and with a chain that is drafted during each verification, this is PEARL (arXiv 2408.11850, Algorithm 2). Each
+Without tables, and with a chain that is drafted beside each verification, this is PEARL (arXiv 2408.11850, Algorithm 2). Each
 step verifies the current chain while the model extends it. If the emitted tokens agree with it, its rest is the next step's
 draft (post-verify). If not, the next step verifies no draft while the model drafts anew, so the target's own token checks the
 first draft token early (pre-verify).
@@ -14,15 +15,39 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from outrider.drafters.interface import EMPTY, NOTHING, Drafter, DraftTree, Draws, Ints, Sampling, Verdict, arrange
-from outrider.drafters.model.chain import ModelChain
-from outrider.drafters.model.schedule import ModelWork, Schedule, Schedules
+from outrider.drafters.interface import (
+    EMPTY,
+    NO_WORK,
+    NOTHING,
+    Drafter,
+    DraftTree,
+    Draws,
+    Ints,
+    Sampling,
+    Verdict,
+    Work,
+    arrange,
+)
+from outrider.drafters.model.chain import LEAST_GUESS, ModelChain
+from outrider.drafters.model.pair import FEW_TOKENS, Estimate, Pair
 from outrider.drafters.options import DraftTime
+from outrider.drafters.policy import Share, ema
 from outrider.drafters.sequence import Sequence
-from outrider.drafters.state import State, join, part
+from outrider.drafters.state import State, array, join, numbers, part
+
+# The text is read only after so many steps, because they show how the tables fare. Few unread tokens do not wait.
+FIRST_STEPS, FEW_UNREAD = 3, 16
+# A step reads at least this many tokens of a long text, and as many as take the time of a verification.
+READ_TOKENS = 64
+# What is known of the pair counts as this many cases in a session of its own, of which the last ones count.
+OWN_PRIOR, OWN_CASES = 6.0, 60.0
+# A probe ends after this many tokens, or at one that is probably wrong.
+PROBE_TOKENS, PROBE_PATH = 4, 0.5
 
 
 class UnionDrafter:
@@ -31,111 +56,214 @@ class UnionDrafter:
     prunable = True
 
     def __init__(
-        self, tables: Drafter, chain: ModelChain, schedules: Schedules, longest: int, time: DraftTime = "auto"
+        self,
+        tables: Drafter,
+        chain: ModelChain,
+        pair: Pair,
+        longest: int,
+        time: DraftTime = "auto",
+        only_if_worth: bool = True,
     ) -> None:
-        """`longest` bounds the number of tokens that are drafted before a verification."""
+        """At most `longest` tokens are drafted before a verification; without `only_if_worth`, so many."""
         self.feedback = tables.feedback
         self._tables = tables
         self._chain = chain
-        self._schedules = schedules
-        self._schedule: Schedule = schedules.of(True)
+        self._pair = pair
         self._longest = longest
         self._time = time
+        self._only_if_worth = only_if_worth
         self._sequence = Sequence()
-        self._sampling: Sampling | None = None
-        self._has_begun = False  # whether the chain has begun: with the request, or when it is first used
-        self._has_drafted = False  # whether this request has drafted; its first draft includes the reading of the prompt
-        self._work = ModelWork()
-        self._had_chain = False  # whether there was a chain at the start of the step
+        self._greedy = True
+        self._own: Share | None = None  # acceptance of tokens that the tables lack, in this session
+        self._confidence: float | None = None  # the target's probability of its likeliest token (EMA)
         self._table_tree = EMPTY
-        self._drafted_during = False  # whether the model drafted during the last step
+        self._work = NO_WORK
+        self._alone = 0.0  # predicted seconds of this verification without the draft model beside it
+        self._steps = 0  # of this request
         self._started = 0.0  # time.perf_counter() at the start of the step
-        self._draft_seconds = 0.0  # seconds of drafting before this verification
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._tables.begin(sequence, prediction, sampling)
-        self._sequence, self._sampling = sequence, sampling
-        self._schedule = self._schedules.of(sampling is None or sampling.greedy)
-        self._has_begun = self._has_drafted = False
-        self._drafted_during = False
-        if self._time != "auto" or self._schedule.was_worth_lately:
-            self._begin_chain()
+        self._chain.start(sequence, sampling)
+        greedy = sampling is None or sampling.greedy
+        self._own = self._own if greedy == self._greedy else None
+        self._sequence, self._greedy, self._steps = sequence, greedy, 0
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
-        self._started, self._draft_seconds = time.perf_counter(), 0.0
-        tree = self._table_tree = self._tables.propose(budget)
-        self._had_chain = len(self._chain) > 0
-        self._work = self._choose() if budget > 0 else ModelWork()
-        if self._work.before or self._work.during:
-            self._begin_chain()
-        if self._work.before:
-            self._draft_before(tree)
-        if len(self._chain) or self._work.during:
-            tree = merge(tree, self._chain.tree(budget), budget)
-        if self._work.during:
-            self._chain.draft_during(self._table_tree)
-        return tree
+        self._started, self._work = time.perf_counter(), NO_WORK
+        tree = self._table_tree = self._tables.propose(budget, least)
+        if budget <= 0 or not (len(self._chain) or self._chain.can_grow):
+            return tree
+        costs = self._pair.step_seconds(len(self._sequence))
+        if self._time != "during":
+            self._draft(budget, costs)
+        tree = self._merged(budget)
+        estimate = Estimate.of(tree.probability, costs, self._work.seconds)
+        if self._time != "before" and (not self._only_if_worth or self._pays_beside(estimate)):
+            self._work = self._work._replace(beside=True)
+            self._alone = float(costs[min(len(tree), len(costs) - 1)])
+            tree = self._merged(budget, extends=True)
+            self._chain.draft_beside(self._alone, self._table_tree)
+        return replace(tree, work=self._work)
 
     def observe(self, verdict: Verdict) -> None:
-        gain = 0
-        if self._had_chain or self._work.before:
-            gain = max(0, len(verdict.path) - len(self._table_tree.follow(verdict.tokens[:-1])))
         self._tables.observe(verdict)
-        if self._work.before or self._work.during or len(self._chain):
-            self._chain.observe(verdict)
-        else:
-            self._has_begun = False  # it reads the tokens in between when it is used again
-        self._record(gain, len(verdict.tokens), time.perf_counter() - self._started)
+        lacked = len(self._table_tree.follow(verdict.tokens))
+        for number, was_right in enumerate(self._chain.observe(verdict)):
+            if number >= lacked:  # the tables have no draft there
+                self._learn(was_right)
+        if verdict.topk_probs.size:
+            rows = [0, *(verdict.path + 1).tolist()]
+            for probability in verdict.topk_probs[rows, 0].tolist():
+                self._confidence = ema(self._confidence, probability)
+        if self._work.beside:
+            self._pair.record_beside(verdict.seconds - self._chain.take_waited_seconds(), self._alone)
+        self._pair.save_for_probes(time.perf_counter() - self._started)
+        self._steps += 1
 
     def end(self) -> None:
         self._tables.end()
         self._chain.end()
         self._table_tree = EMPTY
+        if self._steps:
+            self._pair.record_answer(self._sequence.emitted)
 
     def state(self) -> State:
-        return join(tables=self._tables.state(), chain=self._chain.state())
+        own = (0.0, 0.0, 0.0) if self._own is None else self._own.state()
+        return {"own": numbers(*own, self._confidence or 0.0, self._greedy)} | join(tables=self._tables.state())
 
     def load(self, saved: State, text: Sequence) -> None:
+        *own, confidence, greedy = array(saved, "own", np.float64, 5).tolist()
+        self._own = Share(*own) if own[2] else None
+        self._confidence, self._greedy = confidence or None, bool(greedy)
         self._tables.load(part(saved, "tables"), text)
-        self._chain.load(part(saved, "chain"), text)
 
-    def _begin_chain(self) -> None:
-        """Begins the chain, unless it has begun in this request."""
-        if not self._has_begun:
-            self._chain.start(self._sequence, self._sampling)
-            self._has_begun = True
+    def _draft(self, budget: int, costs: NDArray[np.float64]) -> None:
+        """Drafts while one more token is expected to save more time than it takes; otherwise maybe probes."""
+        drafted, spent, invested, probes = 0, 0.0, 0.0, False
+        while len(self._chain) < self._longest and self._chain.can_grow:
+            estimate = Estimate.of(self._merged(budget).probability, costs, spent)
+            if not probes and not self._pays(estimate):
+                probes = not drafted and self._may_probe()
+                if not probes:
+                    break
+            if probes and (drafted >= PROBE_TOKENS or self._chain.path < PROBE_PATH):
+                break
+            started, is_read = time.perf_counter(), self._read(estimate)
+            begun = time.perf_counter()
+            invested += begun - started
+            if not is_read:
+                break
+            length = len(self._chain)
+            self._chain.extend(self._longest - len(self._chain), self._table_tree)
+            drafted += len(self._chain) - length
+            seconds = time.perf_counter() - begun
+            spent, invested = (spent, invested + seconds) if probes else (spent + seconds, invested)
+        if probes:
+            self._pair.spend(invested)
+        why = "to probe" if probes else f"right in {self._share:.2f}"
+        reason = f"the draft model adds {drafted} tokens, {why}, in {1e3 * (spent + invested):.1f} ms"
+        self._work = Work(spent, invested, reason=reason)
 
-    def _choose(self) -> ModelWork:
-        if self._time == "auto":
-            return self._schedule.choose(self._had_chain)
-        return ModelWork(self._time == "before" and not self._had_chain, self._time == "during")
+    def _pays(self, estimate: Estimate) -> bool:
+        """Whether one more forward of the model is expected to pay."""
+        if self._waits or not self._only_if_worth:
+            return not self._only_if_worth
+        found = prospect(self._table_tree, self._chain.tokens, self._chain.path, self._share)
+        # Reading pays for the rest of the answer, of which this step is a part.
+        rest = max(estimate.tokens, min(float(self._sequence.remaining), self._pair.answer_tokens))
+        fixed = self._reading_seconds * estimate.tokens / rest
+        if found.guessed:
+            fixed += found.guessed * self._pair.read_seconds + (0.0 if len(self._chain) else self._pair.draft_seconds)
+        return estimate.gains_from_chain(found.gain, found.path, self._share, self._pair.draft_seconds, fixed)
 
-    def _draft_before(self, tree: DraftTree) -> None:
-        """Drafts tokens that are expected to save more time than they cost."""
-        started, token_seconds = time.perf_counter(), self._schedule.token_seconds
-        least = (self._chain.draft_seconds or 0.0) / token_seconds if token_seconds else 0.0
-        self._chain.draft(self._longest, least, tree)
-        self._draft_seconds = time.perf_counter() - started
+    def _may_probe(self) -> bool:
+        """Whether a draft that is not expected to pay may show more about the model."""
+        seconds = self._reading_seconds + PROBE_TOKENS * self._pair.draft_seconds
+        return not self._waits and not len(self._chain) and self._pair.may_probe(seconds)
 
-    def _record(self, gain: int, tokens: int, seconds: float) -> None:
-        """Records a step of `seconds` that emitted `tokens` tokens, `gain` of them more than the tables' tree has."""
-        schedule, choice = self._schedule, self._work
-        drafts = choice.before or choice.during
-        is_first, self._has_drafted = drafts and not self._has_drafted, self._has_drafted or drafts
-        if not is_first:
-            schedule.record_tokens(tokens, seconds)
-        if self._time != "auto":
-            return
-        schedule.record_probe(choice, seconds)
-        if self._drafted_during:
-            # Without this chain, the model might have drafted another one before the verification.
-            saved = gain - schedule.net_of_before if self._had_chain else 0.0
-            schedule.record_during(saved)
-        if choice.before:
-            schedule.record_before(gain, 0.0 if is_first else self._draft_seconds)
-        if not is_first:
-            schedule.record_step(choice.during, seconds - self._draft_seconds)
-        self._drafted_during = choice.during
+    @property
+    def _reading_seconds(self) -> float:
+        """Seconds that the model needs to read the text before it drafts."""
+        unread = self._chain.unread
+        return unread * self._pair.read_seconds if unread > FEW_TOKENS else 0.0
+
+    @property
+    def _waits(self) -> bool:
+        """Whether too little is known of the answer to read a long text for it."""
+        return self._steps < FIRST_STEPS and self._chain.unread > FEW_UNREAD
+
+    def _read(self, estimate: Estimate) -> bool:
+        """Reads a chunk of a long text; returns whether only few of its tokens are unread."""
+        if not self._only_if_worth:
+            return True  # the first draft reads it
+        if self._chain.unread > FEW_UNREAD:
+            pace = self._pair.read_seconds
+            self._chain.read(max(READ_TOKENS, int(estimate.seconds / pace) if pace else READ_TOKENS))
+        return self._chain.unread <= FEW_UNREAD
+
+    def _pays_beside(self, estimate: Estimate) -> bool:
+        """Whether drafting beside the verification is expected to save more time than it takes.
+
+        What is drafted there is of use if the whole chain is accepted and the next token is right.
+        """
+        if not self._chain.can_grow or self._chain.unread > FEW_UNREAD:
+            return False
+        pair, seconds = self._pair, estimate.seconds - estimate.drafting
+        token_seconds, value, path = estimate.seconds / estimate.tokens, 0.0, self._chain.path * self._share
+        for _ in range(int(pair.tokens_beside(seconds)) - 1):
+            value += path * min(pair.draft_seconds, self._share * token_seconds)
+        waiting = pair.draft_seconds * pair.draft_slowdown / 2
+        return value > seconds * (pair.target_slowdown - 1) + waiting
+
+    @property
+    def _share(self) -> float:
+        """The probability that the model's next token is accepted where the tables lack it."""
+        return self._kind.mean if self._own is None else self._own.mean
+
+    @property
+    def _kind(self) -> Share:
+        """Acceptance in text of this kind."""
+        return self._pair.acceptance(self._greedy).kind(self._confidence)
+
+    def _learn(self, was_right: bool) -> None:
+        """Records whether the model's token was right."""
+        self._own = self._own or Share(self._kind.mean, OWN_PRIOR, OWN_CASES)
+        self._own.record(was_right)
+        self._kind.record(was_right)
+
+    def _merged(self, budget: int, extends: bool = False) -> DraftTree:
+        """The tree of both. `extends` if the model goes on beside the verification."""
+        if not len(self._chain) and not extends:
+            return self._table_tree
+        return merge(self._table_tree, self._chain.tree(budget), budget)
+
+
+class Prospect(NamedTuple):
+    """What a forward of the draft model may add."""
+
+    gain: float  # expected tokens beyond the tables'
+    path: float  # probability that what the forward adds is accepted
+    guessed: int  # tokens of the tables that it checks
+
+
+def prospect(tables: DraftTree, tokens: list[int], path: float, share: float) -> Prospect:
+    """What a forward adds below the chain of `tokens`, whose path has the probability `path`.
+
+    It checks the tables' likeliest path below the chain, and adds the model's own token at the first difference or after the
+    end. Where the tables lack the right token, the model has it with the probability `share`.
+    """
+    above, guessed = tables.follow(np.array(tokens, np.int32)), tables.likeliest(tokens, LEAST_GUESS)
+    if len(above) < len(tokens):
+        return Prospect(path * share, path * share, 0)
+    first = int(above[-1]) if len(above) else -1
+    base = float(tables.probability[first]) if first >= 0 else 1.0
+    likely = tables.probability[first + 1 : first + 1 + len(guessed)].astype(np.float64)
+    reached = np.minimum(1.0, np.r_[base, likely] / max(base, 1e-6))  # each guess, after the chain
+    children = np.bincount(tables.parents + 1, tables.probability, len(tables) + 1)[first + 1 : first + 2 + len(guessed)]
+    covered = np.minimum(reached, children / max(base, 1e-6))
+    gain = share * float(np.sum(reached - covered))
+    return Prospect(path * gain, path * float(covered[-1] + share * (reached[-1] - covered[-1])), len(guessed))
 
 
 def merge(left: DraftTree, right: DraftTree, budget: int) -> DraftTree:

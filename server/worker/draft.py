@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import logging
+from pathlib import Path
+
+from outrider.drafters.model.pair import Pair
 from outrider.server.settings import Settings
 from outrider.verify.checkpoint import MTP
+from outrider.verify.cost import CostCurve
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.fast_tokenizer import AnyTokenizer
+from outrider.verify.findings import digest
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.model import HeadModel
+from outrider.verify.measurement import machine_key
 from outrider.verify.model import backend
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.tokenizer import check_pair, load_tokenizer
+
+log = logging.getLogger("outrider.worker")
 
 
 def load_draft(
@@ -31,8 +41,29 @@ def load_draft(
     return backend.load(options)
 
 
-def share_draft(draft: ModelRunner | HeadModel, vocabulary: int, slots: int, threads: int) -> DraftRunner:
-    """The draft model or head for all sessions."""
-    if isinstance(draft, HeadModel):
-        return HeadRunner(draft, slots, threads)
-    return DraftRunner(draft, vocabulary, slots, threads)
+def share_draft(draft: ModelRunner | HeadModel, target: ModelRunner, slots: int, pair: Pair) -> DraftRunner:
+    """The draft model or head for all sessions. Both models' steps are timed if the pair is not known yet."""
+    shared = HeadRunner(draft, slots) if isinstance(draft, HeadModel) else DraftRunner(draft, target.vocabulary, slots)
+    shared.pair = pair
+    if not pair.draft_seconds:
+        shared.measure(target)
+    return shared
+
+
+def load_pair(file: Path | None, curve: CostCurve | None) -> Pair:
+    """What an earlier start has saved in a file; a new pair without one."""
+    pair = Pair(costs=None if curve is None else curve.at)
+    try:
+        if file is not None:
+            pair.load(json.loads(file.read_text()))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        log.warning("%s does not describe a draft model (%s), so it is measured again.", file, error)
+    return pair
+
+
+def pair_file_of(target: ModelRunner, draft: ModelRunner | HeadModel, folder: Path | None) -> Path | None:
+    """The file of what is known of a draft model beside its target on this machine."""
+    own = draft.description if isinstance(draft, HeadModel) else machine_key(draft)
+    return folder and folder / f"{digest([machine_key(target), own])}-draft.json"

@@ -86,9 +86,9 @@ class Worker:
                 self._report()
             elif self.scheduler.is_idle:
                 self.sessions.save()
-                self._runtime.save_curve()
+                self._runtime.save_findings()
         self.sessions.save_all(SAVE_SECONDS)
-        self._runtime.save_curve()
+        self._runtime.save_findings()
 
     def step(self) -> bool:
         """Runs a round of all active jobs, or of one half while the device computes the other half's; False without any."""

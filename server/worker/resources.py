@@ -18,6 +18,7 @@ import numpy as np
 from outrider import models
 from outrider.drafters.library.learned import LearnedText
 from outrider.drafters.model.language_model import LanguageModel
+from outrider.drafters.model.pair import Pair
 from outrider.drafters.options import Options
 from outrider.drafters.registry import Resources
 from outrider.drafters.tables import base_table, datastore
@@ -36,8 +37,6 @@ CHECK_SECONDS = 1.0
 MAX_OPENED = 8
 # Earlier texts of at most this many principals are kept. Those of the least recently used one are dropped first.
 MAX_PRINCIPALS = 256
-# The factory makes the draft model's state for one session.
-ModelFactory = Callable[[], LanguageModel]
 
 
 @dataclass(frozen=True)
@@ -177,9 +176,15 @@ class Stores(Collection[Corpus]):
 
 
 def load_resources(
-    settings: Settings, tables: Tables, model: ModelFactory | None = None, chosen: ChosenCorpus | None = None
+    settings: Settings,
+    tables: Tables,
+    model: Callable[[], LanguageModel] | None = None,
+    pair: Pair | None = None,
+    chosen: ChosenCorpus | None = None,
 ) -> tuple[Resources, dict[str, Resources]]:
     """The shared resources, and those of each principal with its own datastores. Raises ArrayFileError with one sentence.
+
+    `model` creates a session's draft model, which `pair` describes.
 
     `chosen` is the block of requests that choose a corpus; default: an empty one. If principals learn from their sessions, the
     last datastore stands for what they have learned (`Stores.learning`).
@@ -194,7 +199,7 @@ def load_resources(
     def corpus(paths: Iterable[str]) -> Stores:
         return Stores([*(opened(path) for path in (*options.retrieval.datastores, *paths)), *corpora, *learned])
 
-    shared = Resources(options, load_base(options, tables), corpus(()), tables.vocabulary, model)
+    shared = Resources(options, load_base(options, tables), corpus(()), tables.vocabulary, model, pair or Pair())
     own = {name: replace(shared, corpus=corpus(key.datastores)) for name, key in settings.auth.keys.items() if key.datastores}
     return shared, own
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("outrider.worker")
 # Earlier sessions of a principal are kept up to this many tokens.
 LEARNED_TOKENS = 1 << 15
-# CPU threads of a draft model, which may run beside the target.
-DRAFT_THREADS = 1
 # A token of a principal's earlier texts takes this much in the text itself, its index and their table.
 LEARNED_TOKEN_BYTES = 16
 
@@ -72,6 +70,7 @@ class Runtime:
     grammars: GrammarCompiler
     curve: CostCurve | None  # None unless speculation.max_nodes is auto
     curve_file: Path | None = None
+    pair_file: Path | None = None  # of what is known of the draft model; None without one
     corpus: ChosenCorpus | None = None  # None if there are no corpora
     learned: LearnedTexts | None = None  # None if sessions learn only from themselves
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # the target's, by name
@@ -106,8 +105,11 @@ class Runtime:
             return {"max_nodes": min(max_nodes, most), "curve": None}
         return {"max_nodes": most, "curve": self.curve}
 
-    def save_curve(self) -> None:
-        """Saves the cost curve for the next start if steps have corrected it."""
+    def save_findings(self) -> None:
+        """Saves what steps have shown for the next start: the cost curve, and what is known of the draft model."""
+        if self.pair_file is not None and self.resources.pair.is_corrected:
+            save_finding(self.resources.pair.state(), self.pair_file)
+            self.resources.pair.is_corrected = False
         if self.curve is not None and self.curve.is_corrected:
             save_finding(self.curve.state(), self.curve_file)
             self.curve.is_corrected = False
@@ -125,19 +127,20 @@ def load(settings: Settings) -> Runtime:
     draft: ModelRunner | HeadModel | None = None
     if settings.draft_model.path is not None:
         require("A draft model", TORCH, TRANSFORMERS)
-        from outrider.server.worker.draft import load_draft, share_draft
+        from outrider.server.worker.draft import load_draft, load_pair, pair_file_of, share_draft
 
         draft = load_draft(settings, shared_options(settings, settings.draft_model), tokenizer, runner)
     slots = start_models(runner, draft, settings, tokenizer)
-    draft_session, run_drafts = None, in_turns
-    if draft is not None:
-        shared_draft = share_draft(draft, runner.vocabulary, slots, DRAFT_THREADS)
-        shared_draft.measure(runner)
-        draft_session, run_drafts = shared_draft.session, shared_draft.run_drafts
     curve = load_curve(runner, settings)
+    shared_draft, pair_file, session, pair = None, None, None, None
+    if draft is not None:
+        pair_file = pair_file_of(runner, draft, cost_folder(settings))
+        pair = load_pair(pair_file, curve)
+        shared_draft = share_draft(draft, runner, slots, pair)
+        session = shared_draft.session
     tables = Tables(lambda: fingerprint(tokenizer), vocabulary=max(runner.vocabulary, len(tokenizer)) + 1)
     corpus = ChosenCorpus(tables)
-    resources, own = load_resources(settings, tables, draft_session, corpus)
+    resources, own = load_resources(settings, tables, session, pair, corpus)
     if not AVAILABLE:
         log.warning("%s Until then, drafts come from the text's own repetitions only.", MISSING)
     ends = stop_ids(runner.stop_tokens, tokenizer)
@@ -153,7 +156,8 @@ def load(settings: Settings) -> Runtime:
         grammars=GrammarCompiler(tokenizer, runner.vocabulary, ends),
         curve=curve,
         curve_file=cost_file(runner, cost_folder(settings)),
-        run_drafts=run_drafts,
+        pair_file=pair_file,
+        run_drafts=in_turns if shared_draft is None else shared_draft.run_drafts,
         corpus=corpus,
         learned=LearnedTexts(LEARNED_TOKENS, tables.vocabulary) if settings.learns_from_sessions else None,
         adapters={name: backend.load_adapter(runner, path) for name, path in model.adapters.items()},
@@ -196,8 +200,7 @@ def start_models(
     if plan.note:
         log.warning(plan.note)
     draft_plan = plan_draft(runner, draft, plan)
-    reserved = 0 if draft is None else DRAFT_THREADS
-    runner.use_threads(settings.model.threads or default_threads(runner, reserved))
+    runner.use_threads(settings.model.threads or default_threads(runner))
     folder = cost_folder(settings)
     finding = folder and folder / f"{machine_key(runner)}-rows.json"
     for each, pages in ((runner, plan.pages), (draft, draft_plan.pages)):
@@ -205,7 +208,7 @@ def start_models(
             each.pages = pages
     backend.start(runner, settings.model.path, plan.context_tokens, settings.model.invariant, finding, tokenizer)
     if isinstance(draft, ModelRunner):
-        draft.threads = DRAFT_THREADS
+        draft.threads = default_threads(draft)
         backend.start(draft, str(settings.draft_model.path), draft_plan.context_tokens, tokenizer=tokenizer)
     elif draft is not None:
         draft.start(plan.context_tokens)
@@ -312,9 +315,6 @@ def cost_folder(settings: Settings) -> Path | None:
     return folder and folder.expanduser()
 
 
-def default_threads(runner: ModelRunner, reserved: int = 0) -> int:
-    """All cores but the `reserved` ones of a draft model, which may run at the same time.
-
-    Returns 1 for a small model: a second thread gains little, and the front end needs the core.
-    """
-    return 1 if runner.weight_bytes < SMALL_MODEL_BYTES else max(1, (os.cpu_count() or 1) - reserved)
+def default_threads(runner: ModelRunner) -> int:
+    """All cores; 1 for a small model: a second thread gains little, and the front end needs the core."""
+    return 1 if runner.weight_bytes < SMALL_MODEL_BYTES else os.cpu_count() or 1

@@ -12,6 +12,7 @@ import pytest
 
 from outrider.drafters import registry
 from outrider.drafters.interface import Drafter, DraftTree, Ints, Verdict
+from outrider.drafters.model.pair import Pair
 from outrider.drafters.options import NAMES, DrafterName, FusionOptions, Options, PearlOptions
 from outrider.drafters.registry import Resources, arrays_of, load, make
 from outrider.drafters.sequence import Sequence
@@ -79,7 +80,8 @@ def learned(case: str) -> Session:
     """A session after two requests, of which the second one leaves the text of the first. Each call returns the same."""
     name, options = CASES[case]
     corpus = (index(TEXT.astype(np.int64), VOCABULARY),)
-    resources = Resources(options, corpus=corpus, vocabulary=VOCABULARY, model=lambda: ToyModel(TABLE))
+    pair = Pair(target_seconds=1.0)
+    resources = Resources(options, corpus=corpus, vocabulary=VOCABULARY, model=lambda: ToyModel(TABLE), pair=pair)
     session = Session(name, resources, make(name, resources), Sequence())
     session.request(TEXT, TEXT[:6])
     session.request(np.concatenate([TEXT[:50], OTHER]), TEXT[:3])

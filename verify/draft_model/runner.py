@@ -14,6 +14,7 @@ from weakref import ReferenceType, ref
 
 import torch
 
+from outrider.drafters.model.pair import Pair
 from outrider.verify.draft_model.gathering import Gathering
 from outrider.verify.draft_model.session import SessionDraft
 from outrider.verify.measurement import timed_forward
@@ -25,7 +26,8 @@ from outrider.verify.model.segment import Segment
 from outrider.verify.sampling.rows import Logits, copies
 
 T = TypeVar("T")
-TIMED_STEPS = 15
+# Steps that are timed of each kind, and the tokens of a prompt.
+TIMED, READ_TOKENS = 8, 64
 # For each session and forward, work passes from one thread to another and back in this time.
 HANDOVER_SECONDS = 2e-4
 
@@ -38,8 +40,7 @@ class DraftRunner:
         self.runner = runner
         self.vocabulary = vocabulary
         self.shared_vocabulary = min(vocabulary, runner.vocabulary)
-        self.speed_ratio = 1.0
-        self._step_seconds = math.inf  # seconds of a single-token step; infinite until it is measured
+        self.pair = Pair()
         self._slots = slots
         self._caches: OrderedDict[ReferenceType[SessionDraft], KVCache] = OrderedDict()  # least recently used first
         self._thread = ThreadPoolExecutor(1, "outrider-draft", initializer=self._prepare_thread, initargs=(threads,))
@@ -58,23 +59,22 @@ class DraftRunner:
         """The draft model for a new session."""
         return SessionDraft(self)
 
+    def held_cache(self, session: SessionDraft) -> KVCache | None:
+        """The cache that the session has; None if it has none."""
+        return self._caches.get(ref(session))
+
     def cache_for(self, session: SessionDraft) -> KVCache:
         """The session's cache; if it has none, the cache of an ended session, a new one, or the least recently used one."""
-        while True:
-            with self._assigning:
-                cache, taken = self._caches.pop(ref(session), None), None
-                if cache is None:
-                    taken = next((owner for owner in self._caches if owner() is None), None)
-                    if taken is None and len(self._caches) >= self._slots:
-                        taken = next(iter(self._caches))
-                owner = None if taken is None else taken()
-                if owner is None or not owner.is_reading:
-                    if cache is None:
-                        cache = self.runner.new_cache() if taken is None else self._caches.pop(taken)
-                        cache.truncate(0)
-                    self._caches[ref(session)] = cache
-                    return cache
-            owner.end_reading()  # the lock is released, because the thread may need it for what comes before
+        with self._assigning:
+            cache = self._caches.pop(ref(session), None)
+            if cache is None:
+                taken = next((owner for owner in self._caches if owner() is None), None)
+                if taken is None and len(self._caches) >= self._slots:
+                    taken = next(iter(self._caches))
+                cache = self.runner.new_cache() if taken is None else self._caches.pop(taken)
+                cache.truncate(0)
+            self._caches[ref(session)] = cache
+            return cache
 
     def fork(self, source: SessionDraft, forked: SessionDraft, length: int) -> None:
         """Copies the first `length` rows of a session's cache, or as many as there are, to the cache of its fork."""
@@ -109,7 +109,7 @@ class DraftRunner:
 
         Without a cache for each, one could take another's.
         """
-        saved, spent = (len(work) - 1) * self._step_seconds, len(work) * HANDOVER_SECONDS
+        saved, spent = (len(work) - 1) * (self.pair.draft_seconds or math.inf), len(work) * HANDOVER_SECONDS
         if 1 < len(work) <= self._slots and saved > spent:
             self._gathering.run(work)
         else:
@@ -155,23 +155,31 @@ class DraftRunner:
             self._last = torch.cuda.Event()
             self._last.record(stream)
 
-    @property
-    def is_own_thread(self) -> bool:
-        """Whether the caller runs in the draft model's thread."""
-        return threading.current_thread() in self._thread._threads
-
     def measure(self, target: ModelRunner) -> None:
-        """Sets `speed_ratio`, and the time of a step, from alternating single-token steps of both models."""
-        own_cache, target_cache = short_cache(self.runner), short_cache(target)
-        seconds, ratios = [], []
-        for _ in range(TIMED_STEPS + 1):
-            target_seconds = timed_forward(target, target_cache, 0)
-            # The first step after the target's loads the weights into the CPU cache; the second is timed.
-            self.submit(lambda: timed_forward(self.runner, own_cache, 0)).result()
-            seconds.append(self.submit(lambda: timed_forward(self.runner, own_cache, 0)).result())
-            ratios.append(target_seconds / seconds[-1])
-        self.speed_ratio = statistics.median(ratios[1:])  # the first one is a warm-up
-        self._step_seconds = statistics.median(seconds[1:])
+        """Times steps of both models in turns and at once, and the reading of a prompt, for `pair`."""
+        pair = self.pair
+        own, other = short_cache(self.runner), short_cache(target)
+        timed_forward(self.runner, own, 0)
+        steps = [
+            (timed_forward(target, other, 0), *(timed_forward(self.runner, own, 0) for _ in range(2))) for _ in range(TIMED)
+        ]
+        # The first step after the target's loads the weights into the CPU's cache.
+        pair.target_seconds, _, pair.draft_seconds = map(statistics.median, zip(*steps[1:], strict=True))
+        tokens = min(READ_TOKENS, self.runner.context_tokens // 2)
+        pair.read_seconds = min(timed_forward(self.runner, own, tokens - 1) for _ in range(2)) / tokens
+        verified = threading.Event()
+
+        def draft() -> list[float]:
+            seconds: list[float] = []
+            while not verified.is_set() or not seconds:
+                seconds.append(timed_forward(self.runner, own, 0))
+            return seconds
+
+        drafting = self.submit(draft)
+        beside = [timed_forward(target, other, 0) for _ in range(TIMED)]
+        verified.set()
+        pair.target_slowdown = max(1.0, statistics.median(beside) / pair.target_seconds)
+        pair.draft_slowdown = max(1.0, statistics.median(drafting.result()) / pair.draft_seconds)
 
 
 def short_cache(runner: ModelRunner) -> KVCache:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from outrider.verify.draft_model.runner import DraftRunner
 
 T = TypeVar("T")
-# The tokens read by one forward, for which other sessions wait.
-READ_AHEAD_TOKENS = 64
 # At most this many tokens are read with a draft's root, because the logits of all are computed.
-UNREAD_TOKENS = 64
+UNREAD_TOKENS = 16
 # XORed into a seed, this gives an independent noise stream.
 INDEPENDENT_SEED = 0x5851F42D4C957F2D
 
@@ -50,8 +48,6 @@ class SessionDraft:
         self._reader = Reader()
         self._params = SamplingParams(temperature=0)
         self._draws = 0  # number of rows that a request with rejection sampling has drawn after
-        self._reading: Future[None] | None = None  # reading of the prompt, ahead of the first draft
-        self._reads_ahead = False
         self._has_unknown_tokens = False  # the text has token ids outside the draft model's vocabulary
         self._committed = -1  # rows in the cache before the tree; -1 = they have been lost
         # The tree below the text: row 0 is the text's last token.
@@ -61,30 +57,16 @@ class SessionDraft:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SessionDraft:
         """A fork, which has the rows of the forked text that this session has."""
-        self.end_reading()
         forked = type(self)(self._shared)
         forked._text, forked._reader = copy.deepcopy((self._text, self._reader), memo)
         self._shared.submit(lambda: self._shared.fork(self, forked, len(forked._text))).result()
         return forked
 
     @property
-    def speed_ratio(self) -> float:
-        return self._shared.speed_ratio
-
-    @property
     def vocabulary(self) -> int:
         return self._shared.runner.vocabulary
 
     def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
-        self.end_reading()
-        known = self._start(text, sampling)
-        self._shared.cache_for(self).truncate(min(known, len(text) - 1))
-        if self.space and self._shared.runner.device.type == "cpu":  # a GPU's forwards share memory across threads
-            self._reads_ahead, cache = True, self._shared.cache_for(self)
-            self._reading = self._shared.submit(lambda: self._read_ahead(cache))
-
-    def _start(self, text: Sequence, sampling: Sampling | None) -> int:
-        """Sets the request's text and sampling; returns the number of its tokens that were read in earlier requests."""
         params = SamplingParams(temperature=0) if sampling is None else cast(SamplingParams, sampling)
         if params.rule == "rejection":  # requires drafts that are independent of the target's noise
             params = replace(params, seed=params.seed ^ INDEPENDENT_SEED)
@@ -92,24 +74,17 @@ class SessionDraft:
         self._text, self._length = text, len(text)
         self._has_unknown_tokens = self._any_unknown(text.tokens)
         self._drop_rows()
-        return self._reader.begin(text)
-
-    def _read_ahead(self, cache: KVCache) -> None:
-        """Reads the prompt while the target reads it, until the cache is needed."""
-        while self._reads_ahead and self._read_chunk(cache, READ_AHEAD_TOKENS):
-            pass
+        known = self._reader.begin(text)
+        if (cache := self._shared.held_cache(self)) is not None:
+            cache.truncate(min(known, len(text) - 1))
 
     @property
-    def is_reading(self) -> bool:
-        """Whether the prompt is being read ahead."""
-        return self._reading is not None
+    def unread(self) -> int:
+        cache = self._shared.held_cache(self)
+        return max(1, self._length - (0 if cache is None else cache.length))
 
-    def end_reading(self) -> None:
-        """Before any other use of the cache: `root` reads the rest."""
-        self._reads_ahead = False
-        if self._reading is not None and not self._shared.is_own_thread:
-            wait([self._reading])
-        self._reading = None
+    def read(self, tokens: int) -> int:
+        return self._read_chunk(self._shared.cache_for(self), min(tokens, PREFILL_CHUNK_TOKENS))
 
     @property
     def space(self) -> int:
@@ -118,7 +93,6 @@ class SessionDraft:
         return max(0, min(MAX_NODES, self._shared.runner.context_tokens - self._length) - max(0, len(self._rows) - 1))
 
     def root(self, count: int) -> Candidates:
-        self.end_reading()
         cache = self._shared.cache_for(self)
         self._drop_rows()
         while self._read_chunk(cache, PREFILL_CHUNK_TOKENS):
@@ -174,15 +148,15 @@ class SessionDraft:
     def submit(self, work: Callable[[], T]) -> Future[T]:
         return self._shared.submit(work)
 
-    def _read_chunk(self, cache: KVCache, tokens: int) -> bool:
-        """Reads a chunk of the text if much of it is unread; returns whether it did."""
+    def _read_chunk(self, cache: KVCache, tokens: int) -> int:
+        """Reads a chunk of the text, at most `tokens` long, if much of it is unread; returns its length."""
         unread = self._unread(cache)
         if len(unread) <= UNREAD_TOKENS:
-            return False
+            return 0
         chunk = unread[:-1][:tokens]
         self._shared.forward(cache, ForwardBatch.chain(chunk), logits=False)
         cache.length += len(chunk)
-        return True
+        return len(chunk)
 
     def _unread(self, cache: KVCache) -> Ints:
         """The committed tokens that are not in the cache, int32 [N]."""

@@ -10,7 +10,6 @@ from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.session import SessionDraft
 from outrider.verify.heads.cache import HeadCache
 from outrider.verify.heads.model import HeadModel
-from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.verifier import CachedText
 
@@ -36,11 +35,14 @@ class HeadDraft(SessionDraft):
 
     _shared: HeadRunner
 
-    def _read_ahead(self, cache: KVCache) -> None:
-        """Nothing: a head reads states that the target has computed."""
+    @property
+    def unread(self) -> int:
+        return 1  # it reads states that the target has computed, with the next draft
+
+    def read(self, tokens: int) -> int:
+        return 0
 
     def root(self, count: int) -> Candidates:
-        self.end_reading()
         cache = cast(HeadCache, self._shared.cache_for(self))
         target = self._text.cache if isinstance(self._text, CachedText) else None
         source = cache.source = None if target is None else target.hidden

@@ -52,6 +52,7 @@ class HeadModel:
         if pack:
             pack_layers(module)
         self.head, self._target = head, target
+        self.description = repr(module)
         self.device, self.vocabulary, self._dtype = device, target.vocabulary, target.dtype
         self.context_tokens = target.context_tokens
         fix_rope(module, self.device, self.context_tokens)

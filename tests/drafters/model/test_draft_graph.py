@@ -5,6 +5,7 @@ import numpy as np
 from outrider.drafters.interface import DraftTree, Source
 from outrider.drafters.model.draft_graph import DraftGraphDrafter
 from outrider.drafters.model.draft_tree import DraftTreeDrafter
+from outrider.drafters.model.pair import Pair
 from outrider.drafters.options import DraftGraphOptions, DraftTreeOptions
 from tests.drafters.model.test_draft_tree import PROMPT
 from tests.drafts import Driven
@@ -26,7 +27,10 @@ def paths(tree: DraftTree) -> set[tuple[int, ...]]:
 
 def test_recurring_continuations_are_drafted_once_and_verified_everywhere() -> None:
     plain, merging = ToyModel(TABLE), ToyModel(TABLE)
-    tree_drafter, graph_drafter = Driven(DraftTreeDrafter(plain, PLAIN)), Driven(DraftGraphDrafter(merging, MERGED))
+    tree_drafter, graph_drafter = (
+        Driven(DraftTreeDrafter(plain, PLAIN, Pair())),
+        Driven(DraftGraphDrafter(merging, MERGED, Pair())),
+    )
     for drafter in (tree_drafter, graph_drafter):
         drafter.begin(PROMPT)
     tree, graph = tree_drafter.propose(64), graph_drafter.propose(64)
@@ -43,7 +47,7 @@ def test_recurring_continuations_are_drafted_once_and_verified_everywhere() -> N
 
 def test_copies_are_not_samples() -> None:
     drafter = Driven(
-        DraftGraphDrafter(ToyModel(TABLE, np.random.default_rng(1)), DraftGraphOptions(2, 6, 0, 0, only_if_worth=False))
+        DraftGraphDrafter(ToyModel(TABLE, np.random.default_rng(1)), DraftGraphOptions(2, 6, 0, 0, only_if_worth=False), Pair())
     )
     drafter.begin(PROMPT)
     tree = drafter.propose(64)

@@ -4,6 +4,7 @@ import numpy as np
 
 from outrider.drafters.interface import DraftTree, Source, Verdict
 from outrider.drafters.model.draft_tree import DraftTreeDrafter
+from outrider.drafters.model.pair import Pair
 from outrider.drafters.options import DraftTreeOptions
 from tests.drafts import Driven
 from tests.language import ToyModel
@@ -20,7 +21,7 @@ def emitted(tree: DraftTree, *tokens: int) -> Verdict:
 
 def test_a_chain_is_the_models_greedy_path_until_a_token_is_unlikely() -> None:
     model = ToyModel(TABLE)
-    drafter = Driven(DraftTreeDrafter(model, DraftTreeOptions(1, 10, 0.7, 0.0, only_if_worth=False)))
+    drafter = Driven(DraftTreeDrafter(model, DraftTreeOptions(1, 10, 0.7, 0.0, only_if_worth=False), Pair()))
     drafter.begin(PROMPT)
     tree = drafter.propose(64)
     check(tree)
@@ -32,7 +33,7 @@ def test_a_chain_is_the_models_greedy_path_until_a_token_is_unlikely() -> None:
 
 
 def test_unlikely_nodes_and_poor_siblings_are_leaves() -> None:
-    drafter = Driven(DraftTreeDrafter(ToyModel(TABLE), DraftTreeOptions(2, 3, 0.3, 0.7, only_if_worth=False)))
+    drafter = Driven(DraftTreeDrafter(ToyModel(TABLE), DraftTreeOptions(2, 3, 0.3, 0.7, only_if_worth=False), Pair()))
     drafter.begin(PROMPT)
     tree = drafter.propose(64)
     check(tree)
@@ -44,7 +45,7 @@ def test_unlikely_nodes_and_poor_siblings_are_leaves() -> None:
 
 def test_a_sampled_tree_carries_its_proposal_distributions() -> None:
     drafter = Driven(
-        DraftTreeDrafter(ToyModel(TABLE, np.random.default_rng(0)), DraftTreeOptions(2, 3, 0, 0, only_if_worth=False))
+        DraftTreeDrafter(ToyModel(TABLE, np.random.default_rng(0)), DraftTreeOptions(2, 3, 0, 0, only_if_worth=False), Pair())
     )
     drafter.begin(PROMPT)
     tree = drafter.propose(64)

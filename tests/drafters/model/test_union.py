@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from outrider.drafters.interface import Drafter, DraftTree, Draws, Ints, Source, Verdict, chain
 from outrider.drafters.model.chain import ModelChain
 from outrider.drafters.model.language_model import Candidates
-from outrider.drafters.model.schedule import Schedules
+from outrider.drafters.model.pair import Pair
 from outrider.drafters.model.union import UnionDrafter, merge
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.options import DraftTime, PearlOptions
+from outrider.drafters.options import DraftTime
 from tests.drafts import Driven, Oracle
 from tests.language import ToyModel
 from tests.trees import check, trees
@@ -59,8 +59,8 @@ PROMPT: Ints = np.array([3, 4, 0], np.int32)
 
 def new(time: DraftTime, model: ToyModel | None = None, tables: Drafter | None = None) -> tuple[Driven, ToyModel]:
     model = model or ToyModel(RING)
-    chain = ModelChain(model, PearlOptions(window=3, ahead=0), choices=2)
-    return Driven(UnionDrafter(tables or NoDrafter(), chain, Schedules(), 4, time)), model
+    chain = ModelChain(model, Pair(), choices=2, window=3)
+    return Driven(UnionDrafter(tables or NoDrafter(), chain, Pair(), 4, time, only_if_worth=False)), model
 
 
 def step(drafter: Driven, *tokens: int) -> dict[tuple[int, ...], float]:

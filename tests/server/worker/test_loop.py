@@ -169,10 +169,10 @@ def test_as_many_requests_as_pay_by_what_steps_take(tiny_runner: TorchRunner, tm
     rig.step()
     assert rig.worker.scheduler.max_active == 4
     assert [message.max_active for message in rig.sent if isinstance(message, Status)][-1] == 4
-    runtime.save_curve()
+    runtime.save_findings()
     assert parse(runtime.curve_file.read_text()).stream_seconds == runtime.curve.stream_seconds < 0.5
     runtime.curve_file.unlink()
-    runtime.save_curve()
+    runtime.save_findings()
     assert not runtime.curve_file.exists()  # nothing new
     rig.close()
 

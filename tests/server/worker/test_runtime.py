@@ -11,6 +11,7 @@ import torch
 
 from outrider import models
 from outrider.drafters.interface import MAX_NODES
+from outrider.drafters.model.pair import Pair
 from outrider.server.settings import load_settings
 from outrider.server.worker import runtime
 from outrider.server.worker.draft import load_draft, share_draft
@@ -60,7 +61,7 @@ def test_a_head_makes_the_target_keep_its_hidden_states(tmp_path: Path) -> None:
     states = kept.capacity * 256 * target.cache_shape.dtype.itemsize
     assert memory_figures(target, None)[0].slot_bytes == before + states
     assert memory_figures(target, head)[0].slot_bytes > before + states
-    assert isinstance(share_draft(head, target.vocabulary, 2, 1), HeadRunner)
+    assert isinstance(share_draft(head, target, 2, Pair(1.0, 0.1)), HeadRunner)
 
 
 def test_the_budget_of_a_request(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:

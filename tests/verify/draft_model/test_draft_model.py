@@ -1,6 +1,5 @@
 """Draft models: incremental rows, cache reuse, noise shared with the target, and lossless answers."""
 
-from concurrent.futures import wait
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.drafters.interface import Ints
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.options import NEED_A_MODEL, DrafterName, DraftGraphOptions, DraftTreeOptions, Options, PearlOptions
+from outrider.drafters.options import (
+    NEED_A_MODEL,
+    DrafterName,
+    DraftGraphOptions,
+    DraftOptions,
+    DraftTreeOptions,
+    Options,
+    PearlOptions,
+)
 from outrider.drafters.registry import Resources, clone, make
 from outrider.drafters.sequence import Sequence
 from outrider.verify.decode import decode
@@ -28,7 +35,7 @@ from outrider.verify.verifier import Verifier
 PROMPT = np.arange(3, 20, dtype=np.int32)
 TREE = DraftTreeOptions(3, 4, 0, 0, only_if_worth=False)
 EAGER = Options(
-    draft=DraftTreeOptions(1, 4, 0, 0, only_if_worth=False),
+    draft=DraftOptions(4, only_if_worth=False),
     draft_tree=TREE,
     draft_graph=DraftGraphOptions(3, 4, 0, 0, only_if_worth=False, tau=1),
     pearl=PearlOptions(only_if_worth=False, window=3),
@@ -178,10 +185,10 @@ def test_decoding_continues_beyond_the_draft_models_context(
 
 @pytest.mark.parametrize("name", NEED_A_MODEL)
 def test_rejection_is_reproducible_and_respects_top_k(tiny_runner: TorchRunner, draft: DraftRunner, name: DrafterName) -> None:
-    resources = Resources(EAGER, model=draft.session)
     params = SamplingParams(temperature=1.0, seed=2, rule="rejection")
 
     def answer(params: SamplingParams) -> list[int]:
+        resources = Resources(EAGER, model=draft.session)  # nothing is known of the pair
         verifier = Verifier(tiny_runner, tiny_runner.new_cache())
         return decode(verifier, make(name, resources), PROMPT, DecodeOptions(params, 30)).tokens
 
@@ -218,29 +225,30 @@ def test_a_fork_reads_only_new_tokens(
     edited = np.concatenate([PROMPT[:15], [60, 61]]).astype(np.int32)
     expected = decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), edited, options).tokens
     assert decode(forked, copied, edited, options).tokens == expected
-    assert rows[0] == (2 if slots == 2 else len(edited))
+    assert rows[0] == (2 if slots == 2 else len(edited) - 1)
     rows.clear()
     decode(verifier, drafter, np.append(text, [7]).astype(np.int32), options)
     if slots == 2:
         assert rows[0] < 8
 
 
-def test_a_prompt_is_read_ahead_and_any_use_of_the_model_ends_that(
-    tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("outrider.verify.draft_model.session.READ_AHEAD_TOKENS", 8)
-    monkeypatch.setattr("outrider.verify.draft_model.session.UNREAD_TOKENS", 4)
+def test_a_long_prompt_is_read_in_chunks(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = DraftRunner(close_relative(tiny_runner, tiny_runner.model.config), tiny_runner.vocabulary)
-    prompt = (np.arange(60) % 90).astype(np.int32)
+    session, other = Driven(draft.session()), Driven(draft.session())
+    for each in (session, other):
+        each.begin((np.arange(60) % 90).astype(np.int32))
+    assert session.unread == 60
+    rows = count_rows(monkeypatch, draft.runner)
+    chunks = [session.read(20) for _ in range(4)]
+    assert chunks == [20, 20, 19, 0]  # the last token is read with the first draft
+    assert rows == [20, 20, 19]
+    assert session.unread == 1
+    assert np.array_equal(session.root(5).tokens, other.root(5).tokens)
 
-    def read(idle: bool) -> tuple[int, Ints]:
-        text, session = Sequence(), draft.session()
-        text.begin(prompt)
-        session.begin(text)
-        if idle and session._reading is not None:
-            wait([session._reading])
-        return draft.cache_for(session).length, session.root(5).tokens
 
-    length, candidates = read(idle=True)
-    assert length == 56
-    assert np.array_equal(read(idle=False)[1], candidates)
+def test_both_models_are_timed(tiny_runner: TorchRunner) -> None:
+    draft = DraftRunner(close_relative(tiny_runner, tiny_runner.model.config), tiny_runner.vocabulary)
+    draft.measure(tiny_runner)
+    pair = draft.pair
+    assert min(pair.target_seconds, pair.draft_seconds, pair.read_seconds) > 0
+    assert min(pair.target_slowdown, pair.draft_slowdown) >= 1

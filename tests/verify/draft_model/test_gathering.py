@@ -45,7 +45,6 @@ def started(draft: DraftRunner, text: list[int]) -> SessionDraft:
     session, sequence = draft.session(), Sequence()
     sequence.begin(np.array(text, np.int32))
     session.begin(sequence)
-    session.end_reading()
     return session
 
 

@@ -11,10 +11,10 @@ from outrider.drafters.model.chain import ModelChain
 from outrider.drafters.model.draft_graph import DraftGraphDrafter
 from outrider.drafters.model.draft_tree import DraftTreeDrafter
 from outrider.drafters.model.language_model import LanguageModel
-from outrider.drafters.model.schedule import Schedules
+from outrider.drafters.model.pair import Pair
 from outrider.drafters.model.union import UnionDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.options import DraftGraphOptions, DraftTime, DraftTreeOptions, PearlOptions
+from outrider.drafters.options import DraftGraphOptions, DraftTime, DraftTreeOptions
 from outrider.verify.sampling.acceptance import Rejection
 from outrider.verify.sampling_params import SamplingParams
 from tests.drafts import Chaos, Driven
@@ -27,23 +27,27 @@ DRAFT = RANDOM.dirichlet(np.ones(VOCABULARY), VOCABULARY + 1)
 
 
 TREE = DraftTreeOptions(2, 3, 0.2, 0.3, only_if_worth=False)
-CHAIN = DraftTreeOptions(1, 2, 0.2, 0.0, only_if_worth=False)
 
 
 def fusion(time: DraftTime) -> Callable[[LanguageModel], Drafter]:
     """Guesses, and a draft model that drafts in every step."""
-    options = PearlOptions(window=2, ahead=1)
-    return lambda model: UnionDrafter(Chaos(VOCABULARY), ModelChain(model, options, 2), Schedules(), 2, time)
+    return lambda model: UnionDrafter(Chaos(VOCABULARY), ModelChain(model, Pair(), 2, 2), Pair(), 2, time, time == "auto")
 
 
 def pearl(model: LanguageModel) -> Drafter:
-    return UnionDrafter(NoDrafter(), ModelChain(model, PearlOptions(window=2)), Schedules(), 2, "during")
+    return UnionDrafter(NoDrafter(), ModelChain(model, Pair(), window=2), Pair(), 2, "during", only_if_worth=False)
+
+
+def chain(model: LanguageModel) -> Drafter:
+    return UnionDrafter(NoDrafter(), ModelChain(model, Pair()), Pair(), 2, "before", only_if_worth=False)
 
 
 MAKE: dict[str, Callable[[LanguageModel], Drafter]] = {
-    "draft": lambda model: DraftTreeDrafter(model, CHAIN),
-    "draft-tree": lambda model: DraftTreeDrafter(model, TREE),
-    "draft-graph": lambda model: DraftGraphDrafter(model, DraftGraphOptions(2, 3, 0.2, 0.3, only_if_worth=False, tau=1)),
+    "draft": chain,
+    "draft-tree": lambda model: DraftTreeDrafter(model, TREE, Pair()),
+    "draft-graph": lambda model: DraftGraphDrafter(
+        model, DraftGraphOptions(2, 3, 0.2, 0.3, only_if_worth=False, tau=1), Pair()
+    ),
     "pearl": pearl,
     "fusion, before": fusion("before"),
     "fusion, during": fusion("during"),

@@ -1,0 +1,205 @@
+"""What is known of a draft model beside its target: the seconds of its forwards, and how often it is right.
+
+All sessions share it, and it is saved for the next start. `Estimate` decides by it whether a step drafts more or verifies.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.drafters.interface import MAX_NODES, Floats
+from outrider.drafters.policy import Calibration, Share, bounded, ema
+
+# Ranks of candidates whose acceptance is told apart; further ones count as the last.
+RANKS = 4
+# A draft model is assumed to be right this often until it is measured, as if it had been in so many cases.
+PRIOR, PRIOR_CASES = 0.7, 8.0
+# Kinds of text by the target's own confidence, its mean probability of the likeliest token: the borders between them.
+CONFIDENCES = (0.6, 0.7, 0.8, 0.9)
+# The mean of a kind follows the last ones of this many tokens.
+CASES = 400.0
+# Probes of a draft model that does not pay take at most this share of the time. So much is saved for one at most.
+PROBE_SHARE, PROBE_SECONDS = 0.02, 4.0
+# Drafting must raise the tokens per second by this much: the estimate has errors, and more nodes have costs of their own.
+LEAST_GAIN = 1.03
+# Answers have about this many tokens until some have ended.
+ANSWER_TOKENS = 200.0
+# A forward that reads so many tokens of the text takes as long as one over a single row.
+FEW_TOKENS = 2
+# A draft looks at most this many tokens ahead, to see whether later ones pay for the first.
+AHEAD = 16
+
+
+class Acceptance:
+    """How often the target accepts the draft model's tokens, by what was known before and after their drafting."""
+
+    def __init__(self) -> None:
+        self.calibration = Calibration(RANKS)
+        self.kinds = [Share(PRIOR, PRIOR_CASES, CASES) for _ in range(len(CONFIDENCES) + 2)]  # the last one: unknown
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Acceptance:
+        """Itself: all sessions share it."""
+        return self
+
+    def kind(self, confidence: float | None) -> Share:
+        """Acceptance of the next token, before it is drafted, in text of which the target is so confident; None = unknown."""
+        return self.kinds[-1 if confidence is None else bisect(CONFIDENCES, confidence)]
+
+
+class Pair:
+    """A draft model and its target on this machine. Shared by all sessions."""
+
+    def __init__(
+        self,
+        target_seconds: float = 0.0,
+        draft_seconds: float = 0.0,
+        read_seconds: float = 0.0,
+        costs: Callable[[int], NDArray[np.float64]] | None = None,
+    ) -> None:
+        """Seconds of the target's step, of the draft model's forward over one row, and of reading a token of a prompt.
+
+        `costs` is the target's curve, `CostCurve.at`, if there is one.
+        """
+        self._costs = costs
+        self.target_seconds, self.draft_seconds, self.read_seconds = target_seconds, draft_seconds, read_seconds
+        # How many times as long the target's step, and the draft model's forward, take while both run.
+        self.target_slowdown = self.draft_slowdown = 1.0
+        self.answer_tokens = ANSWER_TOKENS  # of a finished answer (EMA)
+        self._acceptance = {greedy: Acceptance() for greedy in (False, True)}
+        self._allowance = 0.0  # seconds that probes may take
+        self.is_corrected = False  # whether it has changed since it was loaded or saved
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pair:
+        """Itself: all sessions share it."""
+        return self
+
+    def acceptance(self, greedy: bool) -> Acceptance:
+        """The acceptance in requests that are greedy, or sample."""
+        return self._acceptance[greedy]
+
+    def step_seconds(self, context: int) -> NDArray[np.float64]:
+        """Seconds of the target's step over 0, 1, ... nodes after `context` tokens."""
+        return np.full(MAX_NODES + 1, self.target_seconds) if self._costs is None else self._costs(context)
+
+    def tokens_beside(self, step_seconds: float) -> float:
+        """The tokens that are drafted beside a step that alone would take so long."""
+        forward = self.draft_seconds * self.draft_slowdown
+        return step_seconds * self.target_slowdown / forward if forward > 0 else float(MAX_NODES)
+
+    def record_forward(self, seconds: float, beside: bool) -> None:
+        """Records a forward of the draft model over few rows."""
+        if not beside:
+            self.draft_seconds = ema(self.draft_seconds or None, bounded(self.draft_seconds or None, seconds))
+        elif self.draft_seconds:
+            self.draft_slowdown = slowdown(self.draft_slowdown, seconds / self.draft_seconds)
+
+    def record_reading(self, tokens: int, seconds: float) -> None:
+        """Records the reading of a prompt's tokens by the draft model."""
+        self.read_seconds = ema(self.read_seconds or None, bounded(self.read_seconds or None, seconds / tokens))
+
+    def record_beside(self, seconds: float, alone: float) -> None:
+        """Records a target's forward beside the draft model, which would have taken `alone` seconds."""
+        if alone > 0:
+            self.target_slowdown = slowdown(self.target_slowdown, seconds / alone)
+
+    def record_answer(self, tokens: int) -> None:
+        """Records the length of an answer."""
+        self.answer_tokens = ema(self.answer_tokens, float(tokens))
+
+    def save_for_probes(self, seconds: float) -> None:
+        """Records the time of a step, a share of which probes may take."""
+        self.is_corrected = True
+        self._allowance = min(PROBE_SECONDS, self._allowance + PROBE_SHARE * seconds)
+
+    def may_probe(self, seconds: float) -> bool:
+        """Whether probes may take so long now."""
+        return seconds <= self._allowance
+
+    def spend(self, seconds: float) -> None:
+        """Records what a probe has taken."""
+        self._allowance -= seconds
+
+    def state(self) -> dict[str, Any]:
+        """The state that `load` reads, for JSON."""
+        kinds = {
+            str(greedy): {
+                "tried": each.calibration.state()["tried"].tolist(),
+                "accepted": each.calibration.state()["accepted"].tolist(),
+                "kinds": [kind.state() for kind in each.kinds],
+            }
+            for greedy, each in self._acceptance.items()
+        }
+        return {name: getattr(self, name) for name in FIGURES} | {"acceptance": kinds}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Restores a state. Raises ValueError if it does not fit."""
+        try:
+            figures = {name: float(saved[name]) for name in FIGURES}
+            for greedy, each in self._acceptance.items():
+                found = saved["acceptance"][str(greedy)]
+                each.calibration.load({name: np.array(found[name], np.float64) for name in ("tried", "accepted")})
+                each.kinds = [Share(*map(float, kind)) for kind in found["kinds"]]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+        if not all(0 <= value < float("inf") for value in figures.values()):
+            raise ValueError("its seconds must be numbers of at least 0")
+        for name, value in figures.items():
+            setattr(self, name, value)
+
+
+FIGURES = ("target_seconds", "draft_seconds", "read_seconds", "target_slowdown", "draft_slowdown", "answer_tokens")
+
+
+def slowdown(mean: float, ratio: float) -> float:
+    """A slowdown after one more measurement."""
+    return ema(mean, min(max(1.0, ratio), 3 * mean))
+
+
+@dataclass
+class Estimate:
+    """The tokens and seconds that a step is expected to have with what has been drafted for it."""
+
+    tokens: float  # that it emits
+    nodes: int  # that it verifies
+    drafting: float  # seconds of the drafting for it
+    costs: NDArray[np.float64]  # seconds of the target's step by nodes
+
+    @classmethod
+    def of(cls, probability: Floats, costs: NDArray[np.float64], drafting: float = 0.0) -> Estimate:
+        """The estimate of a step that verifies those nodes of a tree that pay, by their path probabilities, float32 [N]."""
+        tokens = np.cumsum(np.r_[1.0, np.sort(probability)[::-1]])[: len(costs)]
+        nodes = int(np.argmax(tokens / np.maximum(costs[: len(tokens)] + drafting, 1e-9)))
+        return cls(float(tokens[nodes]), nodes, drafting, costs)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of drafting and verification."""
+        return self.drafting + float(self.costs[min(self.nodes, len(self.costs) - 1)])
+
+    def rate(self, tokens: float = 0.0, seconds: float = 0.0, nodes: int = 0) -> float:
+        """Tokens per second with so many more tokens, seconds of drafting and nodes."""
+        verification = float(self.costs[min(self.nodes + nodes, len(self.costs) - 1)])
+        return (self.tokens + tokens) / max(self.drafting + seconds + verification, 1e-9)
+
+    def gains(self, tokens: float, seconds: float, nodes: int) -> bool:
+        """Whether these raise the tokens per second."""
+        return self.rate(tokens, seconds, nodes) > LEAST_GAIN * self.rate()
+
+    def gains_from_chain(self, gain: float, path: float, share: float, forward: float, fixed: float) -> bool:
+        """Whether one or more forwards of a draft model are worth their time.
+
+        The first one adds `gain` tokens, and all that it adds is accepted with the probability `path`; each further one adds a
+        token that is accepted with the probability `share`. A forward takes `forward` seconds, and what precedes it `fixed`.
+        """
+        for count in range(1, AHEAD + 1):
+            if self.gains(gain, fixed + count * forward, count):
+                return True
+            path *= share
+            gain += path
+        return False
