@@ -5,9 +5,18 @@ from typing import Any, cast
 import numpy as np
 
 from outrider.drafters.interface import EMPTY, NOTHING, Drafter, DraftTree, Ints, Sampling, Source, Verdict, arrange, chain
+from outrider.drafters.options import DraftGraphOptions, DraftOptions, DraftTreeOptions, Options, PearlOptions
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import Stateless
 from tests.trees import tree_of
+
+# Drafters with a draft model draft whether or not that pays: beside a tiny target, it does not.
+EAGER = Options(
+    draft=DraftOptions(only_if_worth=False),
+    draft_tree=DraftTreeOptions(only_if_worth=False),
+    draft_graph=DraftGraphOptions(only_if_worth=False),
+    pearl=PearlOptions(only_if_worth=False),
+)
 
 
 class Oracle(Stateless):

@@ -11,7 +11,7 @@ from outrider import models
 from outrider.drafters.interface import Drafter, Ints, Source
 from outrider.drafters.model.language_model import LanguageModel
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.options import NAMES, DrafterName, DraftTime, FusionOptions, Options, PearlOptions
+from outrider.drafters.options import NAMES, DrafterName, DraftTime, FusionOptions, Options
 from outrider.drafters.registry import Resources, make
 from outrider.drafters.tables import base_table
 from outrider.drafters.tables.suffix import Corpus, index
@@ -26,6 +26,7 @@ from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.tokenizer import load_tokenizer, stop_ids
 from outrider.verify.verifier import Verifier
+from tests.drafts import EAGER
 
 VERBS = ("read", "write", "sort", "find", "merge", "count", "parse", "remove", "open", "close")
 CODE = [
@@ -118,12 +119,12 @@ def with_errors(tokens: list[int]) -> tuple[int, ...]:
 def test_every_drafter_is_lossless(form: str, drafter: DrafterName, temperature: float) -> None:
     """`prediction` gets a partly wrong prediction, and `retrieval` a corpus: without them they draft nothing.
 
-    `pearl` answers every second prompt without measuring whether the draft model pays.
+    Drafters with a model answer every second prompt whether or not it pays.
     """
     subject, numbers = subject_of(form), range(0, 40, 2)
     corpus = (subject.corpus(numbers, temperature),) if drafter == "retrieval" else ()
     resources = replace(subject.resources, corpus=corpus)
-    eager = replace(resources, options=replace(resources.options, pearl=PearlOptions(only_if_worth=False)))
+    eager = replace(resources, options=EAGER)
     tokens = steps = 0
     for number in numbers:
         expected = subject.plain(number, temperature)

@@ -27,7 +27,7 @@ from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
-from tests.drafts import Chaos, Oracle
+from tests.drafts import EAGER, Chaos, Oracle
 from tests.verify.model.families import FAMILIES, REFUSED, build, compare, text_of, tolerance
 
 FAST = "qwen3_5"
@@ -53,7 +53,7 @@ def test_drafting_is_lossless(family: str) -> None:
     options = DecodeOptions(SamplingParams(0.8, seed=5), 40)
     expected = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
     again = TorchRunner(build(family, NAME))  # of its own: `fusion` drafts while the target runs
-    resources = Resources(vocabulary=97, model=DraftRunner(again, 97).session)
+    resources = Resources(EAGER, vocabulary=97, model=DraftRunner(again, 97).session)
     drafters: list[Drafter] = [Oracle(expected, 6, 4), Chaos(97), make("fusion", resources), make("draft", resources)]
     for drafter in drafters:
         drafted = decode(Verifier(runner, runner.new_cache()), drafter, prompt, options)
