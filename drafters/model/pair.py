@@ -25,7 +25,7 @@ CONFIDENCES = (0.6, 0.7, 0.8, 0.9)
 # The mean of a kind follows the last ones of this many tokens.
 CASES = 400.0
 # Probes of a draft model that does not pay take at most this share of the time. So much is saved for one at most.
-PROBE_SHARE, PROBE_SECONDS = 0.02, 4.0
+PROBE_SHARE, PROBE_SECONDS = 0.02, 2.0
 # Drafting must raise the tokens per second by this much: the estimate has errors, and more nodes have costs of their own.
 LEAST_GAIN = 1.03
 # Answers have about this many tokens until some have ended.

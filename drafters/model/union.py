@@ -40,8 +40,12 @@ from outrider.drafters.policy import Share, ema
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import State, array, join, numbers, part
 
-# The text is read only after so many steps, because they show how the tables fare. Few unread tokens do not wait.
-FIRST_STEPS, FEW_UNREAD = 3, 16
+# A longer part of the text is read apart from the first draft: in chunks, and only if the rest of the answer repays that.
+FEW_UNREAD = 16
+# An answer is expected to have at most this many times as many tokens to come as it has: short answers read little.
+REST = 2.0
+# A probe that reads waits for so many tokens of the answer.
+PROBE_AFTER = 8
 # A step reads at least this many tokens of a long text, and as many as take the time of a verification.
 READ_TOKENS = 64
 # What is known of the pair counts as this many cases in a session of its own, of which the last ones count.
@@ -167,11 +171,12 @@ class UnionDrafter:
 
     def _pays(self, estimate: Estimate) -> bool:
         """Whether one more forward of the model is expected to pay."""
-        if self._waits or not self._only_if_worth:
-            return not self._only_if_worth
+        if not self._only_if_worth:
+            return True
         found = prospect(self._table_tree, self._chain.tokens, self._chain.path, self._share)
         # Reading pays for the rest of the answer, of which this step is a part.
-        rest = max(estimate.tokens, min(float(self._sequence.remaining), self._pair.answer_tokens))
+        expected = min(float(self._sequence.remaining), self._pair.answer_tokens, REST * self._sequence.emitted)
+        rest = max(estimate.tokens, expected)
         fixed = self._reading_seconds * estimate.tokens / rest
         if found.guessed:
             fixed += found.guessed * self._pair.read_seconds + (0.0 if len(self._chain) else self._pair.draft_seconds)
@@ -180,18 +185,14 @@ class UnionDrafter:
     def _may_probe(self) -> bool:
         """Whether a draft that is not expected to pay may show more about the model."""
         seconds = self._reading_seconds + PROBE_TOKENS * self._pair.draft_seconds
-        return not self._waits and not len(self._chain) and self._pair.may_probe(seconds)
+        waits = self._chain.unread > FEW_UNREAD and self._sequence.emitted < PROBE_AFTER
+        return not waits and not len(self._chain) and self._pair.may_probe(seconds)
 
     @property
     def _reading_seconds(self) -> float:
         """Seconds that the model needs to read the text before it drafts."""
         unread = self._chain.unread
         return unread * self._pair.read_seconds if unread > FEW_TOKENS else 0.0
-
-    @property
-    def _waits(self) -> bool:
-        """Whether too little is known of the answer to read a long text for it."""
-        return self._steps < FIRST_STEPS and self._chain.unread > FEW_UNREAD
 
     def _read(self, estimate: Estimate) -> bool:
         """Reads a chunk of a long text; returns whether only few of its tokens are unread."""
