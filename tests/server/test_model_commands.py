@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -39,6 +43,34 @@ def test_models_are_listed_and_removed(cache: Path) -> None:
     assert outrider(cache, "remove", "owner/small").stdout == "Removed owner/small: 1.0 kB.\n"
     assert not (cache / "hub" / "models--owner--small" / "blobs").exists()
     assert outrider(cache, "list").stdout.startswith("No models: ")
+
+
+class Version(BaseHTTPRequestHandler):
+    """Answers as a server whose model takes some memory."""
+
+    memory: ClassVar[Any] = None
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"version": "1", "memory": self.memory}).encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "memory", [{"file": 98_000_000, "weights": 96_000_000, "caches": 7_500_000_000, "rest": 70_000_000}, {"file": "x"}, None]
+)
+def test_the_memory_of_a_running_server_is_listed(cache: Path, memory: Any) -> None:
+    handler = type("Handler", (Version,), {"memory": memory})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        listed = outrider(cache, "list", "--server.port", str(server.server_port)).stdout
+        server.shutdown()
+    line = f"The server at {server.server_port} uses: file 98 MB, weights 96 MB, caches up to 7500 MB, rest 70 MB."
+    is_said = memory is not None and "weights" in memory
+    assert [each.replace("http://127.0.0.1:", "") for each in listed.splitlines()[2:]] == [line] * is_said
 
 
 @pytest.mark.parametrize(
