@@ -64,8 +64,15 @@ class Client:
 
     def check(self) -> None:
         """Raises ChatError if no server runs. Needs no key."""
-        with self._answer("GET", "/version"):
-            pass
+        self.version()
+
+    def version(self) -> Any:
+        """What the server says of itself. Raises ChatError. Needs no key."""
+        with self._answer("GET", "/version") as response:
+            try:
+                return json.loads(response.read())
+            except (ValueError, RecursionError):
+                return {}
 
     def is_ready(self) -> bool:
         """Whether the server runs and has loaded its model."""
