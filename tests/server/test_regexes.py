@@ -80,6 +80,7 @@ OTHERS = {
     "models.catalog": "settings and the operator's files",
     "datastore_tree": "the operator's files",
     "terminal.own_server": "the server's first line",
+    "launch.command": "names of models",
     "ray.command": "an argument of the command",
     "http.exposition": "the server's metrics",
 }
