@@ -47,8 +47,8 @@ def test_no_drafter_changes_an_answer(comparison: Comparison, drafter: str, samp
 
 @pytest.fixture(scope="module")
 def drafting(file: str) -> Iterator[Comparison]:
-    """A server whose draft model is the target itself, so that nearly every greedy draft is accepted."""
-    with serving("--model", smollm2.NAME, "--draft-model", file) as server:
+    """A server whose draft model is the target in 4 bits, which is several times as fast and nearly always right."""
+    with serving("--model", smollm2.NAME, "--model.dtype", "float32", "--draft-model", file) as server:
         yield Comparison(server)
 
 
@@ -57,9 +57,7 @@ def drafting(file: str) -> Iterator[Comparison]:
 @pytest.mark.parametrize("drafter", [*NEED_A_MODEL, "fusion"])
 def test_no_draft_model_changes_an_answer(drafting: Comparison, drafter: str, sampling: str) -> None:
     drafting.check(QUESTIONS[1], sampling, drafter, {})
-    accepted = drafting.check(QUESTIONS[0], sampling, drafter, {"max_nodes": NODES})
-    # In the time of a verification, a model as slow as its target drafts one token, which the verification itself checks.
-    assert accepted >= (TOKENS // 4 if sampling == "greedy" and drafter != "pearl" else 0)
+    drafting.check(QUESTIONS[0], sampling, drafter, {"max_nodes": NODES})  # measured times decide how much is drafted
 
 
 @pytest.fixture(scope="module")
