@@ -11,7 +11,7 @@
 namespace {
 
 constexpr int64_t LENGTH = 8;
-constexpr int32_t NORMAL = 1;  // the type of tokens that merge
+constexpr int32_t NORMAL = 1;   // the type of tokens that merge
 constexpr uint8_t SPECIAL = 2;  // the kind of added tokens that plain text does not have
 constexpr std::string_view SPACE = "\u2581";
 
