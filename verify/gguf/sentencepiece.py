@@ -31,10 +31,10 @@ class PieceTokenizer(FileTokenizer):
         kinds = np.zeros(len(self), np.uint8)
         for token in self._added:
             kinds[vocabulary.ids[token.content]] = SPECIAL if token.special else ADDED
-        unknown = vocabulary.ids.get(vocabulary.unknown, -1)
+        unknown = -1 if vocabulary.unknown is None else vocabulary.ids[vocabulary.unknown]
         # The library reads these arrays.
         self._arrays = np.ascontiguousarray(vocabulary.types, np.int32), np.array(vocabulary.get("scores"), np.float32), kinds
-        LIBRARY.pieces_complete(self._handle, *map(address, self._arrays), unknown)
+        LIBRARY.pieces_complete(self._handle, *[address(array) for array in self._arrays], unknown)
         self._has_prefix = bool(vocabulary.get("add_space_prefix", True))
         before, after = text_ends(vocabulary)
         self._before, self._after = ([vocabulary.ids[token] for token in tokens] for tokens in (before, after))

@@ -45,7 +45,7 @@ class Vocabulary:
     @property
     def unknown(self) -> str | None:
         """The token for what has none."""
-        return self.token("unknown") or next((self.tokens[id] for id in np.flatnonzero(self.types == UNKNOWN)), None)
+        return self.token("unknown") or next((self.tokens[id] for id in np.flatnonzero(self.types == UNKNOWN).tolist()), None)
 
     @property
     def named_ends(self) -> frozenset[int]:

@@ -1,7 +1,6 @@
 """A vocabulary's texts and ids, with the compiled library and without it."""
 
-from __future__ import annotations
-
+import struct
 from collections.abc import Mapping
 
 import pytest
@@ -52,7 +51,7 @@ def test_what_is_no_text_is_replaced() -> None:
 
 @pytest.mark.parametrize("cut", [1, 4, 9, 12])
 def test_texts_that_end_too_early_are_refused(cut: int) -> None:
-    with pytest.raises((ValueError, texts.struct.error)):
+    with pytest.raises((ValueError, struct.error)):
         read_texts(stored([b"abc", b"defg"])[:-cut], 0, 2)
 
 
