@@ -30,7 +30,17 @@ ARM = {
 }
 VARIANTS = {"portable": []} | {"x86_64": X86, "AMD64": X86, "aarch64": ARM}.get(platform.machine(), {})
 # Products are never contracted to sums of one rounding: each variant must compute the same bits.
-ARGUMENTS = ["-O3", "-std=c++20", "-ffp-contract=off", "-pthread", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized"]
+ARGUMENTS = [
+    "-O3",
+    "-g0",
+    "-std=c++20",
+    "-ffp-contract=off",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+    "-Wno-psabi",
+    "-Wno-maybe-uninitialized",
+]
 
 
 class BuildVariants(build_ext):

@@ -116,10 +116,12 @@ def serve(load: LoadSettings) -> None:
     Every setting below is a flag, a field of the YAML file (--config), and an environment variable: OUTRIDER_SERVER__PORT=9000.
     """
     from outrider.server.engine.worker_process import WorkerProcess
+    from outrider.server.imports import frozen
 
     with closing(WorkerProcess()) as worker:  # imports its modules while this process imports and reads the settings
-        settings = load().settings
-        from outrider.server.serve import run
+        with frozen():
+            settings = load().settings
+            from outrider.server.serve import run
 
         code = run(settings, worker)
     sys.stdout.flush()

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import yaml
-
 from outrider.server.settings.tree import Settings
 
 
@@ -48,6 +46,8 @@ def setting_names() -> tuple[str, ...]:
 
 def as_yaml(value: Any) -> str:
     """A scalar or a list on one line of YAML."""
+    import yaml  # a server without a file of settings does without it
+
     return yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).removesuffix("...\n").strip()
 
 

@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, PydanticBaseSettingsSource
 from pydantic_settings import SettingsError as UnreadableError
@@ -169,6 +168,8 @@ def _add_keys_from_file(auth: Auth) -> tuple[Auth, list[str]]:
 
 
 def _read(file: Path) -> dict[str, Any]:
+    import yaml  # a server without a file of settings does without it
+
     try:
         content = yaml.safe_load(file.read_text()) or {}
     except OSError as error:

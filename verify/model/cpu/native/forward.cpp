@@ -10,6 +10,18 @@ constexpr int64_t VERSION = 1;  // changes with what functions take and return
 // Whether a product of these weights takes less time than threads take to meet: some 50 us.
 static bool is_small(size_t weight_bytes, int rows) { return weight_bytes * std::max(rows / 4, 1) < (1 << 20); }
 
+// Runs `put(output, count)` for the outputs of each panel from `first` on: threads that write to one panel would wait for its lines.
+template <class Put>
+static void share_panels(Engine& engine, int first, int count, const Put& put) {
+  const int end = first + count, panel = first / PANEL;
+  engine.team.run(false, [&](int) {
+    engine.team.share((end + PANEL - 1) / PANEL - panel, [&](int i) {
+      const int output = std::max(first, (panel + i) * PANEL);
+      put(output, std::min(end, (panel + i + 1) * PANEL) - output);
+    });
+  });
+}
+
 extern "C" {
 
 Engine* outrider_engine_new(int32_t threads) { return new Engine(threads); }
@@ -38,8 +50,9 @@ int64_t outrider_matrix_bytes(const Matrix* matrix) { return matrix->bytes(); }
 
 // Packs rows of float32 weights, [count, inputs], as the outputs from `first` on.
 void outrider_matrix_pack(Engine* engine, const Matrix* matrix, int32_t first, int32_t count, const float* weights) {
-  engine->team.run(
-      false, [&](int) { engine->team.share(count, [&](int i) { put_floats(*matrix, first + i, weights + (size_t)i * matrix->inputs); }); });
+  share_panels(*engine, first, count, [&](int output, int outputs) {
+    for (int i = output; i < output + outputs; i++) put_floats(*matrix, i, weights + (size_t)(i - first) * matrix->inputs);
+  });
 }
 
 // The same for rows of blocks of a GGUF file, whose type the matrix has. `grid` is from grids.h; null = none.
@@ -47,8 +60,8 @@ void outrider_matrix_pack_stored(Engine* engine, const Matrix* matrix, int32_t f
                                  const uint8_t* grid) {
   const Format& format = format_of(matrix->kind);
   const size_t bytes = (size_t)format.stored * (matrix->inputs / format.inputs());
-  engine->team.run(false,
-                   [&](int) { engine->team.share(count, [&](int i) { put_stored(*matrix, first + i, blocks + i * bytes, grid); }); });
+  share_panels(*engine, first, count,
+               [&](int output, int outputs) { put_stored(*matrix, output, outputs, {blocks + (output - first) * bytes, bytes, grid}); });
 }
 
 // The weights of some outputs, float32 [count, inputs].

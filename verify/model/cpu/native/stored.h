@@ -148,12 +148,22 @@ inline Values read_block(const uint8_t* from, int block, const uint8_t* grid = n
   return found;
 }
 
+// Rows of blocks of a file.
+struct StoredRows {
+  const uint8_t* blocks;
+  size_t bytes;         // of a row
+  const uint8_t* grid;  // from grids.h; null = none
+};
+
+// A block of all outputs before the next one, so that what is written stays in the first cache.
 template <int KIND>
-void put_stored_of(const Matrix& matrix, int output, const uint8_t* from, const uint8_t* grid) {
+void put_stored_of(const Matrix& matrix, int first, int count, const StoredRows& from) {
   constexpr Format format = FORMATS[KIND - INT8];
   for (int b = 0; b < matrix.inputs / BLOCK; b++) {
-    const Values values = read_block<KIND>(from + b / format.blocks() * format.stored, b % format.blocks(), grid);
-    put_block<FORMATS[KIND - INT8]>(block_of(format, matrix.panel(output / PANEL), b), output % PANEL, values);
+    const PackedBlock block = block_of(format, matrix.panel(first / PANEL), b);
+    const uint8_t* stored = from.blocks + b / format.blocks() * format.stored;
+    for (int i = 0; i < count; i++, stored += from.bytes)
+      put_block<FORMATS[KIND - INT8]>(block, (first + i) % PANEL, read_block<KIND>(stored, b % format.blocks(), from.grid));
   }
 }
 
@@ -176,9 +186,9 @@ using Kinds = std::make_integer_sequence<int, std::size(FORMATS)>;
 constexpr auto PUTS = puts_of(Kinds());
 constexpr auto TAKES = takes_of(Kinds());
 
-// Packs the blocks of one output, of the file's type that the matrix has. `grid` is from grids.h.
-inline void put_stored(const Matrix& matrix, int output, const uint8_t* from, const uint8_t* grid) {
-  PUTS[matrix.kind - INT8](matrix, output, from, grid);
+// Packs rows of blocks, of the file's type that the matrix has, as `count` outputs from `first` on, which are in one panel.
+inline void put_stored(const Matrix& matrix, int first, int count, const StoredRows& from) {
+  PUTS[matrix.kind - INT8](matrix, first, count, from);
 }
 
 // A row of a table, float32 [width]. Not of types with a grid.

@@ -82,7 +82,8 @@ uint64_t digest_of(int kind, Shape shape, Random& random) {
   for (uint8_t& value : grid) value = (uint8_t)(random.next() % 3);
   for (int output = 0; output < shape.outputs; output++) {
     if (kind > INT4) {
-      put_stored(matrix, output, random_blocks(kind, shape.inputs / format_of(kind).inputs(), random).data(), grid.data());
+      const auto blocks = random_blocks(kind, shape.inputs / format_of(kind).inputs(), random);
+      put_stored(matrix, output, 1, {blocks.data(), blocks.size(), grid.data()});
       continue;
     }
     for (float& weight : weights) weight = random.value();
