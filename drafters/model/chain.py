@@ -97,7 +97,7 @@ class ModelChain:
         self._model.begin(sequence, sampling)
 
     def read(self, tokens: int) -> None:
-        """Reads at most so many of the text's unread tokens."""
+        """Has the draft model read up to `tokens` unread tokens of the text."""
         started = time.perf_counter()
         if read := self._model.read(tokens):
             self._pair.record_reading(read, time.perf_counter() - started)

@@ -18,19 +18,19 @@ from outrider.drafters.policy import Calibration, Share, bounded, ema
 
 # Ranks of candidates whose acceptance is told apart; further ones count as the last.
 RANKS = 4
-# A draft model is assumed to be right this often until it is measured, as if it had been in so many cases.
+# The prior acceptance of a draft model's tokens, and its weight in observations.
 PRIOR, PRIOR_CASES = 0.7, 8.0
 # Kinds of text by the target's own confidence, its mean probability of the likeliest token: the borders between them.
 CONFIDENCES = (0.6, 0.7, 0.8, 0.9)
 # The mean of a kind follows the last ones of this many tokens.
 CASES = 400.0
-# Probes of a draft model that does not pay take at most this share of the time. So much is saved for one at most.
+# Probes of a draft model that does not pay take at most this share of the time, and save up at most this many seconds.
 PROBE_SHARE, PROBE_SECONDS = 0.02, 2.0
 # Drafting must raise the tokens per second by this much: the estimate has errors, and more nodes have costs of their own.
 LEAST_GAIN = 1.03
 # Answers have about this many tokens until some have ended.
 ANSWER_TOKENS = 200.0
-# A forward that reads so many tokens of the text takes as long as one over a single row.
+# A forward over up to this many unread tokens takes as long as one over a single row.
 FEW_TOKENS = 2
 # A draft looks at most this many tokens ahead, to see whether later ones pay for the first.
 AHEAD = 16
@@ -183,7 +183,7 @@ class Estimate:
         return self.drafting + float(self.costs[min(self.nodes, len(self.costs) - 1)])
 
     def rate(self, tokens: float = 0.0, seconds: float = 0.0, nodes: int = 0) -> float:
-        """Tokens per second with so many more tokens, seconds of drafting and nodes."""
+        """Tokens per second after adding expected tokens, seconds of drafting and nodes to verify."""
         verification = float(self.costs[min(self.nodes + nodes, len(self.costs) - 1)])
         return (self.tokens + tokens) / max(self.drafting + seconds + verification, 1e-9)
 

@@ -44,7 +44,7 @@ from outrider.drafters.state import State, array, join, numbers, part
 FEW_UNREAD = 16
 # An answer is expected to have at most this many times as many tokens to come as it has: short answers read little.
 REST = 2.0
-# A probe that reads waits for so many tokens of the answer.
+# A probe that must read the text first waits until the answer has this many tokens.
 PROBE_AFTER = 8
 # A step reads at least this many tokens of a long text, and as many as take the time of a verification.
 READ_TOKENS = 64
@@ -68,7 +68,7 @@ class UnionDrafter:
         time: DraftTime = "auto",
         only_if_worth: bool = True,
     ) -> None:
-        """At most `longest` tokens are drafted before a verification; without `only_if_worth`, so many."""
+        """Up to `longest` tokens are drafted before a verification; exactly as many if `only_if_worth` is false."""
         self.feedback = tables.feedback
         self._tables = tables
         self._chain = chain
