@@ -178,13 +178,15 @@ def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:
 
 
 def estimate(runner: ModelRunner) -> CostCurve:
-    """The curve through two steps, of one row and of ESTIMATED_ROWS, each timed twice: of a server that starts in a second.
+    """The curve through two steps, of one row and of ESTIMATED_ROWS, timed in turns: of a server that starts in a second.
 
     Of a mixture, a third step has equal tokens, which use fewer experts: the difference is what experts cost.
     """
     cache = runner.new_cache()
     cache.assume(min(CONTEXTS[0], runner.context_tokens - ESTIMATED_ROWS))
-    one, more = (min(timed_forward(runner, cache, rows - 1) for _ in range(2)) for rows in (1, ESTIMATED_ROWS))
+    # The rest of the start disturbs the first ones. If it disturbed all steps of one row, further rows would seem free.
+    turns = [[timed_forward(runner, cache, rows - 1) for rows in (1, ESTIMATED_ROWS)] for _ in range(ROUNDS)]
+    one, more = map(min, zip(*turns, strict=True))
     experts = None
     if runner.experts is not None:
         touched, (count, used) = runner.touched, runner.experts
