@@ -52,7 +52,7 @@ class Comparison:
         """The token ids of an answer that is decoded without drafts."""
         case = (content, sampling)
         if case not in self._plain:
-            tokens, report = self._answer(content, sampling, {"drafter": "none"}, {})
+            tokens, report = self.answer(content, sampling, {"drafter": "none"}, {})
             assert report["steps"] == len(tokens) > 3
             self._plain[case] = tokens
         return self._plain[case]
@@ -60,7 +60,7 @@ class Comparison:
     def check(self, content: str, sampling: str, drafter: str, budget: Budget, **fields: Any) -> int:
         """Asserts that a drafted answer is the plain one; returns its number of accepted tokens."""
         expected = self.plain(content, sampling)
-        drafted, report = self._answer(content, sampling, {"drafter": drafter, **budget}, fields)
+        drafted, report = self.answer(content, sampling, {"drafter": drafter, **budget}, fields)
         assert drafted == expected
         accepted = int(sum(report["accepted_tokens"].values()))
         # Each step adds a bonus token, except the last one if a drafted token ends the answer.
@@ -79,7 +79,7 @@ class Comparison:
             accepted = pool.map(lambda question, budget: self.check(question, sampling, "fusion", budget), questions, budgets())
             return sum(accepted)
 
-    def _answer(
+    def answer(
         self, content: str, sampling: str, speculation: dict[str, Any], fields: dict[str, Any]
     ) -> tuple[list[int], dict[str, Any]]:
         """The token ids of an answer, and the report on its drafts."""
