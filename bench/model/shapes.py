@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5TextConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig
 
 from bench.plan import BenchError
 from outrider.verify.model.attention.interface import NAME
@@ -35,6 +35,14 @@ def qwen3(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, **extra
     return Qwen3Config(**{**sizes, **window, "intermediate_size": ffn, **extra})
 
 
+def qwen3_moe(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, experts: int, chosen: int) -> Qwen3MoeConfig:
+    """The configuration of a Qwen3 whose layers are mixtures; `chosen` of the experts compute a row."""
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    mixture = {"num_experts": experts, "num_experts_per_tok": chosen, "moe_intermediate_size": ffn, "norm_topk_prob": True}
+    window = {"max_position_embeddings": 40960, "vocab_size": 151936, "head_dim": 128}
+    return Qwen3MoeConfig(**{**sizes, **mixture, **window, "decoder_sparse_step": 1})
+
+
 def qwen3_5(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, **extra: Any) -> Qwen3_5TextConfig:
     """The configuration of a Qwen3.5: three layers with the gated delta rule to each with attention."""
     sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
@@ -57,6 +65,7 @@ SHAPES: dict[str, Callable[[], Any]] = {
     "qwen3-0.6b": lambda: qwen3(1024, 28, 16, 8, 3072, tie_word_embeddings=True),
     "qwen3.5-400m": lambda: qwen3_5(1024, 20, 8, 2, 3584),
     "qwen3-8b": lambda: qwen3(4096, 36, 32, 8, 12288),
+    "qwen3-30b-a3b": lambda: qwen3_moe(2048, 48, 32, 4, 768, 128, 8),
 }
 
 

@@ -1,0 +1,195 @@
+"""`python -m bench.gpu_first`: what to run first on a GPU, each figure beside its prediction and the decision that it makes.
+
+Each part is saved as soon as it is done, so that a command that ends early keeps its finished parts. The parts are in order of
+what depends on them: two commands of six minutes run all of them (`--only` names those of one).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+
+from bench import report
+from bench.model import gpu_kernels, gpu_probes
+from bench.model.shapes import random_runner
+from outrider.verify.measurement import any_tokens
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.load_options import Quantization
+from outrider.verify.model.torch_runner import TorchRunner
+
+TESTS = "tests/verify/model/gpu"
+SHAPE, MIXTURE = "llama-3-8b", "qwen3-30b-a3b"
+CONTEXTS, ROWS = (64, 4096), (1, 2, 4, 8, 16, 32, 64, 72)
+FORWARDS = 10  # in a row, timed by events
+
+
+class Prediction(NamedTuple):
+    """What a figure should be, and what it decides."""
+
+    figure: str  # part and keys, separated by dots
+    expected: str
+    decides: str
+
+
+PREDICTIONS = (
+    Prediction("gaps.plain_us", "0.8 to 1.3", "the price of a launch in a graph"),
+    Prediction("gaps.dependent_us", "0.4 less", "programmatic dependent launch: at 0.4 and more"),
+    Prediction("products.best_over_rule", "0.9 to 1.0", "sizes of tiles by timing"),
+    Prediction("bits16.rows_64.1", "4.1", "the aim of a plain step in 16 bits"),
+    Prediction("bits16.rows_64.64", "5.0", "the aim of 64 rows"),
+    Prediction("bits4.rows_64.1", "2.1", "the aim of a plain step in 4 bits"),
+    Prediction("bits8.rows_64.1", "2.4", "whether instructions or bytes limit 8 bits"),
+    Prediction("mixture.rows_64.1", "3.0", "experts by a kernel of our own"),
+)
+
+
+def machine() -> dict[str, Any]:
+    """The card, its clocks under load, and the bandwidth of copies and sums by events."""
+    memory, other = torch.ones(1 << 30, device="cuda"), torch.empty(1 << 30, device="cuda")
+    copied = [gpu_probes.seconds_of(lambda: other.copy_(memory)) for _ in range(5)]
+    summed = [gpu_probes.seconds_of(lambda: memory.sum()) for _ in range(5)]
+    clocks = ["nvidia-smi", "--query-gpu=name,clocks.sm,clocks.mem,power.draw,driver_version", "--format=csv,noheader"]
+    return {
+        "nvidia_smi": subprocess.run(clocks, capture_output=True, text=True).stdout.strip(),
+        "copy_gb_per_second": round(2 * memory.nbytes / min(copied) / 1e9),
+        "read_gb_per_second": round(memory.nbytes / min(summed) / 1e9),
+    }
+
+
+def tests() -> dict[str, Any]:
+    """The tests of GPU kernels, in processes of their own."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "8", "-p", "no:cacheprovider", "--ignore=tests/verify/model/gpu/fake"]
+    command += ["--ignore=tests/verify/model/gpu/compiled", TESTS]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=130)
+    failed = [line[:300] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return {"passed": done.returncode == 0, "summary": done.stdout.strip().splitlines()[-1:], "failed": failed}
+
+
+def forwards(shape: str, bits: str = "", kv: str = "auto") -> dict[str, Any]:
+    """Forwards of a shape by rows and context in milliseconds, what its kernels take, and what a start takes."""
+    started = time.perf_counter()
+    quantization = Quantization(bits) if bits else Quantization()
+    context = max(CONTEXTS) + 512
+    runner = random_runner(shape, torch.bfloat16, "cuda", context, compile="auto", quantization=quantization, kv_dtype=kv)
+    runner.start(context)
+    torch.cuda.synchronize()
+    figures: dict[str, Any] = {"start_seconds": round(time.perf_counter() - started, 1)}
+    figures["weights_mb"] = round(runner.weight_bytes / 1e6)
+    figures["allocated_mb"] = torch.cuda.memory_allocated() >> 20
+    figures["peak_mb"] = torch.cuda.max_memory_allocated() >> 20
+    cache = runner.new_cache()
+    for text in CONTEXTS:
+        cache.fill(text, torch.Generator("cuda").manual_seed(0))
+        figures[f"rows_{text}"] = {str(rows): round(1e3 * forward_seconds(runner, cache, rows), 3) for rows in ROWS}
+        for rows in (1, 64):
+            step = partial(one_forward, runner, cache, rows)
+            figures[f"kernels_{rows}_{text}"] = gpu_kernels.kernels_of(step)
+    host = [host_seconds(runner, cache, rows) for rows in (1, 64)]
+    figures["host_ms"] = [round(1e3 * seconds, 3) for seconds in host]
+    prompt = ForwardBatch.chain(any_tokens(2048, runner.vocabulary))
+    runner.forward(cache, prompt, logits=False)
+    seconds = gpu_probes.seconds_of(lambda: runner.forward(cache, prompt, logits=False))
+    figures["prompt_tokens_per_second"] = round(2048 / seconds)
+    return figures
+
+
+def one_forward(runner: TorchRunner, cache: Any, rows: int) -> float:
+    """Seconds of a forward, with the wait for it."""
+    started = time.perf_counter()
+    runner.forward(cache, ForwardBatch.chain(any_tokens(rows, runner.vocabulary)))
+    torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def host_seconds(runner: TorchRunner, cache: Any, rows: int) -> float:
+    """Seconds until a forward is launched: the median of some."""
+
+    def launched() -> float:
+        torch.cuda.synchronize()
+        batch = ForwardBatch.chain(any_tokens(rows, runner.vocabulary))
+        started = time.perf_counter()
+        runner.forward(cache, batch)
+        return time.perf_counter() - started
+
+    return statistics.median(launched() for _ in range(20))
+
+
+def forward_seconds(runner: TorchRunner, cache: Any, rows: int) -> float:
+    """Seconds of a forward by events, of several that follow each other: the least of some medians."""
+    batch = ForwardBatch.chain(any_tokens(rows, runner.vocabulary))
+
+    def several() -> None:
+        for _ in range(FORWARDS):
+            runner.forward(cache, batch)
+
+    several()
+    return min(gpu_probes.seconds_of(several) for _ in range(3)) / FORWARDS
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "machine": machine,
+    "gaps": gpu_probes.gaps,
+    "tests": tests,
+    "products": partial(gpu_probes.products, SHAPE),
+    "bits16": partial(forwards, SHAPE),
+    "bits8": partial(forwards, SHAPE, "int8"),
+    "bits4": partial(forwards, SHAPE, "int4"),
+    "cache8": partial(forwards, SHAPE, "int4", "int8"),
+    "mixture": partial(forwards, MIXTURE),
+}
+
+
+def measured(figures: dict[str, Any], path: str) -> Any:
+    """A figure by its path; None if it is missing."""
+    found: Any = figures
+    for key in path.split("."):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def run(names: list[str], out: Path) -> None:
+    """Runs the parts, saves after each, and prints figures beside predictions."""
+    console, figures, began = Console(highlight=False), dict[str, Any](), time.perf_counter()
+    for name in names:
+        started = time.perf_counter()
+        try:
+            figures[name] = PARTS[name]()
+        except Exception as error:  # the other parts must still run
+            figures[name] = {"error": f"{type(error).__name__}: {error}"[:500], "where": traceback.format_exc()[-2000:]}
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        figures[name]["seconds"] = round(time.perf_counter() - started, 1)
+        report.save(out, figures | {"seconds": round(time.perf_counter() - began, 1)})
+        console.print(name, {key: value for key, value in figures[name].items() if "kernels_" not in key})
+    rows = [(each.figure, each.expected, found, each.decides) for each in PREDICTIONS if (found := measured(figures, each.figure))]
+    report.print_table("Predictions", ("figure", "expected", "measured", "decides"), rows)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
+    parser.add_argument("--out", type=Path, default=Path("gpu-first.json"))
+    chosen = parser.parse_args()
+    if unknown := set(chosen.only.split(",")) - set(PARTS):
+        parser.error(f"there is no part {sorted(unknown)[0]}; name some of {', '.join(PARTS)}")
+    if not torch.cuda.is_available():
+        parser.error("torch finds no GPU; run this on a machine that has one")
+    run(chosen.only.split(","), chosen.out)
+
+
+if __name__ == "__main__":
+    main()
