@@ -185,12 +185,17 @@ class TorchRunner(ModelRunner):
 
     def _graphed(self, pool: PagePool, compile: Compile) -> ForwardBackend:
         """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
-        from outrider.verify.model.gpu.graphs import GraphedForward, can_capture  # Triton is only needed on a GPU
+        # Triton is only needed on a GPU.
+        from outrider.verify.model.gpu.decoder import decoder_of
+        from outrider.verify.model.gpu.graphs import GraphedForward, can_capture
 
-        run = partial(self._run, keep=0)
+        fused = decoder_of(self.model, self._positions, self._tap)
+        run = fused or partial(self._run, keep=0)
         groups = self._attention_probe.groups
         graphed = GraphedForward(run, pool, self._positions, groups, self.mode.bounds, self._tap, self._crossings)
-        if self.device.type == "cuda" and can_capture(self.model, self.model):
+        if self.device.type == "cuda" and fused is not None:
+            graphed.capture()
+        elif self.device.type == "cuda" and can_capture(self.model, self.model):
             graphed.capture_model(self.model, compile)
         return graphed
 

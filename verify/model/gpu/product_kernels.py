@@ -12,11 +12,18 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import cuda
 
 from outrider.verify.model.gpu.precision import PRECISION
 
 # The inputs that share a scale, as `outrider.verify.model.gpu.quantized.BLOCK`.
 BLOCK = tl.constexpr(32)
+# What becomes of outputs: pairs of a gate and a value become one number, or outputs are added to the residual.
+PLAIN, SWIGLU, RESIDUAL = map(tl.constexpr, range(3))
+# The columns of a part of a row's sum of squares.
+SUMMED, SUMMED_LEVELS = tl.constexpr(64), tl.constexpr(6)
+# A line of a GPU's caches, and the lines of each output's weights that are fetched while the kernel before still runs.
+LINE_BYTES, LINES = tl.constexpr(128), tl.constexpr(8)
 
 
 @triton.jit
@@ -62,21 +69,73 @@ def _store(target, values, row, output, count, outputs):
 
 
 @triton.jit
+def folded(values, times: tl.constexpr):
+    """Adds neighbours in pairs, so many times; [rows, columns] to [rows, columns / 2^times].
+
+    The order of a sum does not depend on where a program's threads have the numbers, as that of `tl.sum` does.
+    """
+    for _ in tl.static_range(times):
+        left, right = tl.split(tl.reshape(values, [values.shape[0], values.shape[1] // 2, 2]))
+        values = left + right
+    return values
+
+
+@triton.jit
+def sums_of_rows(sums, row, count, columns: tl.constexpr, padded: tl.constexpr):
+    """The parts of the rows' sums of squares, [rows, padded], of which there are `columns`."""
+    column = tl.arange(0, padded)
+    place = row.to(tl.int64)[:, None] * columns + column[None, :]
+    return tl.load(sums + place, (row < count)[:, None] & (column < columns)[None, :], 0.0)
+
+
+@triton.jit
+def _normed(found, parts, inputs: tl.constexpr, epsilon, levels: tl.constexpr):
+    """Outputs of rows, [rows, outputs], that were multiplied before they were divided by their root mean squares."""
+    total = tl.reshape(folded(parts, levels), [parts.shape[0]])
+    return found * tl.rsqrt(total / inputs + epsilon)[:, None]
+
+
+@triton.jit
+def store_state(state, gain, target, gained, sums, row, output, count, outputs):
+    """Stores rows of the residual, [rows, outputs]; what the next norm multiplies by its gain; and parts of the sums of squares.
+
+    A part is of SUMMED columns, whatever the size of a tile is.
+    """
+    _store(target, state, row, output, count, outputs)
+    exact = state.to(tl.float32)
+    factor = tl.load(gain + output, output < outputs, 0.0).to(tl.float32)
+    _store(gained, exact * factor[None, :], row, output, count, outputs)
+    # Squares of numbers of 16 bits are exact, so that it makes no difference whether one is added by the same instruction.
+    part = tl.program_id(0) * (state.shape[1] // SUMMED) + tl.arange(0, state.shape[1] // SUMMED)
+    _store(sums, folded(exact * exact, SUMMED_LEVELS), row, part, count, outputs // SUMMED)
+
+
+@triton.jit
 def _finish(
-    found, bias, out, partial, row, output, count, outputs,
-    has_bias: tl.constexpr, splits: tl.constexpr,
+    found, bias, out, partial, parts, epsilon, residual, gain, gained, next_sums, row, output, count, outputs,
+    inputs: tl.constexpr, has_bias: tl.constexpr, splits: tl.constexpr, levels: tl.constexpr, epilogue: tl.constexpr,
 ):  # fmt: skip
     """Stores a block of outputs, float32 [rows, outputs]; the last of several splits adds the parts of all, in their order."""
+    place = row.to(tl.int64)[:, None] * outputs + output[None, :]
+    mask = (row < count)[:, None] & (output < outputs)[None, :]
     if splits > 1:
-        place = row.to(tl.int64)[:, None] * outputs + output[None, :]
-        mask = (row < count)[:, None] & (output < outputs)[None, :]
         found = tl.zeros_like(found)
         for split in range(splits):
             # Other multiprocessors wrote the parts, so they are read from the cache that all share.
             found += tl.load(partial + split * count * outputs + place, mask, 0.0, cache_modifier=".cg")
+    if levels >= 0:
+        found = _normed(found, parts, inputs, epsilon, levels)
     if has_bias:
         found += tl.load(bias + output, output < outputs, 0.0).to(tl.float32)[None, :]
-    _store(out, found, row, output, count, outputs)
+    if epilogue == SWIGLU:
+        gate, up = tl.split(tl.reshape(found, [found.shape[0], found.shape[1] // 2, 2]))
+        half = tl.program_id(0) * (found.shape[1] // 2) + tl.arange(0, found.shape[1] // 2)
+        _store(out, gate / (1.0 + tl.exp(-gate)) * up, row, half, count, outputs // 2)
+    elif epilogue == RESIDUAL:
+        state = (found + tl.load(residual + place, mask, 0.0).to(tl.float32)).to(out.dtype.element_ty)
+        store_state(state, gain, out, gained, next_sums, row, output, count, outputs)
+    else:
+        _store(out, found, row, output, count, outputs)
 
 
 @triton.jit
@@ -90,6 +149,25 @@ def _is_last(arrived, splits: tl.constexpr):
     return is_last
 
 
+@triton.jit
+def begin(pdl: tl.constexpr):
+    """Lets the next kernel start, and waits until the one before has ended, if kernels overlap.
+
+    Before, nothing may be touched that another kernel reads or writes: a graph's memory is used again. Weights may be read.
+    """
+    if pdl:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+
+
+@triton.jit
+def _fetch(lines):
+    """Brings lines of memory to the cache that all multiprocessors share."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
 @triton.jit(do_not_specialize=["count"])
 def multiply(
     rows,  # [N, inputs]
@@ -98,7 +176,13 @@ def multiply(
     scales,  # [outputs, inputs / BLOCK]; unused with 16 bits
     minimums,  # the same; used with 4 bits
     bias,  # [outputs]; unused without has_bias
-    out,  # [N, outputs], contiguous
+    sums,  # float32 [N, inputs / SUMMED], parts of the sums of squares of rows that are still to be normed; unused without levels
+    epsilon,  # of that norm
+    residual,  # [N, outputs]; this and the next four are used by the epilogue of that name
+    gain,  # [outputs], of the norm that follows
+    gained,  # [N, outputs]: the new residual times `gain`
+    next_sums,  # float32 [N, outputs / SUMMED], of the new residual
+    out,  # [N, outputs], contiguous; with SWIGLU [N, outputs / 2]; with RESIDUAL the new residual
     partial,  # float32 [splits, N, outputs]; unused with one split
     arrived,  # int32, zeros, one for each tile of `out`; zeros again afterwards. Unused with one split
     count,  # N
@@ -112,6 +196,9 @@ def multiply(
     block_inputs: tl.constexpr,
     splits: tl.constexpr,  # of the inputs; a program computes one of them for a tile of `out`
     split_inputs: tl.constexpr,  # inputs of a split, whole blocks
+    levels: tl.constexpr,  # the binary logarithm of the number of parts of a sum of squares, rounded up; -1 = normed rows
+    epilogue: tl.constexpr,
+    pdl: tl.constexpr,  # see `begin`
 ):
     """A tile of `out`, or its part from a split of the inputs."""
     split = tl.program_id(2)
@@ -125,11 +212,25 @@ def multiply(
     part_inputs: tl.constexpr = block_inputs // parts
     row_bytes: tl.constexpr = (inputs + block_inputs - 1) // block_inputs * part_inputs
     of_weight = weight + output.to(tl.int64)[:, None] * (row_bytes if bits == 4 else inputs)
-    for begin in range(split * split_inputs, tl.minimum((split + 1) * split_inputs, inputs), block_inputs):
-        place = of_weight + begin // parts + tl.arange(0, part_inputs)[None, :]
+    start = split * split_inputs
+    if pdl:
+        itemsize: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
+        line = tl.arange(0, LINES) * (LINE_BYTES // itemsize) + start // parts
+        last = (row_bytes if bits == 4 else inputs) - 1
+        within = weight + tl.minimum(output, outputs - 1).to(tl.int64)[:, None] * (last + 1)
+        _fetch(within + tl.minimum(line, last)[None, :])
+    begin(pdl)
+    squares, more_squares = 0.0, 0.0
+    if levels >= 0:
+        columns: tl.constexpr = inputs // SUMMED
+        squares = sums_of_rows(sums, row, count, columns, 1 << levels)
+        if more_rows:
+            more_squares = sums_of_rows(sums, more, count, columns, 1 << levels)
+    for first_input in range(start, tl.minimum(start + split_inputs, inputs), block_inputs):
+        place = of_weight + first_input // parts + tl.arange(0, part_inputs)[None, :]
         stored = tl.load(place, (output < outputs)[:, None], 0) if bits == 4 else 0
         for part in tl.static_range(parts):
-            at = begin + part * part_inputs
+            at = first_input + part * part_inputs
             weights = _weights(
                 of_weight, stored, part, scales, minimums, output, at, outputs, inputs, dtype, bits, block_outputs, part_inputs
             )
@@ -143,6 +244,23 @@ def multiply(
             _store(partial + split * count * outputs, tl.trans(found_more), more, output, count, outputs)
         is_last = _is_last(arrived, splits)
     if is_last:
-        _finish(tl.trans(found), bias, out, partial, row, output, count, outputs, has_bias, splits)
+        _finish(
+            tl.trans(found), bias, out, partial, squares, epsilon, residual, gain, gained, next_sums, row, output, count, outputs,
+            inputs, has_bias, splits, levels, epilogue,
+        )  # fmt: skip
         if more_rows:
-            _finish(tl.trans(found_more), bias, out, partial, more, output, count, outputs, has_bias, splits)
+            _finish(
+                tl.trans(found_more), bias, out, partial, more_squares, epsilon, residual, gain, gained, next_sums, more, output,
+                count, outputs, inputs, has_bias, splits, levels, epilogue,
+            )  # fmt: skip
+
+
+@triton.jit
+def embed(tokens, table, gain, out, gained, sums, count, width, block: tl.constexpr, pdl: tl.constexpr):
+    """A part of a token's row of the embedding table, [tokens, width], as `store_state` stores it."""
+    begin(pdl)
+    row = tl.program_id(1) + tl.arange(0, 1)
+    column = tl.program_id(0) * block + tl.arange(0, block)
+    token = tl.load(tokens + row)
+    state = tl.load(table + token[:, None] * width + column[None, :], (column < width)[None, :], 0.0)
+    store_state(state, gain, out, gained, sums, row, column, count, width)

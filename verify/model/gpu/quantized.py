@@ -53,11 +53,16 @@ class Blocks(NamedTuple):
         return found.flatten(1)
 
 
-def _joined(parts: Sequence[Blocks]) -> Blocks:
+def rows_of(parts: Sequence[torch.Tensor], in_turns: bool = False) -> torch.Tensor:
+    """Joins tensors of rows, one after the other or in turns."""
+    return torch.stack(list(parts), 1).flatten(0, 1) if in_turns else torch.cat(list(parts))
+
+
+def _joined(parts: Sequence[Blocks], in_turns: bool = False) -> Blocks:
     """Joins the weights of several layers, or parts of one, into one."""
     minimums = [each.minimums for each in parts if each.minimums is not None]
-    values, scales = torch.cat([each.values for each in parts]), torch.cat([each.scales for each in parts])
-    return Blocks(values, scales, torch.cat(minimums) if minimums else None)
+    values, scales = (rows_of(each, in_turns) for each in zip(*(part[:2] for part in parts), strict=True))
+    return Blocks(values, scales, rows_of(minimums, in_turns) if minimums else None)
 
 
 def _blocks(weights: torch.Tensor, bits: int) -> Blocks:
@@ -111,28 +116,32 @@ class BlockLinear(PackedLayer):
     kernel, is_quantized = "Triton", True
 
     def __init__(self, linear: torch.nn.Linear, blocks: Blocks) -> None:
-        from outrider.verify.model.gpu.triton_products import counters, linear_4_bits, linear_8_bits  # only needed on a GPU
+        from outrider.verify.model.gpu.triton_products import Weights, counters  # only needed on a GPU
+        from outrider.verify.model.gpu.triton_products import linear as multiply
 
-        super().__init__(linear_8_bits if blocks.bits == 8 else linear_4_bits, linear, blocks.values)
-        self.blocks, parts = blocks, [each for each in blocks[1:] if each is not None]
-        self.constants = (*parts, counters(len(blocks.values), blocks.values.device))
-        self.nbytes = sum(each.nbytes for each in (blocks.values, *parts))
+        super().__init__(multiply, linear, blocks.values)
+        self.blocks = blocks
+        self.weights = Weights(*blocks, self.bias, counters(len(blocks.values), blocks.values.device))
+        self.nbytes = sum(each.nbytes for each in blocks if each is not None)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.multiply(rows, *self.weights)
 
     def apart(self) -> BlockLinear:
         """See `outrider.verify.model.gpu.triton_products.KernelLinear.apart`."""
         found = copy(self)
-        found.constants = (*self.constants[:-1], torch.zeros_like(self.constants[-1]))
+        found.weights = self.weights._replace(arrived=torch.zeros_like(self.weights.arrived))
         return found
 
     @staticmethod
-    def joined(layers: Sequence[BlockLinear]) -> BlockLinear:
-        """One layer with the outputs of all, which have the same inputs and number of bits."""
+    def joined(layers: Sequence[BlockLinear], in_turns: bool) -> BlockLinear:
+        """One layer with the outputs of all, one after the other or in turns, which have the same inputs and number of bits."""
         first, outputs = layers[0], sum(layer.out_features for layer in layers)
         with torch.device("meta"):
             linear = torch.nn.Linear(first.in_features, outputs, bias=False, dtype=first.dtype)
         if biases := [layer.bias.data for layer in layers if layer.bias is not None]:
-            linear.bias = torch.nn.Parameter(torch.cat(biases), requires_grad=False)
-        return BlockLinear(linear, _joined([layer.blocks for layer in layers]))
+            linear.bias = torch.nn.Parameter(rows_of(biases, in_turns), requires_grad=False)
+        return BlockLinear(linear, _joined([layer.blocks for layer in layers], in_turns))
 
 
 def quantized(linear: torch.nn.Linear, bits: int, device: torch.device) -> BlockLinear:

@@ -16,7 +16,7 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
-from outrider.verify.model.gpu.graphs import GraphedForward
+from outrider.verify.model.gpu.graphs import Forward, GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.gpu.text_work import TextWork
 from outrider.verify.model.invariant_range import BLOCK, InvariantRange
@@ -32,15 +32,16 @@ POSITIONS = 200
 class Graphed:
     """The graphed forward of a runner's model, over a pool of its own."""
 
-    def __init__(self, runner: TorchRunner, rows: InvariantRange | None = None, capture: bool = True) -> None:
+    def __init__(
+        self, runner: TorchRunner, rows: InvariantRange | None = None, capture: bool = True, run: Forward | None = None
+    ) -> None:
         self.runner = runner
         self.pool = PagePool(runner.cache_shape, 12)
         for _, tensor in self.pool.parts:
             tensor.fill_(torch.nan)  # no row is read before it is written
         groups = runner._attention_probe.groups
-        self.forward = GraphedForward(
-            partial(runner._run, keep=0), self.pool, POSITIONS, groups, rows, runner._tap, runner._crossings
-        )
+        run = run or partial(runner._run, keep=0)
+        self.forward = GraphedForward(run, self.pool, POSITIONS, groups, rows, runner._tap, runner._crossings)
         if capture and runner.device.type == "cuda":
             self.forward.capture()
 
