@@ -26,7 +26,8 @@ from bench.model import gpu_kernels, gpu_probes
 from bench.model.shapes import random_runner
 from outrider.verify.measurement import any_tokens
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.load_options import Quantization
+from outrider.verify.model.cache.shape import KVDtype
+from outrider.verify.model.load_options import Quantization, Quantize
 from outrider.verify.model.torch_runner import TorchRunner
 
 TESTS = "tests/verify/model/gpu"
@@ -70,19 +71,28 @@ def machine() -> dict[str, Any]:
 
 def tests() -> dict[str, Any]:
     """The tests of GPU kernels, in processes of their own."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "8", "-p", "no:cacheprovider", "--ignore=tests/verify/model/gpu/fake"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "8",
+        "-p",
+        "no:cacheprovider",
+        "--ignore=tests/verify/model/gpu/fake",
+    ]
     command += ["--ignore=tests/verify/model/gpu/compiled", TESTS]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=130)
     failed = [line[:300] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return {"passed": done.returncode == 0, "summary": done.stdout.strip().splitlines()[-1:], "failed": failed}
 
 
-def forwards(shape: str, bits: str = "", kv: str = "auto") -> dict[str, Any]:
+def forwards(shape: str, bits: Quantize = "none", kv: KVDtype = "auto") -> dict[str, Any]:
     """Forwards of a shape by rows and context in milliseconds, what its kernels take, and what a start takes."""
     started = time.perf_counter()
-    quantization = Quantization(bits) if bits else Quantization()
     context = max(CONTEXTS) + 512
-    runner = random_runner(shape, torch.bfloat16, "cuda", context, compile="auto", quantization=quantization, kv_dtype=kv)
+    runner = random_runner(shape, torch.bfloat16, "cuda", context, compile="auto", quantization=Quantization(bits), kv_dtype=kv)
     runner.start(context)
     torch.cuda.synchronize()
     figures: dict[str, Any] = {"start_seconds": round(time.perf_counter() - started, 1)}
@@ -142,7 +152,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "machine": machine,
     "gaps": gpu_probes.gaps,
     "tests": tests,
-    "products": partial(gpu_probes.products, SHAPE),
+    "products": gpu_probes.products,
     "bits16": partial(forwards, SHAPE),
     "bits8": partial(forwards, SHAPE, "int8"),
     "bits4": partial(forwards, SHAPE, "int4"),
@@ -174,7 +184,9 @@ def run(names: list[str], out: Path) -> None:
         figures[name]["seconds"] = round(time.perf_counter() - started, 1)
         report.save(out, figures | {"seconds": round(time.perf_counter() - began, 1)})
         console.print(name, {key: value for key, value in figures[name].items() if "kernels_" not in key})
-    rows = [(each.figure, each.expected, found, each.decides) for each in PREDICTIONS if (found := measured(figures, each.figure))]
+    rows = [
+        (each.figure, each.expected, found, each.decides) for each in PREDICTIONS if (found := measured(figures, each.figure))
+    ]
     report.print_table("Predictions", ("figure", "expected", "measured", "decides"), rows)
 
 

@@ -24,6 +24,7 @@ from outrider.verify.model.gpu.projections import MergedLinear
 from outrider.verify.model.gpu.triton_attention import KernelAttention, Rotation
 from outrider.verify.model.gpu.triton_products import SUMMED, TYPES, Weights, embed, linear, linear_residual
 from outrider.verify.model.hidden import HiddenTap
+from outrider.verify.model.recurrent.rows import Recurrence
 
 # The names of a layer's modules in transformers.
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -59,7 +60,7 @@ class Decoder:
         self._gains = [module.input_layernorm.weight for module, _ in layers] + [decoder.norm.weight]
 
     def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, attention: KernelAttention, *, recurrence: None = None
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention: KernelAttention, *, recurrence: Recurrence | None
     ) -> torch.Tensor:
         """Tokens and positions, int64 [N], to logits [N, V]."""
         epsilon, residuals = self._epsilon, []

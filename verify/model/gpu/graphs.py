@@ -44,7 +44,7 @@ class Forward(Protocol):
     """A model's forward."""
 
     def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, *, recurrence: Recurrence | None
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention: KernelAttention, *, recurrence: Recurrence | None
     ) -> torch.Tensor:
         """Tokens and positions, int64 [N], to logits [N, V]."""
 

@@ -26,7 +26,7 @@ import triton.language as tl
 
 from outrider.verify.model.gpu.pool_rows import load_rows, row_width, store_row
 from outrider.verify.model.gpu.precision import PRECISION
-from outrider.verify.model.gpu.product_kernels import begin
+from outrider.verify.model.gpu.product_kernels import enter
 
 # Fields of a row (`DeviceRows.rows`, which has `size` columns), and of a piece of work in the list that begins the tables.
 PLACE, DEPTH, LENGTH, SPLITS, FIRST_PAGE, PATH = map(tl.constexpr, range(6))
@@ -159,10 +159,10 @@ def attend_text(
     splits_per_size: tl.constexpr,
     parts: tl.constexpr,
     page_tokens: tl.constexpr,
-    pdl: tl.constexpr,  # whether kernels overlap, see `begin`
+    pdl: tl.constexpr,  # whether kernels overlap, see `enter`
 ):
     """The splits of all streams; the programs of a key head take them in turns."""
-    begin(pdl)
+    enter(pdl)
     head = tl.program_id(0)
     layer = pool + layer_offset + head.to(tl.int64) * head_stride
     for number in range(tl.program_id(1), tl.load(tables).to(tl.int32), tl.num_programs(1)):
@@ -259,7 +259,7 @@ def attend_own(
 
     Computes the blocks from the one on that the stream's new rows begin in, and adds the splits of the text before.
     """
-    begin(pdl)
+    enter(pdl)
     head, row = tl.program_id(0), tl.program_id(1)
     layer = pool + layer_offset + head.to(tl.int64) * head_stride
     length = _field(rows, LENGTH, row, size)
@@ -293,7 +293,9 @@ def attend_own(
 
 
 @triton.jit
-def _turned(head, gain, angles, position, dim, epsilon, head_dim: tl.constexpr, rotary_dim: tl.constexpr, has_gains: tl.constexpr):
+def _turned(
+    head, gain, angles, position, dim, epsilon, head_dim: tl.constexpr, rotary_dim: tl.constexpr, has_gains: tl.constexpr
+):
     """A head's values, float32 [padded_dim]: normed if it has a gain, and rotated.
 
     Values that are rotated together lie half of `rotary_dim` apart (Su et al., RoFormer, arXiv 2104.09864, equation 34).
@@ -349,7 +351,7 @@ def write(
     It is a separate kernel because `attend_text` may read rows of the same forward: `device_rows.pieces_of` cuts long chains
     into pieces, and the text of a piece ends with the piece before.
     """
-    begin(pdl)
+    enter(pdl)
     head, row = tl.program_id(0), tl.program_id(1)
     place = tl.load(rows + PLACE * size + row)
     dim = tl.arange(0, padded_dim)

@@ -22,8 +22,8 @@ BLOCK = tl.constexpr(32)
 PLAIN, SWIGLU, RESIDUAL = map(tl.constexpr, range(3))
 # The columns of a part of a row's sum of squares.
 SUMMED, SUMMED_LEVELS = tl.constexpr(64), tl.constexpr(6)
-# A line of a GPU's caches, and the lines of each output's weights that are fetched while the kernel before still runs.
-LINE_BYTES, LINES = tl.constexpr(128), tl.constexpr(8)
+# A line of a GPU's caches.
+LINE_BYTES = tl.constexpr(128)
 
 
 @triton.jit
@@ -97,7 +97,7 @@ def _normed(found, parts, inputs: tl.constexpr, epsilon, levels: tl.constexpr):
 
 @triton.jit
 def store_state(state, gain, target, gained, sums, row, output, count, outputs):
-    """Stores rows of the residual, [rows, outputs]; what the next norm multiplies by its gain; and parts of the sums of squares.
+    """Stores rows of the residual, [rows, outputs]; the same times the next norm's gain; and parts of the sums of squares.
 
     A part is of SUMMED columns, whatever the size of a tile is.
     """
@@ -150,7 +150,7 @@ def _is_last(arrived, splits: tl.constexpr):
 
 
 @triton.jit
-def begin(pdl: tl.constexpr):
+def enter(pdl: tl.constexpr):
     """Lets the next kernel start, and waits until the one before has ended, if kernels overlap.
 
     Before, nothing may be touched that another kernel reads or writes: a graph's memory is used again. Weights may be read.
@@ -163,9 +163,7 @@ def begin(pdl: tl.constexpr):
 @triton.jit
 def _fetch(lines):
     """Brings lines of memory to the cache that all multiprocessors share."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
-    )
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -176,7 +174,7 @@ def multiply(
     scales,  # [outputs, inputs / BLOCK]; unused with 16 bits
     minimums,  # the same; used with 4 bits
     bias,  # [outputs]; unused without has_bias
-    sums,  # float32 [N, inputs / SUMMED], parts of the sums of squares of rows that are still to be normed; unused without levels
+    sums,  # float32 [N, inputs / SUMMED], parts of the sums of squares of rows that are not normed yet; unused without levels
     epsilon,  # of that norm
     residual,  # [N, outputs]; this and the next four are used by the epilogue of that name
     gain,  # [outputs], of the norm that follows
@@ -196,9 +194,10 @@ def multiply(
     block_inputs: tl.constexpr,
     splits: tl.constexpr,  # of the inputs; a program computes one of them for a tile of `out`
     split_inputs: tl.constexpr,  # inputs of a split, whole blocks
-    levels: tl.constexpr,  # the binary logarithm of the number of parts of a sum of squares, rounded up; -1 = normed rows
+    levels: tl.constexpr,  # the binary logarithm of the parts of a sum of squares, rounded up; -1 = normed rows
     epilogue: tl.constexpr,
-    pdl: tl.constexpr,  # see `begin`
+    pdl: tl.constexpr,  # see `enter`
+    ahead: tl.constexpr,  # lines of each output's weights that are fetched while the kernel before still runs
 ):
     """A tile of `out`, or its part from a split of the inputs."""
     split = tl.program_id(2)
@@ -213,13 +212,13 @@ def multiply(
     row_bytes: tl.constexpr = (inputs + block_inputs - 1) // block_inputs * part_inputs
     of_weight = weight + output.to(tl.int64)[:, None] * (row_bytes if bits == 4 else inputs)
     start = split * split_inputs
-    if pdl:
+    if ahead:
         itemsize: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
-        line = tl.arange(0, LINES) * (LINE_BYTES // itemsize) + start // parts
+        line = tl.arange(0, ahead) * (LINE_BYTES // itemsize) + start // parts
         last = (row_bytes if bits == 4 else inputs) - 1
         within = weight + tl.minimum(output, outputs - 1).to(tl.int64)[:, None] * (last + 1)
         _fetch(within + tl.minimum(line, last)[None, :])
-    begin(pdl)
+    enter(pdl)
     squares, more_squares = 0.0, 0.0
     if levels >= 0:
         columns: tl.constexpr = inputs // SUMMED
@@ -245,20 +244,20 @@ def multiply(
         is_last = _is_last(arrived, splits)
     if is_last:
         _finish(
-            tl.trans(found), bias, out, partial, squares, epsilon, residual, gain, gained, next_sums, row, output, count, outputs,
-            inputs, has_bias, splits, levels, epilogue,
+            tl.trans(found), bias, out, partial, squares, epsilon, residual, gain, gained, next_sums, row, output, count,
+            outputs, inputs, has_bias, splits, levels, epilogue,
         )  # fmt: skip
         if more_rows:
             _finish(
-                tl.trans(found_more), bias, out, partial, more_squares, epsilon, residual, gain, gained, next_sums, more, output,
-                count, outputs, inputs, has_bias, splits, levels, epilogue,
+                tl.trans(found_more), bias, out, partial, more_squares, epsilon, residual, gain, gained, next_sums, more,
+                output, count, outputs, inputs, has_bias, splits, levels, epilogue,
             )  # fmt: skip
 
 
 @triton.jit
 def embed(tokens, table, gain, out, gained, sums, count, width, block: tl.constexpr, pdl: tl.constexpr):
     """A part of a token's row of the embedding table, [tokens, width], as `store_state` stores it."""
-    begin(pdl)
+    enter(pdl)
     row = tl.program_id(1) + tl.arange(0, 1)
     column = tl.program_id(0) * block + tl.arange(0, block)
     token = tl.load(tokens + row)

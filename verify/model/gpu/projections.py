@@ -35,7 +35,8 @@ class MergedLinear(torch.nn.Module):
     def outputs(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Those of all layers."""
         found: torch.Tensor = self.product(rows)
-        return found.unflatten(-1, (-1, len(self.sizes))).unbind(-1) if self.in_turns else found.split(self.sizes, -1)
+        parts = found.unflatten(-1, (-1, len(self.sizes))).unbind(-1) if self.in_turns else found.split(self.sizes, -1)
+        return tuple(parts)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -62,7 +63,7 @@ class MergedPart(torch.nn.Module):
         parts = merged.parts if merged.rows is rows else merged.outputs(rows)
         if self._number == len(merged.sizes) - 1:
             merged.rows, merged.parts = None, ()  # so that the next layer's product may have their memory
-        return cast(torch.Tensor, parts[self._number])
+        return parts[self._number]
 
 
 def use_kernels(model: torch.nn.Module) -> None:
@@ -85,7 +86,10 @@ def merge_projections(model: torch.nn.Module) -> None:
 
 
 def joined(layers: Sequence[torch.nn.Module | None], in_turns: bool) -> torch.nn.Module | None:
-    """One layer with the outputs of all, one after the other or in turns; None unless they are alike: inputs, biases, kind of weights, and device."""
+    """One layer with the outputs of all, one after the other or in turns.
+
+    None unless they are alike: inputs, biases, kind of weights, and device.
+    """
     blocks = [layer for layer in layers if isinstance(layer, BlockLinear)]
     if len(blocks) == len(layers):
         kinds = {(each.in_features, each.bias is None, each.dtype, each.blocks.bits, each.packed.device) for each in blocks}

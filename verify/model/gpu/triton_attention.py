@@ -186,10 +186,10 @@ class KernelAttention:
         return cast(torch.Tensor, out)
 
     def attend_states(self, layer: Layer, states: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
-        """The attention of queries, keys and values side by side, [N, (heads + 2 kv_heads) * head_dim]: [N, heads * head_dim]."""
+        """Of queries, keys and values side by side, [N, (heads + 2 kv_heads) * head_dim]; returns [N, heads * head_dim]."""
         pool = self._by_device[states.device][1]["pool"]
         count, head_dim = len(states), self._head_dim
         heads = states.view(count, -1, head_dim).transpose(0, 1)
         kv_heads = pool.shape[3]
-        parts = heads.split([len(heads) - 2 * kv_heads, kv_heads, kv_heads])
-        return self.attend(layer, *parts, rotation).transpose(0, 1).reshape(count, -1)
+        query, key, value = heads.split([len(heads) - 2 * kv_heads, kv_heads, kv_heads])
+        return self.attend(layer, query, key, value, rotation).transpose(0, 1).reshape(count, -1)

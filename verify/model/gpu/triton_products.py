@@ -28,6 +28,8 @@ OUTPUTS, FEW_ROWS = (64, 128, 256), 80
 ROOMY = (90, 100, 103)
 # The inputs that a program multiplies at once, and the most blocks of them that it reads ahead.
 INPUTS, ENOUGH_STAGES, MOST_STAGES = 128, 3, 4
+# The lines of each output's weights that a program fetches before it may read rows.
+AHEAD = 8
 # The columns of a part of a row's sum of squares; the columns of a token that a program embeds.
 SUMMED, EMBEDDED = kernels.SUMMED.value, 512
 # Inputs are split until a layer has PROGRAMS programs of SPLIT_OUTPUTS outputs, which keep a large GPU busy.
@@ -121,7 +123,7 @@ def splits_of(inputs: int, outputs: int) -> int:
 
 
 class Weights(NamedTuple):
-    """The weights of a linear layer, [outputs, inputs]; with 8 or 4 bits those of `outrider.verify.model.gpu.quantized.Blocks`."""
+    """Weights of a linear layer, [outputs, inputs]; in 8 or 4 bits those of `outrider.verify.model.gpu.quantized.Blocks`."""
 
     values: torch.Tensor
     scales: torch.Tensor | None
@@ -146,6 +148,7 @@ def _multiply(rows: torch.Tensor, weights: Weights, out: torch.Tensor, epilogue:
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
     count, inputs = flat.shape
     outputs, bits, bias, arrived = len(weights.values), weights.bits, weights.bias, weights.arrived
+    overlaps = overlap(rows.device)
     splits, gpu = splits_of(inputs, outputs), gpu_of(rows.device)
     tile = Tile.of(count, outputs, splits, gpu, bits, rows.itemsize)
     partial = torch.empty(splits * count * outputs if splits > 1 else 0, dtype=torch.float32, device=rows.device)
@@ -181,8 +184,9 @@ def _multiply(rows: torch.Tensor, weights: Weights, out: torch.Tensor, epilogue:
             epilogue=epilogue,
             num_warps=tile.warps,
             num_stages=tile.stages(gpu.shared_bytes, tile.block_bytes(bits, rows.itemsize)),
+            ahead=AHEAD if overlaps["pdl"] else 0,
             **({"epsilon": 0.0} | unused | others),
-            **overlap(rows.device),
+            **overlaps,
         )
 
 
@@ -228,7 +232,7 @@ def linear_residual(
     residual: torch.Tensor,
     gain: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The residual, [N, outputs], with the outputs of these rows; and what `linear` takes of it: itself times `gain`, and sums."""
+    """The residual, [N, outputs], plus these rows' outputs; and what `linear` takes of it: itself times `gain`, and sums."""
     weights = Weights(values, scales, minimums, bias, arrived)
     found = states_like(residual)
     out, gained, sums = found

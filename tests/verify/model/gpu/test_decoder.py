@@ -15,7 +15,7 @@ from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.gpu.quantized import quantized
 from outrider.verify.model.gpu.row_counts import ROWS
-from outrider.verify.model.load_options import Quantization
+from outrider.verify.model.load_options import Quantization, Quantize
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.quantization import layer_bits
 from outrider.verify.model.segment import Segment
@@ -32,10 +32,12 @@ TOLERANCE = 1.25 if DEVICE.type == "cuda" else 1.6
 LAUNCHES, BESIDE = 7, 2
 
 
-def fused(name: str, bits: str = "none", tapped: bool = False, **sizes: Any) -> tuple[PreTrainedModel, Graphed, TorchRunner]:
+def fused(
+    name: str, bits: Quantize = "none", tapped: bool = False, sizes: dict[str, int] | None = None
+) -> tuple[PreTrainedModel, Graphed, TorchRunner]:
     """A float32 model, its fused forward in bfloat16, and the runner of transformers' one."""
-    reference = make(name, NAME, **SIZES | sizes).to(DEVICE)
-    model = make(name, NAME, **SIZES | sizes).to(DEVICE)
+    reference = make(name, NAME, **SIZES | (sizes or {})).to(DEVICE)
+    model = make(name, NAME, **SIZES | (sizes or {})).to(DEVICE)
     model.load_state_dict(reference.state_dict())
     for each in (reference, model):
         prepare(each, None)
@@ -61,7 +63,8 @@ def read(forward: Graphed | TorchRunner, batch: ForwardBatch) -> torch.Tensor:
     cache = forward.new_cache()
     forward.forward(cache, ForwardBatch.chain(PREFIX), logits=False)
     cache.commit(list(range(len(PREFIX))))
-    return forward.forward(cache, batch).float().clone()
+    found: torch.Tensor = forward.forward(cache, batch).float()
+    return found.clone()
 
 
 @pytest.mark.parametrize("name", FUSED)
@@ -74,7 +77,7 @@ def test_logits_are_as_near_to_the_weights_as_transformers(name: str, batch: For
 
 
 @pytest.mark.parametrize("bits", ["int8", "int4"])
-def test_quantised_weights(bits: str) -> None:
+def test_quantised_weights(bits: Quantize) -> None:
     reference, graphs, _ = fused("qwen2", bits)
     exact = read(TorchRunner(reference, started=False), chain(5))
     assert float((read(graphs, chain(5)) - exact).norm() / exact.norm()) < 0.08 * TOLERANCE
@@ -82,7 +85,7 @@ def test_quantised_weights(bits: str) -> None:
 
 @pytest.mark.parametrize("sizes", [{}, {"hidden_size": 128, "intermediate_size": 320}])
 def test_a_row_has_the_same_bits_in_any_number_of_rows(sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    _, graphs, _ = fused("qwen3", **sizes)
+    _, graphs, _ = fused("qwen3", sizes=sizes)
     tokens, empty = torch.arange(ROWS[-1]) % 90 + 3, torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **how: unset(empty(*size, **how)))
     found = {count: rows_of(graphs, tokens[:count]) for count in (1, 2, 9, 72, 129)}

@@ -73,7 +73,7 @@ def attend(
     work = TextWork(pool.shape, len(padded[0]) // len(padded[1]), MOST_POSITIONS, [DEVICE])
     rows = DeviceRows(DEVICE, 136, len(pool), work)
     rows.set([piece for cache, batch in streams for piece in pieces_of(cache, batch)], count + 2)
-    out = KernelAttention(pool, [rows]).attend(layer, *padded)
+    out = KernelAttention(pool, [rows]).attend(layer, padded[0], padded[1], padded[2])
     assert not out[:, count:].any()  # of rows without a stream
     return out[:, :count]
 
@@ -189,5 +189,5 @@ def test_nan_in_a_key_reaches_the_row(at: int) -> None:
     one = ForwardBatch.chain(torch.zeros(1, dtype=torch.int64))
     rows = DeviceRows(DEVICE, 136, len(pool), TextWork(pool.shape, 1, MOST_POSITIONS, [DEVICE]))
     rows.set(list(pieces_of(cache, one)), 3)
-    found = KernelAttention(pool, [rows]).attend(Layer(0, 0.2), *inputs)
+    found = KernelAttention(pool, [rows]).attend(Layer(0, 0.2), inputs[0], inputs[1], inputs[2])
     assert found[:, 0].isnan().all()

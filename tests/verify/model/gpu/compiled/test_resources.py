@@ -13,7 +13,7 @@ import torch
 
 from outrider.verify.model.gpu.text_work import SPLIT_KEYS, SPLITS_PER_SIZE, attend_blocks, split_count
 from outrider.verify.model.gpu.triton_attention import OWN_STAGES, own_limits
-from outrider.verify.model.gpu.triton_products import Gpu, Tile, splits_of
+from outrider.verify.model.gpu.triton_products import AHEAD, Gpu, Tile, splits_of
 from outrider.verify.model.gpu.triton_sampling import BLOCK, CHOICE_BLOCK, CHOICE_WARPS, LOW_BITS, SLOTS, WARPS
 from tests.verify.model.gpu.compiled.compiling import GFX942, LOCAL_BYTES, SHARED_BYTES, Variant, usages
 
@@ -43,7 +43,11 @@ def attention(
     text = {"block_rows": blocks[0], "block_keys": blocks[1]}
     own = {"own_rows": 16, "own_keys": blocks[1], "has_sinks": window > 0}
     pdl = {"pdl": capability >= 90}
-    kinds |= dict.fromkeys(("query_gain", "key_gain", "turned"), f"*{kind}") | {"angles": "*fp32", "positions": "*i64", "epsilon": "fp32"}
+    kinds |= dict.fromkeys(("query_gain", "key_gain", "turned"), f"*{kind}") | {
+        "angles": "*fp32",
+        "positions": "*i64",
+        "epsilon": "fp32",
+    }
     rotations = [{"kv_heads": 8, "rotary_dim": dim, "has_gains": dim > 0} for dim in (0, head_dim)]
     sizes |= pdl
     return [
@@ -57,7 +61,9 @@ def products(capability: int, dtype: torch.dtype, bits: int = 16, levels: int = 
     """The kernel of linear layers, for few and many rows and outputs; `levels` and `epilogue` as there."""
     kinds = dict.fromkeys(("rows", "weight", "bias", "out"), f"*{TYPES[dtype]}") | {"partial": "*fp32", "arrived": "*i32"}
     kinds |= dict.fromkeys(("residual", "gain", "gained"), f"*{TYPES[dtype]}") | dict.fromkeys(("sums", "next_sums"), "*fp32")
-    kinds |= {"epsilon": "fp32", "scales": "*fp16", "minimums": "*fp16"} | ({} if bits == 16 else {"weight": "*i8" if bits == 8 else "*u8"})
+    kinds |= {"epsilon": "fp32", "scales": "*fp16", "minimums": "*fp16"} | (
+        {} if bits == 16 else {"weight": "*i8" if bits == 8 else "*u8"}
+    )
     variants = []
     gpu = Gpu(132, SHARED_BYTES.get(capability, LOCAL_BYTES), capability)
     for count, outputs in ((1, 4096), (64, 4096), (136, 4096), (72, 128_256), (136, 128_256), (256, 128_256)):
@@ -74,6 +80,7 @@ def products(capability: int, dtype: torch.dtype, bits: int = 16, levels: int = 
             "levels": levels,
             "epilogue": epilogue,
             "pdl": capability >= 90,
+            "ahead": AHEAD if capability >= 90 else 0,
         }
         stages = tile.stages(gpu.shared_bytes, tile.block_bytes(bits))
         variants.append(Variant(capability, "product_kernels", "multiply", kinds, sizes, tile.warps, stages))
@@ -132,7 +139,10 @@ CASES: dict[str, tuple[int, Callable[[int], list[Variant]]]] = {
     "heads of 64 with a window": (FEW_BYTES, partial(attention, dtype=BFLOAT16, head_dim=64, window=32)),
     "heads of 256 with a window": (FEW_BYTES, partial(attention, dtype=BFLOAT16, head_dim=256, window=32)),
     **{f"products of {bits} bits": (NUMBER_BYTES, partial(products, dtype=BFLOAT16, bits=bits)) for bits in (16, 8, 4)},
-    **{f"gates of {bits} bits": (FEW_BYTES, partial(products, dtype=BFLOAT16, bits=bits, levels=6, epilogue=1)) for bits in (16, 4)},
+    **{
+        f"gates of {bits} bits": (FEW_BYTES, partial(products, dtype=BFLOAT16, bits=bits, levels=6, epilogue=1))
+        for bits in (16, 4)
+    },
     **{f"residuals of {bits} bits": (FEW_BYTES, partial(products, dtype=BFLOAT16, bits=bits, epilogue=2)) for bits in (16, 4)},
     "delta rule": (256, partial(recurrence, key_dim=128, value_dim=128, is_delta=True)),
     "Mamba": (256, partial(recurrence, key_dim=256, value_dim=64, is_delta=False)),
