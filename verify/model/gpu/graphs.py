@@ -1,8 +1,8 @@
 """A model's forward as CUDA graphs: one per number of rows, replayed for any mix of streams and any text lengths.
 
 With few rows, launching kernels takes longer than running them; a graph launches them all at once. The inputs of a step are
-in device memory (`DeviceRows`); rows are padded to the next captured number. Without `capture`, kernels are launched one by
-one, on any device that Triton supports.
+in device memory (`DeviceRows`); rows are padded to the next captured number. Without `capture`, or if it fails, kernels are
+launched one by one, on any device that Triton supports.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from outrider.verify.model.transfer import on_device
 
 log = logging.getLogger("outrider.worker")
 WARM_UP_RUNS = 3
+# The major compute capabilities for which PyTorch has kernels of grouped products.
+GROUPED_CAPABILITIES = (9, 10)
 
 
 class Forward(Protocol):
@@ -133,7 +135,10 @@ class GraphedForward:
         return self._forward(tokens, positions, self._attention, recurrence=recurrence)
 
     def capture(self) -> None:
-        """Captures all graphs, the largest first so that the others reuse its memory. Raises ModelError."""
+        """Captures all graphs, the largest first so that the others reuse its memory. Raises ModelError and CompileError.
+
+        If anything else fails, there are no graphs: what a model of any architecture calls may need the host.
+        """
         try:
             self._capture()
         except OutOfResources as error:
@@ -141,6 +146,16 @@ class GraphedForward:
             raise ModelError(
                 f"The kernels do not fit this GPU in {dtype}; set model.dtype to bfloat16: {first_sentence(error)}"
             ) from None
+        except CompileError:
+            raise
+        except Exception as error:
+            for made in (self._graphs, self._logits, self._states):
+                made.clear()
+            log.debug("the capture failed", exc_info=True)
+            cause = error.__context__ if isinstance(error.__context__, Exception) else error  # the end of a capture fails, too
+            log.warning(
+                "CUDA cannot capture this model's forward, so kernels are launched one by one: %s", first_sentence(cause)
+            )
 
     def _capture(self) -> None:
         log.info("capturing CUDA graphs; the first start of a model also compiles its kernels, which may take minutes")
@@ -183,12 +198,12 @@ def can_capture(module: torch.nn.Module, model: PreTrainedModel) -> bool:
     """Whether what a module of the model computes needs no host, so that a graph can repeat it.
 
     Experts do not if transformers computes them by PyTorch's grouped products, whose kernels need bfloat16 and compute
-    capability 9.0.
+    capability 9 or 10; elsewhere, also on later GPUs, PyTorch asks the host for the groups' sizes.
     """
     if not any("expert" in name for name, _ in module.named_modules()):
         return True
     is_grouped = model.config.get_text_config()._experts_implementation == "grouped_mm" and model.dtype == torch.bfloat16
-    return is_grouped and torch.cuda.get_device_capability(model.device) >= (9, 0)
+    return is_grouped and torch.cuda.get_device_capability(model.device)[0] in GROUPED_CAPABILITIES
 
 
 def kept(logits: torch.Tensor, segments: Sequence[Segment], rows: Sequence[int]) -> torch.Tensor:
