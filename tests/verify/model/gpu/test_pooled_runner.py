@@ -13,7 +13,7 @@ from outrider.verify import stream as streams
 from outrider.verify.model import invariance
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.paging import OutOfPages
-from outrider.verify.model.invariance import start
+from outrider.verify.model.invariance import Tree, start
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
@@ -73,8 +73,8 @@ def test_a_prompt_is_read_into_pages(make: Callable[[torch.dtype], TorchRunner],
 @pytest.mark.parametrize(
     ("dtype", "rows", "trees"),
     [
-        pytest.param(torch.float32, 8, ((70, 2),), marks=pytest.mark.slow),
-        pytest.param(torch.bfloat16, 16, ((61, 5), (70, 12)), marks=pytest.mark.slow),
+        pytest.param(torch.float32, 8, (Tree(70, 2),), marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, 16, (Tree(61, 5), Tree(70, 12, beside=2)), marks=pytest.mark.slow),
     ],
 )
 def test_trees_beside_streams_have_the_bits_of_single_tokens(
@@ -82,7 +82,7 @@ def test_trees_beside_streams_have_the_bits_of_single_tokens(
     monkeypatch: pytest.MonkeyPatch,
     dtype: torch.dtype,
     rows: int,
-    trees: tuple[tuple[int, int], ...],
+    trees: tuple[Tree, ...],
 ) -> None:
     """In the range of one number of rows, which needs nothing of this machine's kernels but that places do not matter."""
     runner = make(dtype)
