@@ -95,17 +95,15 @@ class GraphedForward:
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
         """The logits are valid until the next call. The caches have room for the rows.
 
-        With recurrent layers, known rows are computed again, because later ones follow from what they do to the states. If they
-        do not fit, the segments take turns.
+        With recurrent layers, known rows are computed again, because later ones follow from what they do to the states. If all
+        rows do not fit, the segments take turns, and so do the parts of a long chain.
         """
         computed = (
             segments if self._recurrent is None else [each._replace(batch=replace(each.batch, known=0)) for each in segments]
         )
         rows = sum(each.rows for each in computed)
         if rows > self.max_rows:
-            assert len(segments) > 1, "a segment must not have more rows than max_rows"
-            half = len(segments) // 2
-            return torch.cat([self(part).clone() for part in (segments[:half], segments[half:])])
+            return self._in_turns(segments)
         pieces = [piece for each in computed for piece in pieces_of(cast(PagedCache, each.cache), each.batch, each.shift)]
         count = self._counts[bisect_left(self._counts, rows)]
         with on_device(self._devices[0]):
@@ -121,6 +119,18 @@ class GraphedForward:
             if self._tap is not None:
                 keep_hidden(self._states[count] if count in self._graphs else self._tap.states, computed)
             return kept(logits, segments, [each.rows for each in computed])
+
+    def _in_turns(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """`__call__` in several forwards."""
+        if len(segments) > 1:
+            half = len(segments) // 2
+            return torch.cat([self(part).clone() for part in (segments[:half], segments[half:])])
+        [whole], most = segments, self.max_rows
+        assert self._recurrent is None, "a part needs the states after the one before"
+        starts = range(whole.batch.known, len(whole.batch), most)
+        parts = [whole._replace(batch=whole.batch.part(start, min(start + most, len(whole.batch)))) for start in starts]
+        logits = [self([part]).clone() for part in parts]
+        return torch.cat(logits) if whole.logits else logits[-1]
 
     def _set(self, pieces: Sequence[Piece], count: int) -> None:
         """Uploads the inputs of a forward of `count` rows to all devices."""
