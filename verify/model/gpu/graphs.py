@@ -30,6 +30,7 @@ from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.gpu.staged_graph import Capture, CudaCapture, StagedGraph
 from outrider.verify.model.gpu.text_work import TextWork
 from outrider.verify.model.gpu.triton_attention import KernelAttention
+from outrider.verify.model.gpu.triton_products import counters_of
 from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.recurrent.rows import Recurrence
@@ -89,6 +90,7 @@ class GraphedForward:
         self._attention = KernelAttention(pool, self._rows)
         recurrent = pool.shape.recurrent
         self._recurrent = None if recurrent is None else DeviceStates(recurrent, self.max_rows)
+        self.counters: Sequence[torch.Tensor] = ()  # of products; graphs clear them first, in case a forward was interrupted
         self._graphs: dict[int, StagedGraph] = {}
         self._logits: dict[int, torch.Tensor] = {}
 
@@ -185,15 +187,21 @@ class GraphedForward:
     def capture_rows(self, count: int, capture: Capture) -> None:
         """Captures the forward of this number of rows."""
         assert self._crossings is not None
-        graph = StagedGraph(capture)
+        graph = StagedGraph(capture, self._clear)
         with graph.recorded(self._crossings):
             self._logits[count] = self._run(count)
             if self._tap is not None:
                 self._states[count] = self._tap.states
         self._graphs[count] = graph
 
+    def _clear(self, device: torch.device) -> None:
+        """Clears the counters of a device: one that is not zero would make all later sums wrong, without an error."""
+        if own := [each for each in self.counters if each.device == device]:
+            torch._foreach_zero_(own)
+
     def capture_model(self, model: PreTrainedModel, compile: str) -> None:
         """`capture` of this model's forward, compiled if that is possible. `compile` as in LoadOptions. Raises ModelError."""
+        self.counters = counters_of(model)
         try:
             with nullcontext() if compile == "off" else compiled_layers(model):
                 self.capture()

@@ -118,10 +118,15 @@ class BlockLinear(PackedLayer):
         self.constants = (*parts, counters(len(blocks.values), blocks.values.device))
         self.nbytes = sum(each.nbytes for each in (blocks.values, *parts))
 
+    @property
+    def arrived(self) -> torch.Tensor:
+        """See `outrider.verify.model.gpu.triton_products.KernelLinear`."""
+        return self.constants[-1]
+
     def apart(self) -> BlockLinear:
         """See `outrider.verify.model.gpu.triton_products.KernelLinear.apart`."""
         found = copy(self)
-        found.constants = (*self.constants[:-1], torch.zeros_like(self.constants[-1]))
+        found.constants = (*self.constants[:-1], torch.zeros_like(self.arrived))
         return found
 
     @staticmethod

@@ -21,8 +21,9 @@ Capture = Callable[[torch.device], AbstractContextManager[Callable[[], Any]]]
 class StagedGraph:
     """One captured forward. Implements `outrider.verify.model.gpu.devices.Recorder`."""
 
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
+    def __init__(self, capture: Capture, prepare: Callable[[torch.device], None]) -> None:
+        """`prepare` is what each stage on a device begins with."""
+        self._capture, self._prepare = capture, prepare
         self._stages: list[Callable[[], Any]] = []
         self._open = ExitStack()  # the graph that is being captured
 
@@ -39,6 +40,7 @@ class StagedGraph:
 
     def _begin(self, device: torch.device) -> None:
         self._stages.append(self._open.enter_context(self._capture(device)))
+        self._prepare(device)
 
     def copy(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
         """See `Recorder`. The copies have memory of their own, which the next stage reads in every replay."""
