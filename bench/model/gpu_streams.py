@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bench.model.shapes import random_runner
+from outrider.verify.measurement import any_tokens
 from outrider.verify.model import invariance
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.tensor_cache import TensorCache
@@ -45,8 +46,9 @@ def shared_forwards(runner: TorchRunner) -> dict[str, Any]:
 
 
 def _forward_seconds(runner: TorchRunner, caches: list[TensorCache], nodes: int) -> float:
-    """The median of several forwards over the root and `nodes` draft nodes of each stream."""
-    segments = [Segment(cache, ForwardBatch.chain(torch.zeros(nodes + 1, dtype=torch.int64))) for cache in caches]
+    """The median of several forwards over the root and `nodes` draft nodes of each stream, of any tokens."""
+    tokens = any_tokens(len(caches) * (nodes + 1), runner.vocabulary).reshape(len(caches), -1)
+    segments = [Segment(cache, ForwardBatch.chain(rows)) for cache, rows in zip(caches, tokens, strict=True)]
     times = []
     for _ in range(REPEATS + 1):
         started = time.perf_counter()

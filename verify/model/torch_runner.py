@@ -193,10 +193,8 @@ class TorchRunner(ModelRunner):
         run = fused or partial(self._run, keep=0)
         groups = self._attention_probe.groups
         graphed = GraphedForward(run, pool, self._positions, groups, self.mode.bounds, self._tap, self._crossings)
-        if self.device.type == "cuda" and fused is not None:
-            graphed.capture()
-        elif self.device.type == "cuda" and can_capture(self.model, self.model):
-            graphed.capture_model(self.model, compile)
+        if self.device.type == "cuda" and (fused is not None or can_capture(self.model, self.model)):
+            graphed.capture_model(self.model, compile if fused is None else "off")
         return graphed
 
     def _probe(self, probe: ShapeProbe) -> CacheShape:

@@ -1,8 +1,9 @@
 """A Triton kernel of linear layers for few rows, in which a row gets the same bits in any number of rows.
 
-The weights are the left matrix of the product, and a forward's rows are the columns of the right one. So the same instructions
-sum the inputs in the same order, whatever the number of rows is. A tile may have few rows, because reading the weights takes
-most of the time.
+The weights are the left matrix of the product, and a forward's rows are the columns of the right one, N of an instruction's
+M x N x K. With more rows, instructions have a larger N, but all have the same K and follow each other in the same order, and N
+does not change how a tensor core sums an element. NVIDIA promises none of this; the H200 was found to do so, and starts check
+it (`outrider.verify.model.invariance`). A tile may have few rows, because reading the weights takes most of the time.
 
 Weights of 8 and 4 bits become numbers of the rows' type in registers, so their outputs are those of a layer with these weights.
 Triton is an optional dependency: import this module lazily.

@@ -127,6 +127,11 @@ class BlockLinear(PackedLayer):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self.multiply(rows, *self.weights)
 
+    @property
+    def arrived(self) -> torch.Tensor:
+        """See `outrider.verify.model.gpu.triton_products.KernelLinear`."""
+        return self.weights.arrived
+
     def apart(self) -> BlockLinear:
         """See `outrider.verify.model.gpu.triton_products.KernelLinear.apart`."""
         found = copy(self)

@@ -15,6 +15,7 @@ import torch
 import triton
 
 from outrider.verify.model.gpu import product_kernels as kernels
+from outrider.verify.model.gpu.quantized import BlockLinear
 from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.gpu.text_work import capability
 from outrider.verify.model.transfer import on_device
@@ -285,6 +286,12 @@ def counters(outputs: int, device: torch.device) -> torch.Tensor:
     A layer has its own, since another layer's product may run at the same time, as a draft model's does beside the target's.
     """
     return torch.zeros(triton.cdiv(outputs, OUTPUTS[0]) * triton.cdiv(ROWS[-1], MOST_ROWS), dtype=torch.int32, device=device)
+
+
+def counters_of(*modules: torch.nn.Module) -> list[torch.Tensor]:
+    """The counters of these modules' layers."""
+    layers = (layer for module in modules for layer in module.modules())
+    return [layer.arrived for layer in layers if isinstance(layer, (KernelLinear, BlockLinear))]
 
 
 class KernelLinear(torch.nn.Linear):

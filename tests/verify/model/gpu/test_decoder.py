@@ -1,7 +1,5 @@
 """The forward of few launches: transformers' logits, the same bits for a row in any number of rows, and what it is for."""
 
-from typing import Any
-
 import pytest
 import torch
 from transformers import PreTrainedModel

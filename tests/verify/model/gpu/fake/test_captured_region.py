@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.model import fake_cuda as fake
 from bench.model.fake_cuda import Device, fake_cuda, fake_model
 from outrider.verify.errors import ModelError
 from outrider.verify.heads.loading import layer_config
@@ -103,3 +104,18 @@ def test_a_model_is_captured_at_the_start(monkeypatch: pytest.MonkeyPatch) -> No
         runner.pages = 4
         runner.start(CONTEXT)
     assert len(starts) == 1
+
+
+@pytest.mark.parametrize(("capability", "is_captured"), [((8, 9), False), ((9, 0), True), ((10, 3), True), ((12, 0), False)])
+def test_experts_are_captured_where_their_products_need_no_host(
+    capability: tuple[int, int], is_captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[GraphedForward] = []
+    monkeypatch.setattr(GraphedForward, "capture", lambda graphed: starts.append(graphed))
+    monkeypatch.setattr(fake, "CAPABILITY", capability)
+    with fake_cuda():
+        model = fake_model(test_architectures.config_of("qwen3_moe", NAME))
+        runner = TorchRunner(model, CONTEXT, compile="off", started=False)
+        runner.pages = 4
+        runner.start(CONTEXT)
+    assert bool(starts) == is_captured
