@@ -6,19 +6,25 @@ does not change how a tensor core sums an element. NVIDIA promises none of this;
 it (`outrider.verify.model.invariance`). A tile may have few rows, because reading the weights takes most of the time.
 
 Weights of 8 and 4 bits become numbers of the rows' type in registers, so their outputs are those of a layer with these weights.
+Kernels of other layers may unpack them, too, by `load_block` and `part_weights`.
 Triton is an optional dependency: import this module lazily.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
 from outrider.verify.model.gpu.precision import PRECISION
 
-# The inputs that share a scale, as `outrider.verify.model.gpu.quantized.BLOCK`.
-BLOCK = tl.constexpr(32)
+# As in `outrider.verify.model.gpu.quantized`: the inputs that share a scale, and those whose weights lie in the same words.
+BLOCK, GROUP = tl.constexpr(32), tl.constexpr(128)
+# What float32 numbers of a weight's 8 or 4 bits are above: 2 ** 15 + 128, and 2 ** 7.
+BASES = tl.constexpr({8: 32896.0, 4: 128.0})
+# Whether kernels may have instructions of NVIDIA's GPUs: not in Triton's interpreter, and not on AMD's.
+HAS_PTX = tl.constexpr(torch.version.hip is None and not triton.knobs.runtime.interpret)
 # What becomes of outputs: pairs of a gate and a value become one number, or outputs are added to the residual.
 PLAIN, SWIGLU, RESIDUAL = map(tl.constexpr, range(3))
 # The columns of a part of a row's sum of squares.
@@ -28,30 +34,93 @@ LINE_BYTES = tl.constexpr(128)
 
 
 @triton.jit
-def _weights(
-    of_weight, stored, part, scales, minimums, output, first, outputs, inputs: tl.constexpr, dtype: tl.constexpr,
-    bits: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
-):  # fmt: skip
-    """The weights of the inputs from `first` on, [block_outputs, block_inputs] of `dtype`.
+def load_block(
+    weight, scales, minimums, output, outputs, begin, inputs: tl.constexpr, bits: tl.constexpr, block_inputs: tl.constexpr
+):
+    """The weights of the inputs from `begin` on as they are stored, and their factors and offsets for `part_weights`.
 
-    With 4 bits, they are in this `part` of the bytes that are `stored`.
+    `weight`, `scales` and `minimums` are as in `multiply`, and `output` has the numbers of outputs, [block_outputs]. With 8 or 4
+    bits, `block_inputs` is GROUP, and `begin` is a multiple of it.
     """
-    at = first + tl.arange(0, block_inputs)
-    mask = (output < outputs)[:, None] & (at < inputs)[None, :]
-    values = (stored >> (4 * part)) & 15 if bits == 4 else tl.load(of_weight + at[None, :], mask, 0)
+    line, real = output.to(tl.int64)[:, None], (output < outputs)[:, None]
     if bits == 16:
-        return values
+        at = begin + tl.arange(0, block_inputs)[None, :]
+        return tl.load(weight + line * inputs + at, real & (at < inputs), 0), 0, 0
     else:
-        count: tl.constexpr = block_inputs // BLOCK
-        blocks: tl.constexpr = (inputs + BLOCK - 1) // BLOCK
-        block = first // BLOCK + tl.arange(0, count)
-        place = output.to(tl.int64)[:, None] * blocks + block[None, :]
-        of_block = (output < outputs)[:, None] & (block < blocks)[None, :]
-        factors = tl.load(scales + place, of_block, 0.0).to(tl.float32)
-        weights = tl.reshape(values.to(tl.float32), [block_outputs, count, BLOCK]) * factors[:, :, None]
+        words: tl.constexpr = GROUP * bits // 16
+        line = line * ((inputs + GROUP - 1) // GROUP) + begin // GROUP
+        place = line * (GROUP // BLOCK) + tl.arange(0, GROUP // BLOCK)[None, :]
+        stored = tl.load(weight + line * words + tl.arange(0, words)[None, :], real, 0)
+        factors = tl.load(scales + place, real, 0.0).to(tl.float32)
+        offsets = -BASES[bits] * factors
         if bits == 4:
-            weights += tl.load(minimums + place, of_block, 0.0).to(tl.float32)[:, :, None]
-        return tl.reshape(weights, [block_outputs, block_inputs]).to(dtype)
+            offsets += tl.load(minimums + place, real, 0.0).to(tl.float32)
+        return stored, factors, offsets
+
+
+@triton.jit
+def part_weights(stored, factors, offsets, part: tl.constexpr, bits: tl.constexpr, dtype: tl.constexpr):
+    """The weights, [block_outputs, inputs / parts] of `dtype`, of one of the parts of the inputs that `load_block` loaded.
+
+    There are 16 / bits parts. Words of 16 bits have a weight of each, the first one in their lowest bits.
+    """
+    if bits == 16:
+        return stored
+    elif bits == 8:
+        factors, offsets = _half(factors, part), _half(offsets, part)  # [block_outputs, 2]
+        values = tl.reshape(_values(stored, part, bits), [stored.shape[0], GROUP // BLOCK // 2, BLOCK])
+        if HAS_PTX:  # rounded once, so the product is that of the value and the scale
+            factors = tl.broadcast_to(factors[:, :, None], values.shape)
+            weights = tl.fma(values, factors, tl.broadcast_to(offsets[:, :, None], values.shape))
+        else:
+            weights = (values - BASES[bits]) * factors[:, :, None]
+        return tl.reshape(weights, stored.shape).to(dtype)
+    else:
+        factors, offsets = _quarter(factors, part), _quarter(offsets, part)  # [block_outputs]
+        return (_values(stored, part, bits) * factors[:, None] + offsets[:, None]).to(dtype)
+
+
+@triton.jit
+def _half(of_blocks, part: tl.constexpr):
+    """The first or last two of four columns."""
+    first, last = tl.split(tl.permute(tl.reshape(of_blocks, [of_blocks.shape[0], 2, 2]), (0, 2, 1)))
+    return last if part else first
+
+
+@triton.jit
+def _quarter(of_blocks, part: tl.constexpr):
+    """One of four columns."""
+    first, second = tl.split(_half(of_blocks, part // 2))
+    return second if part % 2 else first
+
+
+@triton.jit
+def _values(stored, part: tl.constexpr, bits: tl.constexpr):
+    """A part's values above BASES, float32. Bytes become bits of mantissas, which is faster than a conversion of integers."""
+    if not HAS_PTX:
+        values = (stored.to(tl.int32) >> part * bits) & (255 if bits == 8 else 15)
+        return values.to(tl.float32) + (BASES[bits] - 128.0 if bits == 8 else BASES[bits])
+    elif bits == 8 and part == 0:
+        return _inline(stored, "mov.b32 a, $2; mov.b32 c, 0x47000000;", "0x7404", "0x7424")
+    elif bits == 8:
+        return _inline(stored, "mov.b32 a, $2; mov.b32 c, 0x47000000;", "0x7414", "0x7434")
+    elif part == 0:
+        return _inline(stored, "and.b32 a, $2, 0x0F0F0F0F; mov.b32 c, 0x43000000;", "0x7044", "0x7244")
+    elif part == 1:
+        return _inline(stored, "shr.u32 a, $2, 4; and.b32 a, a, 0x0F0F0F0F; mov.b32 c, 0x43000000;", "0x7044", "0x7244")
+    elif part == 2:
+        return _inline(stored, "and.b32 a, $2, 0x0F0F0F0F; mov.b32 c, 0x43000000;", "0x7144", "0x7344")
+    else:
+        return _inline(stored, "shr.u32 a, $2, 4; and.b32 a, a, 0x0F0F0F0F; mov.b32 c, 0x43000000;", "0x7144", "0x7344")
+
+
+@triton.jit
+def _inline(stored, load: tl.constexpr, first: tl.constexpr, second: tl.constexpr):
+    """Two words' values by instructions of PTX: `load` sets `a` and `c`, whose bytes the selectors put together."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 a, c; " + load + " prmt.b32 $0, a, c, " + first + "; prmt.b32 $1, a, c, " + second + "; }",
+        "=r,=r,r", [stored], dtype=tl.float32, is_pure=True, pack=2,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -162,17 +231,20 @@ def enter(pdl: tl.constexpr):
 
 
 @triton.jit
-def _fetch(lines):
-    """Brings lines of memory to the cache that all multiprocessors share."""
-    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1)
+def _fetch(weight, output, outputs, start, inputs: tl.constexpr, bits: tl.constexpr, lines: tl.constexpr):
+    """Brings so many lines of each output's weights, from the input `start` on, to the cache that multiprocessors share."""
+    numbers: tl.constexpr = inputs if bits == 16 else (inputs + GROUP - 1) // GROUP * (GROUP * bits // 16)  # of 16 bits
+    number = tl.minimum(start * bits // 16 + tl.arange(0, lines) * (LINE_BYTES // 2), numbers - 1)
+    line = weight + tl.minimum(output, outputs - 1).to(tl.int64)[:, None] * numbers + number[None, :]
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [line], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit(do_not_specialize=["count"])
 def multiply(
     rows,  # [N, inputs]
     row_stride,
-    weight,  # [outputs, inputs]; int8 with 8 bits; uint8 [outputs, inputs / 2, up to whole blocks] with 4
-    scales,  # [outputs, inputs / BLOCK]; unused with 16 bits
+    weight,  # [outputs, inputs]; with 8 and 4 bits the words of `outrider.verify.model.gpu.quantized.Blocks`
+    scales,  # [outputs, blocks up to whole groups]; unused with 16 bits
     minimums,  # the same; used with 4 bits
     bias,  # [outputs]; unused without has_bias
     sums,  # float32 [N, inputs / SUMMED], parts of the sums of squares of rows that are not normed yet; unused without levels
@@ -187,12 +259,12 @@ def multiply(
     count,  # N
     outputs,
     inputs: tl.constexpr,
-    bits: tl.constexpr,  # 16, 8, or 4: the lower halves of a block's bytes are the first half of its inputs
+    bits: tl.constexpr,  # 16, 8, or 4
     has_bias: tl.constexpr,
     block_rows: tl.constexpr,
     more_rows: tl.constexpr,  # of a second block, so that slightly more rows than a power of two cost little; 0 = none
     block_outputs: tl.constexpr,
-    block_inputs: tl.constexpr,
+    block_inputs: tl.constexpr,  # GROUP with 8 and 4 bits
     splits: tl.constexpr,  # of the inputs; a program computes one of them for a tile of `out`
     split_inputs: tl.constexpr,  # inputs of a split, whole blocks
     levels: tl.constexpr,  # the binary logarithm of the parts of a sum of squares, rounded up; -1 = normed rows
@@ -208,17 +280,11 @@ def multiply(
     found = tl.zeros([block_outputs, block_rows], tl.float32)
     found_more = tl.zeros([block_outputs, max(1, more_rows)], tl.float32)
     dtype: tl.constexpr = rows.dtype.element_ty
-    parts: tl.constexpr = 2 if bits == 4 else 1  # of a block of inputs, which are multiplied one after the other
+    parts: tl.constexpr = 16 // bits  # of a block of inputs, which are multiplied one after the other
     part_inputs: tl.constexpr = block_inputs // parts
-    row_bytes: tl.constexpr = (inputs + block_inputs - 1) // block_inputs * part_inputs
-    of_weight = weight + output.to(tl.int64)[:, None] * (row_bytes if bits == 4 else inputs)
     start = split * split_inputs
     if ahead:
-        itemsize: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
-        line = tl.arange(0, ahead) * (LINE_BYTES // itemsize) + start // parts
-        last = (row_bytes if bits == 4 else inputs) - 1
-        within = weight + tl.minimum(output, outputs - 1).to(tl.int64)[:, None] * (last + 1)
-        _fetch(within + tl.minimum(line, last)[None, :])
+        _fetch(weight, output, outputs, start, inputs, bits, ahead)
     enter(pdl)
     squares, more_squares = 0.0, 0.0
     if levels >= 0:
@@ -227,13 +293,10 @@ def multiply(
         if more_rows:
             more_squares = sums_of_rows(sums, more, count, columns, 1 << levels)
     for first_input in range(start, tl.minimum(start + split_inputs, inputs), block_inputs):
-        place = of_weight + first_input // parts + tl.arange(0, part_inputs)[None, :]
-        stored = tl.load(place, (output < outputs)[:, None], 0) if bits == 4 else 0
+        block = load_block(weight, scales, minimums, output, outputs, first_input, inputs, bits, block_inputs)
         for part in tl.static_range(parts):
             at = first_input + part * part_inputs
-            weights = _weights(
-                of_weight, stored, part, scales, minimums, output, at, outputs, inputs, dtype, bits, block_outputs, part_inputs
-            )
+            weights = part_weights(block[0], block[1], block[2], part, bits, dtype)
             found = _add_product(found, weights, rows, row, at, count, row_stride, inputs, part_inputs)
             if more_rows:
                 found_more = _add_product(found_more, weights, rows, more, at, count, row_stride, inputs, part_inputs)

@@ -48,10 +48,10 @@ class Gpu(NamedTuple):
         """Whether a tile of 256 outputs and `rows` rows fits into the registers, for weights of `bits` bits.
 
         Tensor cores of Hopper and Blackwell read their inputs from shared memory, so fewer registers are needed there.
-        Unpacking weights of 4 bits needs additional registers.
+        Unpacking weights of fewer than 16 bits needs additional registers.
         """
         is_roomy = self.capability in ROOMY
-        return is_roomy and rows <= FEW_ROWS if bits == 4 else rows <= (MOST_ROWS if is_roomy else FEW_ROWS)
+        return is_roomy and rows <= FEW_ROWS if bits < 16 else rows <= (MOST_ROWS if is_roomy else FEW_ROWS)
 
 
 class Tile(NamedTuple):
@@ -71,16 +71,17 @@ class Tile(NamedTuple):
         limits the product, so the tile is chosen for which the busiest multiprocessor reads the fewest bytes. With few rows,
         many small programs hide the latency of memory better.
         """
-        rows, more_rows = min(MOST_ROWS, max(LEAST_ROWS, triton.next_power_of_2(count))), 0
+        most = MOST_ROWS // 2 if bits < 16 and itemsize > 2 else MOST_ROWS  # so that two blocks fit into any shared memory
+        rows, more_rows = min(most, max(LEAST_ROWS, triton.next_power_of_2(count))), 0
         if 0 < count - rows // 2 <= LEAST_ROWS < rows // 2:
             rows, more_rows = rows // 2, LEAST_ROWS
-        elif 0 < count - MOST_ROWS <= LEAST_ROWS:
+        elif 0 < count - most <= LEAST_ROWS:
             more_rows = LEAST_ROWS
 
         def tile(size: int) -> Tile:
             inputs = INPUTS // 2 if size > OUTPUTS[0] or rows == MOST_ROWS else INPUTS
-            if bits == 4:
-                inputs = INPUTS  # whole blocks of bytes, which are multiplied in halves
+            if bits < 16:
+                inputs = INPUTS  # whole groups of weights, which are multiplied in parts
             elif itemsize > 2:
                 inputs = INPUTS // 2  # products of float32 are three of TF32, each over a whole block
             return Tile(rows, more_rows, size, inputs, 4 if size == OUTPUTS[0] else 8)
@@ -88,7 +89,8 @@ class Tile(NamedTuple):
         if rows + more_rows <= FEW_ROWS:
             return tile(OUTPUTS[0])
         sizes = OUTPUTS if itemsize == 2 and gpu.fits(rows + more_rows, bits) else OUTPUTS[:2]
-        return min(map(tile, sizes), key=lambda each: each.busiest_bytes(count, outputs, splits, gpu, bits, itemsize))
+        tiles = [tile(size) for size in sizes if 2 * tile(size).block_bytes(bits, itemsize) <= gpu.shared_bytes]
+        return min(tiles, key=lambda each: each.busiest_bytes(count, outputs, splits, gpu, bits, itemsize))
 
     def busiest_bytes(self, count: int, outputs: int, splits: int, gpu: Gpu, bits: int = 16, itemsize: int = 2) -> int:
         """The bytes, of weights and rows, that the busiest multiprocessor reads for each input feature of a program."""

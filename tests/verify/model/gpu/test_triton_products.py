@@ -69,9 +69,11 @@ def test_more_rows_than_the_layer_has_counters_for() -> None:
 
 
 def test_blocks_fit_the_shared_memory() -> None:
-    for gpu, count, outputs, bits in product((A100, H100, ADA), ROWS, (4096, 1 << 17), (16, 8, 4)):
-        tile = Tile.of(count, outputs, splits_of(4096, outputs), gpu, bits, 2)
-        size = tile.block_bytes(bits)
+    for gpu, count, outputs, bits, itemsize in product((A100, H100, ADA), ROWS, (4096, 1 << 17), (16, 8, 4), (2, 4)):
+        if bits == 16 and itemsize == 4:
+            continue  # weights of 32 bits are not the kernel's
+        tile = Tile.of(count, outputs, splits_of(4096, outputs), gpu, bits, itemsize)
+        size = tile.block_bytes(bits, itemsize)
         assert size * tile.stages(gpu.shared_bytes, size) <= gpu.shared_bytes
 
 

@@ -61,9 +61,7 @@ def products(capability: int, dtype: torch.dtype, bits: int = 16, levels: int = 
     """The kernel of linear layers, for few and many rows and outputs; `levels` and `epilogue` as there."""
     kinds = dict.fromkeys(("rows", "weight", "bias", "out"), f"*{TYPES[dtype]}") | {"partial": "*fp32", "arrived": "*i32"}
     kinds |= dict.fromkeys(("residual", "gain", "gained"), f"*{TYPES[dtype]}") | dict.fromkeys(("sums", "next_sums"), "*fp32")
-    kinds |= {"epsilon": "fp32", "scales": "*fp16", "minimums": "*fp16"} | (
-        {} if bits == 16 else {"weight": "*i8" if bits == 8 else "*u8"}
-    )
+    kinds |= {"epsilon": "fp32", "scales": "*fp16", "minimums": "*fp16"} | ({} if bits == 16 else {"weight": "*i16"})
     variants = []
     gpu = Gpu(132, SHARED_BYTES.get(capability, LOCAL_BYTES), capability)
     for count, outputs in ((1, 4096), (64, 4096), (136, 4096), (72, 128_256), (136, 128_256), (256, 128_256)):
