@@ -31,8 +31,8 @@ def load_block(
 ):
     """The weights of the inputs from `begin` on as they are stored, and their factors and offsets for `part_weights`.
 
-    `weight`, `scales` and `minimums` are as in `multiply`, and `output` has the numbers of outputs, [block_outputs]. With 8 or 4
-    bits, `block_inputs` is GROUP, and `begin` is a multiple of it.
+    `weight`, `scales` and `minimums` are as in `multiply`, and `output` has the numbers of the outputs. With 8 or 4 bits,
+    `block_inputs` is GROUP, and `begin` is a multiple of it.
     """
     line, real = output.to(tl.int64)[:, None], (output < outputs)[:, None]
     if bits == 16:
@@ -192,7 +192,11 @@ def multiply(
     dtype: tl.constexpr = rows.dtype.element_ty
     parts: tl.constexpr = 16 // bits  # of a block of inputs, which are multiplied one after the other
     part_inputs: tl.constexpr = block_inputs // parts
-    for begin in range(split * split_inputs, tl.minimum((split + 1) * split_inputs, inputs), block_inputs):
+    start = split * split_inputs
+    # A constant number of blocks lets the compiler keep products in flight.
+    size = split_inputs if splits * split_inputs == inputs else tl.minimum(split_inputs, inputs - start)
+    for done in range(0, size, block_inputs):
+        begin = start + done
         stored, factors, offsets = load_block(weight, scales, minimums, output, outputs, begin, inputs, bits, block_inputs)
         for part in tl.static_range(parts):
             at = begin + part * part_inputs
