@@ -39,8 +39,8 @@ def load_block(
 ):
     """The weights of the inputs from `begin` on as they are stored, and their factors and offsets for `part_weights`.
 
-    `weight`, `scales` and `minimums` are as in `multiply`, and `output` has the numbers of outputs, [block_outputs]. With 8 or 4
-    bits, `block_inputs` is GROUP, and `begin` is a multiple of it.
+    `weight`, `scales` and `minimums` are as in `multiply`, and `output` has the numbers of the outputs. With 8 or 4 bits,
+    `block_inputs` is GROUP, and `begin` is a multiple of it.
     """
     line, real = output.to(tl.int64)[:, None], (output < outputs)[:, None]
     if bits == 16:
@@ -274,8 +274,8 @@ def multiply(
 ):
     """A tile of `out`, or its part from a split of the inputs."""
     split = tl.program_id(2)
-    first = tl.program_id(1) * (block_rows + more_rows)
-    row, more = first + tl.arange(0, block_rows), first + block_rows + tl.arange(0, max(1, more_rows))
+    first_row = tl.program_id(1) * (block_rows + more_rows)
+    row, more = first_row + tl.arange(0, block_rows), first_row + block_rows + tl.arange(0, max(1, more_rows))
     output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     found = tl.zeros([block_outputs, block_rows], tl.float32)
     found_more = tl.zeros([block_outputs, max(1, more_rows)], tl.float32)
@@ -292,11 +292,14 @@ def multiply(
         squares = sums_of_rows(sums, row, count, columns, 1 << levels)
         if more_rows:
             more_squares = sums_of_rows(sums, more, count, columns, 1 << levels)
-    for first_input in range(start, tl.minimum(start + split_inputs, inputs), block_inputs):
-        block = load_block(weight, scales, minimums, output, outputs, first_input, inputs, bits, block_inputs)
+    # A constant number of blocks lets the compiler keep products in flight.
+    size = split_inputs if splits * split_inputs == inputs else tl.minimum(split_inputs, inputs - start)
+    for done in range(0, size, block_inputs):
+        first = start + done
+        stored, factors, offsets = load_block(weight, scales, minimums, output, outputs, first, inputs, bits, block_inputs)
         for part in tl.static_range(parts):
-            at = first_input + part * part_inputs
-            weights = part_weights(block[0], block[1], block[2], part, bits, dtype)
+            at = first + part * part_inputs
+            weights = part_weights(stored, factors, offsets, part, bits, dtype)
             found = _add_product(found, weights, rows, row, at, count, row_stride, inputs, part_inputs)
             if more_rows:
                 found_more = _add_product(found_more, weights, rows, more, at, count, row_stride, inputs, part_inputs)

@@ -26,8 +26,8 @@ class Blocks(NamedTuple):
     """The weights of a layer.
 
     A word has a value of each half of its group with 8 bits, and of each quarter with 4; the first one is in its lowest bits.
-    With 8 bits, a weight is (value - 128) * scale; with 4, it is (128 + value) * scale + (minimum - 128 * scale) in float32. The
-    latter equals value * scale + minimum, except that minimums below scale / 64 may be off by 2 ** -17 of the scale.
+    With 8 bits, a weight is (value - 128) * scale; with 4, it is (128 + value) * scale + (minimum - 128 * scale) in float32.
+    That equals value * scale + minimum, except that minimums below scale / 64 may be off by 2 ** -17 of the scale.
     """
 
     inputs: int

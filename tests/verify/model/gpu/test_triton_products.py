@@ -29,6 +29,7 @@ def layer(inputs: int, outputs: int, bias: bool = False, dtype: torch.dtype = to
         (64, 6200, False, torch.bfloat16, 1),
         (304, 3300, True, torch.float16, 2),  # neither whole blocks of inputs nor whole tiles of outputs
         (640, 1, True, torch.bfloat16, 4),  # five blocks, so the last split is empty
+        (768, 1, True, torch.bfloat16, 4),  # six blocks, which three splits have
     ],
 )
 def test_products_are_pytorchs(inputs: int, outputs: int, bias: bool, dtype: torch.dtype, splits: int) -> None:
