@@ -8,6 +8,7 @@ launched one by one, on any device that Triton supports.
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -28,6 +29,7 @@ from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.gpu.staged_graph import Capture, CudaCapture, StagedGraph
 from outrider.verify.model.gpu.text_work import TextWork
+from outrider.verify.model.gpu.together import compiled_together
 from outrider.verify.model.gpu.triton_attention import KernelAttention
 from outrider.verify.model.gpu.triton_products import counters_of
 from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
@@ -37,7 +39,7 @@ from outrider.verify.model.segment import Segment, keep_hidden
 from outrider.verify.model.transfer import on_device
 
 log = logging.getLogger("outrider.worker")
-WARM_UP_RUNS = 3
+WARM_UP_RUNS = 2
 # The major compute capabilities for which PyTorch has kernels of grouped products.
 GROUPED_CAPABILITIES = (9, 10)
 
@@ -170,17 +172,26 @@ class GraphedForward:
 
     def _capture(self) -> None:
         log.info("capturing CUDA graphs; the first start of a model also compiles its kernels, which may take minutes")
+        started, counts = time.perf_counter(), self._counts[::-1]
         with on_device(self._devices[0]):
             self._set([], self.max_rows)
             capture = CudaCapture(self._devices)
-            for count in reversed(self._counts):
-                with capture.aside():  # compile kernels and allocate workspaces outside the graph
+            with capture.aside(), compiled_together():
+                for count in counts:
+                    self._run(count)
+            compiled = time.perf_counter()
+            for count in counts:
+                with capture.aside():  # allocate workspaces outside the graph
                     for _ in range(WARM_UP_RUNS):
                         self._run(count)
                 self.capture_rows(count, capture)
             for device in self._devices:
                 torch.cuda.synchronize(device)
-        log.info("captured %d CUDA graphs for %d to %d rows", len(self._counts), self._counts[0], self.max_rows)
+        seconds = compiled - started, time.perf_counter() - compiled
+        rows = len(counts), counts[-1], self.max_rows
+        log.info(
+            "compiled kernels in %.1f s, and captured %d CUDA graphs for %d to %d rows in %.1f s", seconds[0], *rows, seconds[1]
+        )
 
     @torch.inference_mode()
     def capture_rows(self, count: int, capture: Capture) -> None:
