@@ -27,12 +27,15 @@ from bench.model.shapes import random_runner
 from outrider.verify.measurement import any_tokens
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.shape import KVDtype
+from outrider.verify.model.invariance import FEW_ROWS, TREES, holds
+from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.load_options import Quantization, Quantize
+from outrider.verify.model.mode import Mode
 from outrider.verify.model.torch_runner import TorchRunner
 
 TESTS = "tests/verify/model/gpu"
 SHAPE, MIXTURE = "llama-3-8b", "qwen3-30b-a3b"
-CONTEXTS, ROWS = (64, 4096), (1, 2, 4, 8, 16, 32, 64, 72)
+CONTEXTS, ROWS, MOST_ROWS = (64, 4096), (1, 2, 4, 8, 16, 32, 64, 72, 128, 256), 256
 FORWARDS = 10  # in a row, timed by events
 
 
@@ -71,19 +74,22 @@ def machine() -> dict[str, Any]:
 
 def tests() -> dict[str, Any]:
     """The tests of GPU kernels, in processes of their own."""
+    ignored = [f"--ignore={TESTS}/{name}" for name in ("fake", "compiled")]
     command = [
         sys.executable,
         "-m",
         "pytest",
         "-q",
         "-n",
-        "8",
+        "12",
         "-p",
         "no:cacheprovider",
-        "--ignore=tests/verify/model/gpu/fake",
+        "-p",
+        "no:benchmark",
+        *ignored,
+        TESTS,
     ]
-    command += ["--ignore=tests/verify/model/gpu/compiled", TESTS]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=130)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=110)
     failed = [line[:300] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return {"passed": done.returncode == 0, "summary": done.stdout.strip().splitlines()[-1:], "failed": failed}
 
@@ -93,7 +99,7 @@ def forwards(shape: str, bits: Quantize = "none", kv: KVDtype = "auto") -> dict[
     started = time.perf_counter()
     context = max(CONTEXTS) + 512
     runner = random_runner(shape, torch.bfloat16, "cuda", context, compile="auto", quantization=Quantization(bits), kv_dtype=kv)
-    runner.start(context)
+    runner.start(context, InvariantRange(FEW_ROWS, MOST_ROWS))  # as the server does where rows are invariant
     torch.cuda.synchronize()
     figures: dict[str, Any] = {"start_seconds": round(time.perf_counter() - started, 1)}
     figures["weights_mb"] = round(runner.weight_bytes / 1e6)
@@ -108,10 +114,17 @@ def forwards(shape: str, bits: Quantize = "none", kv: KVDtype = "auto") -> dict[
             figures[f"kernels_{rows}_{text}"] = gpu_kernels.kernels_of(step)
     host = [host_seconds(runner, cache, rows) for rows in (1, 64)]
     figures["host_ms"] = [round(1e3 * seconds, 3) for seconds in host]
+    figures["invariant"] = holds(runner, TREES)
     prompt = ForwardBatch.chain(any_tokens(2048, runner.vocabulary))
-    runner.forward(cache, prompt, logits=False)
-    seconds = gpu_probes.seconds_of(lambda: runner.forward(cache, prompt, logits=False))
-    figures["prompt_tokens_per_second"] = round(2048 / seconds)
+    cache.fill(64, torch.Generator("cuda").manual_seed(0))
+    graphed, tree = runner.mode, ForwardBatch.chain(any_tokens(9, runner.vocabulary))
+    logits = runner.forward(cache, tree).float().clone()
+    for name, mode in (("prompt_tokens_per_second", graphed), ("eager_prompt_tokens_per_second", Mode(True, False))):
+        runner.mode = mode
+        runner.forward(cache, prompt, logits=False)
+        figures[name] = round(2048 / gpu_probes.seconds_of(lambda: runner.forward(cache, prompt, logits=False)))
+    exact = runner.forward(cache, tree).float()
+    figures["difference_from_eager"] = round(float((logits - exact).norm() / exact.norm()), 5)
     return figures
 
 
