@@ -25,8 +25,9 @@ TYPES = (torch.bfloat16, torch.float16)
 LEAST_ROWS, MOST_ROWS = 16, 128
 # The numbers of outputs of a tile, and the most rows with which a tile of the largest one fits into the registers of any GPU.
 OUTPUTS, FEW_ROWS = (64, 128, 256), 80
-# The compute capabilities of Hopper, and of Blackwell for data centres.
-ROOMY = (90, 100, 103)
+# The compute capabilities of Blackwell for data centres, and also of Hopper.
+BLACKWELL = (100, 103)
+ROOMY = (90, *BLACKWELL)
 # The inputs that a program multiplies at once, and the most blocks of them that it reads ahead.
 INPUTS, ENOUGH_STAGES, MOST_STAGES = 128, 3, 4
 # The lines of each output's weights that a program fetches before it may read rows.
@@ -71,7 +72,9 @@ class Tile(NamedTuple):
         limits the product, so the tile is chosen for which the busiest multiprocessor reads the fewest bytes. With few rows,
         many small programs hide the latency of memory better.
         """
-        most = MOST_ROWS // 2 if bits < 16 and itemsize > 2 else MOST_ROWS  # so that two blocks fit into any shared memory
+        # Two blocks of float32 rows must fit into any shared memory, and the sums of all parts into Blackwell's tensor memory.
+        is_narrow = bits < 16 and itemsize > 2 or bits == 4 and gpu.capability in BLACKWELL
+        most = MOST_ROWS // 2 if is_narrow else MOST_ROWS
         rows, more_rows = min(most, max(LEAST_ROWS, triton.next_power_of_2(count))), 0
         if 0 < count - rows // 2 <= LEAST_ROWS < rows // 2:
             rows, more_rows = rows // 2, LEAST_ROWS
