@@ -163,12 +163,12 @@ class RefusedCapture:
 def test_a_forward_that_cannot_be_captured_is_launched_kernel_by_kernel(
     tiny_runner: TorchRunner, when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fails = True
+    fails, run = True, partial(tiny_runner._run, keep=0)
 
     def asks_the_host(*inputs: Any, **others: Any) -> torch.Tensor:
         if fails and RefusedCapture.is_open == (when == "capturing"):
             raise RuntimeError("operation not permitted when stream is capturing")
-        return tiny_runner._run(*inputs, keep=0, **others)
+        return run(*inputs, **others)
 
     monkeypatch.setattr(graphs_module, "CudaCapture", RefusedCapture)
     graphs = Graphed(tiny_runner, InvariantRange(1, 4), capture=False, run=asks_the_host)
