@@ -37,6 +37,7 @@ from outrider.verify.model.quantization import check_quantization, finish_quanti
 from outrider.verify.model.self_check import SAMPLE, check_model
 from outrider.verify.model.sizes import context_limit
 from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.start_times import timed
 
 log = logging.getLogger("outrider.worker")
 
@@ -62,8 +63,9 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
     check_layers(model, options.path)
     placement = Placement(model, devices)
     try:
-        finish_quantization(model, options.quantization, placement)
-        placement.move()
+        with timed("quantising weights and moving them to the device"):
+            finish_quantization(model, options.quantization, placement)
+            placement.move()
     except torch.OutOfMemoryError:
         size, free = model.get_memory_footprint() / 1e9, sum(map(free_bytes, devices)) / 1e9
         raise ModelError(

@@ -15,7 +15,6 @@ import torch
 import triton
 
 from outrider.verify.model.gpu import product_kernels as kernels
-from outrider.verify.model.gpu.quantized import BlockLinear
 from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.gpu.text_work import capability
 from outrider.verify.model.transfer import on_device
@@ -294,9 +293,9 @@ def counters(outputs: int, device: torch.device) -> torch.Tensor:
 
 
 def counters_of(*modules: torch.nn.Module) -> list[torch.Tensor]:
-    """The counters of these modules' layers."""
+    """The counters of these modules' layers: of KernelLinear, and of quantised ones."""
     layers = (layer for module in modules for layer in module.modules())
-    return [layer.arrived for layer in layers if isinstance(layer, (KernelLinear, BlockLinear))]
+    return [cast(torch.Tensor, layer.arrived) for layer in layers if hasattr(layer, "arrived")]
 
 
 class KernelLinear(torch.nn.Linear):
