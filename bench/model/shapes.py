@@ -35,12 +35,11 @@ def qwen3(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, **extra
     return Qwen3Config(**{**sizes, **window, "intermediate_size": ffn, **extra})
 
 
-def qwen3_moe(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, experts: int, chosen: int) -> Qwen3MoeConfig:
-    """The configuration of a Qwen3 whose layers are mixtures; `chosen` of the experts compute a row."""
+def qwen3_moe(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, **extra: Any) -> Qwen3MoeConfig:
+    """The configuration of a mixture of Qwen3's, of experts of width `ffn`."""
     sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
-    mixture = {"num_experts": experts, "num_experts_per_tok": chosen, "moe_intermediate_size": ffn, "norm_topk_prob": True}
-    window = {"max_position_embeddings": 40960, "vocab_size": 151936, "head_dim": 128}
-    return Qwen3MoeConfig(**{**sizes, **mixture, **window, "decoder_sparse_step": 1})
+    window = {"max_position_embeddings": 40960, "vocab_size": 151936, "head_dim": 128, "norm_topk_prob": True}
+    return Qwen3MoeConfig(**{**sizes, **window, "moe_intermediate_size": ffn, **extra})
 
 
 def qwen3_5(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, **extra: Any) -> Qwen3_5TextConfig:
@@ -65,7 +64,8 @@ SHAPES: dict[str, Callable[[], Any]] = {
     "qwen3-0.6b": lambda: qwen3(1024, 28, 16, 8, 3072, tie_word_embeddings=True),
     "qwen3.5-400m": lambda: qwen3_5(1024, 20, 8, 2, 3584),
     "qwen3-8b": lambda: qwen3(4096, 36, 32, 8, 12288),
-    "qwen3-30b-a3b": lambda: qwen3_moe(2048, 48, 32, 4, 768, 128, 8),
+    "qwen3-30b-a3b": lambda: qwen3_moe(2048, 48, 32, 4, 768),  # 8 of 128 experts
+    "mixture-10m": lambda: qwen3_moe(256, 4, 4, 2, 64, vocab_size=4096, num_experts=32, num_experts_per_tok=4, head_dim=64),
 }
 
 

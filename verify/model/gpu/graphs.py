@@ -25,6 +25,7 @@ from outrider.verify.model.gpu.compilation import CompileError, compiled_layers
 from outrider.verify.model.gpu.device_rows import DeviceRows, Piece, pieces_of
 from outrider.verify.model.gpu.device_states import DeviceStates
 from outrider.verify.model.gpu.devices import Crossings
+from outrider.verify.model.gpu.experts import KernelExperts
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.gpu.staged_graph import Capture, CudaCapture, StagedGraph
@@ -225,10 +226,12 @@ class GraphedForward:
 def can_capture(module: torch.nn.Module, model: PreTrainedModel) -> bool:
     """Whether what a module of the model computes needs no host, so that a graph can repeat it.
 
-    Experts do not if transformers computes them by PyTorch's grouped products, whose kernels need bfloat16 and compute
+    Experts that transformers computes do not if it does by PyTorch's grouped products, whose kernels need bfloat16 and compute
     capability 9 or 10; elsewhere, also on later GPUs, PyTorch asks the host for the groups' sizes.
     """
-    if not any("expert" in name for name, _ in module.named_modules()):
+    named = ((name.rpartition(".")[2], each) for name, each in module.named_modules())
+    mixtures = [each for name, each in named if "expert" in name and not name.startswith("shared_expert")]
+    if all(isinstance(each, KernelExperts) for each in mixtures):
         return True
     is_grouped = model.config.get_text_config()._experts_implementation == "grouped_mm" and model.dtype == torch.bfloat16
     return is_grouped and torch.cuda.get_device_capability(model.device)[0] in GROUPED_CAPABILITIES

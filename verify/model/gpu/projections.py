@@ -67,9 +67,11 @@ class MergedPart(torch.nn.Module):
 
 
 def use_kernels(model: torch.nn.Module) -> None:
-    """Prepares the model's linear layers for forwards on its GPU, in place. They keep their weights."""
+    """Prepares the model's linear layers and mixtures for forwards on its GPU, in place. They keep their weights."""
+    from outrider.verify.model.gpu.experts import use_experts
     from outrider.verify.model.gpu.triton_products import use_kernel  # Triton is only needed on a GPU
 
+    use_experts(model)
     merge_projections(model)
     use_kernel(module for module in model.modules() if has_plain_weights(module))
 

@@ -72,7 +72,7 @@ class Tile(NamedTuple):
         many small programs hide the latency of memory better.
         """
         # Two blocks of float32 rows must fit into any shared memory, and the sums of all parts into Blackwell's tensor memory.
-        is_narrow = bits < 16 and itemsize > 2 or bits == 4 and gpu.capability in BLACKWELL
+        is_narrow = (bits < 16 and itemsize > 2) or (bits == 4 and gpu.capability in BLACKWELL)
         most = MOST_ROWS // 2 if is_narrow else MOST_ROWS
         rows, more_rows = min(most, max(LEAST_ROWS, triton.next_power_of_2(count))), 0
         if 0 < count - rows // 2 <= LEAST_ROWS < rows // 2:

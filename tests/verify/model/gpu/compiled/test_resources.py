@@ -13,7 +13,9 @@ import torch
 
 from outrider.verify.model.gpu.text_work import SPLIT_KEYS, SPLITS_PER_SIZE, attend_blocks, split_count
 from outrider.verify.model.gpu.triton_attention import OWN_STAGES, own_limits
-from outrider.verify.model.gpu.triton_products import AHEAD, Gpu, Tile, splits_of
+from outrider.verify.model.gpu.triton_experts import ADDED_ROWS, work_of
+from outrider.verify.model.gpu.triton_experts import OUTPUTS as EXPERT_OUTPUTS
+from outrider.verify.model.gpu.triton_products import AHEAD, INPUTS, Gpu, Tile, splits_of
 from outrider.verify.model.gpu.triton_sampling import BLOCK, CHOICE_BLOCK, CHOICE_WARPS, LOW_BITS, SLOTS, WARPS
 from tests.verify.model.gpu.compiled.compiling import GFX942, LOCAL_BYTES, SHARED_BYTES, Variant, usages
 
@@ -85,6 +87,34 @@ def products(capability: int, dtype: torch.dtype, bits: int = 16, levels: int = 
     return variants
 
 
+def experts(capability: int, dtype: torch.dtype, bits: int = 16) -> list[Variant]:
+    """The kernels of a mixture of 128 experts of which a row chooses 8, for one row, few and many."""
+    kinds = dict.fromkeys(("rows", "bias", "out", "shares", "logits"), f"*{TYPES[dtype]}")
+    kinds |= {"partial": "*fp32", "scales": "*fp16", "minimums": "*fp16", "index": "*i64"}
+    kinds |= dict.fromkeys(("order", "work", "arrived"), "*i32")
+    kinds |= {"weight": f"*{TYPES[dtype]}" if bits == 16 else "*i8" if bits == 8 else "*u8"}
+    hidden, width, count, chosen = 2048, 768, 128, 8
+    gpu, mixture = Gpu(132, SHARED_BYTES[capability] - 1024, capability), {"experts": count, "chosen": chosen}
+    scores = {"is_sigmoid": False, "has_bias": False, "is_normed": True, "epsilon": 0.0, "scale": 1.0}
+    padded = {"padded_experts": 128, "padded_chosen": 8}
+    variants = [Variant(capability, "expert_kernels", "choose", {**kinds, "bias": "*fp32"}, {**mixture, **scores, **padded}, 1)]
+    for rows in (1, 16, 2048):
+        tile = work_of(rows, chosen, count).tile
+        sizes = Tile(tile, 0, EXPERT_OUTPUTS, INPUTS, 4)
+        common = {**mixture, "bits": bits, "has_bias": False, "is_single": rows == 1, "tile": tile}
+        common |= {"block_outputs": EXPERT_OUTPUTS, "block_inputs": INPUTS}
+        up = {"inputs": hidden, "in_turns": False, "how": 0, "alpha": 1.0, "limit": 0.0}
+        down = {"inputs": width, "splits": 1, "split_inputs": width, "added_rows": min(rows, ADDED_ROWS)}
+        stages = sizes.stages(gpu.shared_bytes, sizes.block_bytes(bits))
+        listed = {"experts": count, "padded_experts": 256, "tile": tile}
+        variants += [
+            Variant(capability, "expert_kernels", "gate_up", kinds, {**common, **up}, 4, stages),
+            Variant(capability, "expert_kernels", "down", kinds, {**common, **down}, 4, stages),
+            Variant(capability, "expert_kernels", "list_work", kinds, listed),
+        ]
+    return variants
+
+
 def recurrence(capability: int, key_dim: int, value_dim: int, is_delta: bool) -> list[Variant]:
     """The kernels of recurrent layers."""
     kinds: dict[str, str] = {name: "*i64" for name in ("rows", "streams")}
@@ -142,6 +172,7 @@ CASES: dict[str, tuple[int, Callable[[int], list[Variant]]]] = {
         for bits in (16, 4)
     },
     **{f"residuals of {bits} bits": (FEW_BYTES, partial(products, dtype=BFLOAT16, bits=bits, epilogue=2)) for bits in (16, 4)},
+    **{f"experts of {bits} bits": (NUMBER_BYTES, partial(experts, dtype=BFLOAT16, bits=bits)) for bits in (16, 8, 4)},
     "delta rule": (256, partial(recurrence, key_dim=128, value_dim=128, is_delta=True)),
     "Mamba": (256, partial(recurrence, key_dim=256, value_dim=64, is_delta=False)),
     **{f"the likeliest in {name}": (FEW_BYTES, partial(likeliest, dtype=dtype)) for dtype, name in TYPES.items()},
@@ -156,7 +187,13 @@ def test_kernels_launch_and_spill_little(case: str, capability: int) -> None:
     stack_bytes, variants = CASES[case][0], CASES[case][1](capability)
     for variant, usage in zip(variants, usages(variants), strict=True):
         assert usage.shared_bytes <= SHARED_BYTES[capability] and usage.stack_bytes <= stack_bytes, (variant, usage)
-        assert usage.tensor_core_instructions > 0 or variant.kernel not in ("attend_text", "multiply", "scan")
+        assert usage.tensor_core_instructions > 0 or variant.kernel not in (
+            "attend_text",
+            "multiply",
+            "scan",
+            "gate_up",
+            "down",
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])

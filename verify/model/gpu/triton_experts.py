@@ -1,0 +1,186 @@
+"""Mixtures of experts as operations: what a row chooses, and what they make of it, with the same bits in any number of rows.
+
+Triton is an optional dependency: import this module lazily.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from outrider.verify.model.gpu import expert_kernels as kernels
+from outrider.verify.model.gpu.triton_products import INPUTS, LEAST_ROWS, Tile, gpu_of
+from outrider.verify.model.transfer import on_device
+
+# Outputs of a tile; of gate and up, half of them are of each. Weights are read once, so the tile is the tensor cores' smallest.
+OUTPUTS = 64
+# The most slots of a tile.
+MOST_SLOTS = 64
+# Inputs of down are split until a single row has this many programs, and into at most MOST_SPLITS.
+PROGRAMS, MOST_SPLITS = 192, 4
+# The rows whose experts a program adds at once.
+ADDED_ROWS = 16
+# A mixture's ways to join gate and up, by name.
+WAYS = {"silu": kernels.SILU, "gelu": kernels.GELU, "gelu_tanh": kernels.GELU_TANH, "clamped": kernels.CLAMPED}
+
+
+class Work(NamedTuple):
+    """What the programs of a mixture compute."""
+
+    pieces: int  # at most; a grid's size
+    tile: int  # the most slots of a piece
+
+
+def work_of(rows: int, chosen: int, experts: int) -> Work:
+    """The pieces of so many rows that choose `chosen` of the experts each. Neither number changes a row's bits."""
+    slots = rows * chosen
+    tile = min(MOST_SLOTS, max(LEAST_ROWS, triton.next_power_of_2(slots // experts)))
+    return Work(min(slots, min(experts, slots) + slots // tile), tile)
+
+
+def splits_of(inputs: int, outputs: int, chosen: int) -> int:
+    """Into how many parts the inputs of down are cut; this depends on nothing else, because it decides the order of sums."""
+    splits = 1
+    while splits < MOST_SPLITS and triton.cdiv(outputs, OUTPUTS) * chosen * splits < PROGRAMS and 4 * splits * INPUTS <= inputs:
+        splits *= 2
+    return splits
+
+
+@torch.library.custom_op("outrider::choose_experts", mutates_args=())
+def choose_experts(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    chosen: int,
+    is_sigmoid: bool,
+    is_normed: bool,
+    epsilon: float,
+    scale: float,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shares of `dtype` and numbers, int64, of the experts that each row of the logits chooses, the best first: [N, chosen].
+
+    Scores are a softmax or a sigmoid of the logits; `bias`, float32 [experts], is added to choose alone.
+    """
+    logits = logits.contiguous()
+    rows, experts = logits.shape
+    shares = torch.empty(rows, chosen, dtype=dtype, device=logits.device)
+    index = torch.empty(rows, chosen, dtype=torch.int64, device=logits.device)
+    with on_device(logits.device):
+        kernels.choose[(rows,)](
+            logits=logits,
+            bias=logits if bias is None else bias,
+            shares=shares,
+            index=index,
+            experts=experts,
+            chosen=chosen,
+            padded_experts=triton.next_power_of_2(experts),
+            padded_chosen=triton.next_power_of_2(chosen),
+            is_sigmoid=is_sigmoid,
+            has_bias=bias is not None,
+            is_normed=is_normed,
+            epsilon=epsilon,
+            scale=scale,
+            num_warps=1,
+        )
+    return shares, index
+
+
+@choose_experts.register_fake
+def _(logits: torch.Tensor, bias: torch.Tensor | None, chosen: int, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (len(logits), chosen)
+    return logits.new_empty(shape, dtype=others[-1]), logits.new_empty(shape, dtype=torch.int64)
+
+
+@torch.library.custom_op("outrider::experts", mutates_args=())  # `arrived` is as before once the kernels end
+def experts(
+    rows: torch.Tensor,
+    index: torch.Tensor,
+    shares: torch.Tensor,
+    gate_up: Sequence[torch.Tensor],
+    down: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
+    arrived: torch.Tensor,
+    way: str,
+    in_turns: bool,
+    alpha: float,
+    limit: float,
+) -> torch.Tensor:
+    """Rows, [N, hidden], by the experts `index`, [N, chosen], that have these `shares` in the result, [N, hidden].
+
+    Weights are one tensor, or the values, scales and, with 4 bits, minimums of `outrider.verify.model.gpu.quantized.Blocks`:
+    of gate and up [experts * 2 * width, hidden], and of down [experts * hidden, width]. Their biases are both or none.
+    `arrived` is the mixture's, from `counters`. `way` is one of WAYS; with `in_turns`, outputs of gate and up take turns.
+    """
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    index, shares = index.contiguous(), shares.contiguous()
+    (count, hidden), chosen, device = rows.shape, index.shape[1], rows.device
+    number = len(down[0]) // hidden
+    width, slots, work = len(gate_up[0]) // (2 * number), count * chosen, work_of(count, chosen, number)
+    listed = torch.empty(work.pieces * int(kernels.WORK_FIELDS.value), dtype=torch.int32, device=device)
+    order = torch.empty(slots, dtype=torch.int32, device=device)
+    joined = torch.empty(slots, width, dtype=rows.dtype, device=device)
+    splits = splits_of(width, hidden, chosen)
+    partial = torch.empty(splits * slots * hidden, dtype=torch.float32, device=device)
+    out = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    shared = {"index": index, "order": order, "work": listed, "slots": slots, "experts": number, "chosen": chosen}
+    shared |= {"is_single": count == 1, "tile": work.tile, "block_outputs": OUTPUTS, "has_bias": bool(biases)}
+    with on_device(device):
+        if count > 1:
+            kernels.list_work[(triton.cdiv(number, int(kernels.LISTED.value)),)](
+                index, order, listed, slots, work.pieces, number, triton.next_power_of_2(number + 1), work.tile
+            )
+        kernels.gate_up[(triton.cdiv(2 * width, OUTPUTS), work.pieces)](
+            rows=rows,
+            row_stride=rows.stride(0),
+            bias=biases[0] if biases else rows,
+            out=joined,
+            outputs=width,
+            in_turns=in_turns,
+            how=WAYS[way],
+            alpha=alpha,
+            limit=limit,
+            **shared,
+            **_sizes(gate_up, hidden, work.tile, rows),
+        )
+        kernels.down[(triton.cdiv(hidden, OUTPUTS), work.pieces, splits)](
+            rows=joined,
+            bias=biases[1] if biases else rows,
+            shares=shares,
+            partial=partial,
+            arrived=arrived,
+            out=out,
+            outputs=hidden,
+            splits=splits,
+            split_inputs=INPUTS * triton.cdiv(triton.cdiv(width, INPUTS), splits),
+            added_rows=min(ADDED_ROWS, triton.next_power_of_2(count)),
+            **shared,
+            **_sizes(down, width, work.tile, rows),
+        )
+    return out
+
+
+@experts.register_fake
+def _(rows: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(rows, memory_format=torch.contiguous_format)
+
+
+def _sizes(weights: Sequence[torch.Tensor], inputs: int, tile: int, rows: torch.Tensor) -> dict[str, Any]:
+    """Arguments of a product's kernel, and options of its launch."""
+    values, scales, minimums = (*weights, *[weights[0]] * (3 - len(weights)))
+    bits, gpu = (16, 8, 4)[len(weights) - 1], gpu_of(rows.device)
+    sizes = Tile(tile, 0, OUTPUTS, INPUTS if rows.itemsize == 2 or bits == 4 else INPUTS // 2, 4)
+    bytes_ = sizes.block_bytes(8 * values.itemsize if bits == 16 else bits, rows.itemsize)
+    found: dict[str, Any] = {"weight": values, "scales": scales, "minimums": minimums, "inputs": inputs, "bits": bits}
+    return found | {
+        "block_inputs": sizes.inputs,
+        "num_warps": sizes.warps,
+        "num_stages": sizes.stages(gpu.shared_bytes, bytes_),
+    }
+
+
+def counters(hidden: int, device: torch.device) -> torch.Tensor:
+    """Int32 zeros, one for each tile of a mixture's outputs: how many programs have computed their part of it."""
+    return torch.zeros(triton.cdiv(hidden, OUTPUTS), dtype=torch.int32, device=device)
