@@ -124,7 +124,7 @@ def _inline(stored, load: tl.constexpr, first: tl.constexpr, second: tl.constexp
 
 
 @triton.jit
-def _add_product(found, weights, rows, row, first, count, row_stride, inputs: tl.constexpr, block_inputs: tl.constexpr):
+def add_product(found, weights, rows, row, first, count, row_stride, inputs: tl.constexpr, block_inputs: tl.constexpr):
     """Adds the products of weights with the rows' inputs from `first` on, float32 [outputs, rows]."""
     at = first + tl.arange(0, block_inputs)
     block = tl.load(rows + row[:, None] * row_stride + at[None, :], (row < count)[:, None] & (at < inputs)[None, :], 0.0)
@@ -300,9 +300,9 @@ def multiply(
         for part in tl.static_range(parts):
             at = first + part * part_inputs
             weights = part_weights(stored, factors, offsets, part, bits, dtype)
-            found = _add_product(found, weights, rows, row, at, count, row_stride, inputs, part_inputs)
+            found = add_product(found, weights, rows, row, at, count, row_stride, inputs, part_inputs)
             if more_rows:
-                found_more = _add_product(found_more, weights, rows, more, at, count, row_stride, inputs, part_inputs)
+                found_more = add_product(found_more, weights, rows, more, at, count, row_stride, inputs, part_inputs)
     is_last = True
     if splits > 1:
         _store(partial + split * count * outputs, tl.trans(found), row, output, count, outputs)
