@@ -22,7 +22,6 @@ from outrider.server.settings import Settings
 from outrider.server.settings.plain import decode_settings
 from outrider.server.system import tolerate_stderr
 from outrider.server.telemetry.logs import configure
-from outrider.verify.start_times import timed
 
 # The Start message must arrive in this time.
 START_SECONDS = 60.0
@@ -63,7 +62,7 @@ def receive_start(wire: WorkerSide) -> Start:
 
 def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
     """Loads and serves. A model or table that cannot be loaded is reported as Refused."""
-    with frozen(), timed("importing libraries"):
+    with frozen():
         if settings.needs_torch:
             keep_compiled(settings.speculation.cost_folder)
         else:
