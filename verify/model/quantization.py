@@ -18,6 +18,7 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native import layers
 from outrider.verify.model.gpu.devices import Placement
+from outrider.verify.model.gpu.experts import quantize_experts, way_of
 from outrider.verify.model.gpu.quantized import quantized
 from outrider.verify.model.load_options import Quantization, Quantize
 from outrider.verify.model.packed import is_plain, packed_layers
@@ -53,13 +54,16 @@ def quantize_layers(
     device: torch.device,
     modules: Iterable[torch.nn.Module] | None = None,
 ) -> None:
-    """Quantises the linear layers in place that are not quantised yet. Raises ModelError if the model has none.
+    """Quantises the linear layers in place that are not quantised yet, and on a GPU the experts of mixtures.
 
-    With `modules`, only those.
+    With `modules`, only those. Raises ModelError if the model has no linear layers to quantise.
     """
     if not quantization:
         return
     among = None if modules is None else set(modules)
+    for module in model.modules() if device.type != "cpu" else ():
+        if way_of(module) is not None and (among is None or module in among):
+            quantize_experts(module, BITS[quantization.layers], device)
     for name, bits in layer_bits(quantization, model).items():
         if among is None or model.get_submodule(name) in among:
             _replace(model, name, bits, device)

@@ -11,11 +11,12 @@ import torch
 import transformers
 from torch.nn import functional as F
 
-from outrider.verify.model.gpu.experts import KernelExperts, KernelRouter, form_of, use_experts
+from outrider.verify.model.gpu.experts import KernelExperts, KernelRouter, form_of, quantize_experts, use_experts, way_of
 from outrider.verify.model.gpu.graphs import can_capture
 from outrider.verify.model.gpu.quantized import Blocks
 from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.gpu.triton_experts import choose_experts, counters, experts, splits_of, work_of
+from outrider.verify.model.sizes import weight_size
 from tests.verify.model import families, test_architectures
 from tests.verify.model.gpu.conftest import DEVICE
 
@@ -195,6 +196,10 @@ def test_routers_are_transformers(family: str) -> None:
 MODELS = ("qwen3_moe", "mixtral", "gpt_oss", "qwen3_5_moe", "granite_hybrid", "minimax_m2")
 
 
+def mixtures_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    return [each for each in model.modules() if way_of(each) is not None]
+
+
 def model_of(name: str, **changes: Any) -> Any:
     source: Any = test_architectures if name in test_architectures.ARCHITECTURES else families
     return families.random_model(source.config_of(name, "eager", **changes), "eager").to(DEVICE)
@@ -209,6 +214,25 @@ def test_logits_are_transformers(name: str) -> None:
     mixtures = [each for each in model.modules() if isinstance(each, KernelExperts)]
     assert mixtures and len(mixtures) == sum(isinstance(each, KernelRouter) for each in model.modules())
     torch.testing.assert_close(model(tokens).logits, expected(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "bits"), [("qwen3_moe", 4), ("gpt_oss", 8)])
+def test_experts_of_fewer_bits(name: str, bits: int) -> None:
+    """Logits are those of a model whose experts have the rounded weights."""
+    model = model_of(name, hidden_size=64, intermediate_size=64, moe_intermediate_size=64)
+    rounded, tokens = copy.deepcopy(model), families.text_of(5)[None].to(DEVICE)
+    before = weight_size(model)
+    for mixture, expected in zip(mixtures_of(model), mixtures_of(rounded), strict=True):
+        quantize_experts(mixture, bits, DEVICE)
+        for weight in ("gate_up_proj", "down_proj"):
+            found, target = getattr(mixture, weight).blocks.weights(), getattr(expected, weight)
+            found = found.view(len(target), -1, found.shape[1])
+            target.data = found.transpose(1, 2).contiguous() if name == "gpt_oss" else found
+    use_experts(model)
+    use_experts(rounded)
+    torch.testing.assert_close(model(tokens).logits, rounded(tokens).logits, rtol=1e-4, atol=1e-4)
+    size, count = weight_size(model)
+    assert count == before[1] and size < before[0] / 2
 
 
 def test_mixtures_can_be_captured_on_any_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

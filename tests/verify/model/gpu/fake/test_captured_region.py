@@ -41,6 +41,7 @@ def captured(name: str, devices: Sequence[torch.device], quantize: Quantize = "n
         config_of = test_architectures.config_of if name in ARCHITECTURES else families.config_of
         model = fake_model(config_of(name, NAME, **sizes), devices)
         finish_quantization(model, Quantization(quantize), Placement(model, devices))
+        assert quantize == "none" or not any(weight.dim() == 3 for weight in model.parameters())  # experts have few bits, too
         assert bool(packed_layers(model)) == (quantize != "none")
         assert all(layer.packed.device in devices for layer in packed_layers(model))
         runner = TorchRunner(model, CONTEXT, compile="off", started=False)
@@ -65,7 +66,10 @@ def test_nor_over_two_devices(name: str) -> None:
     assert not captured(name, DEVICES).forbidden
 
 
-@pytest.mark.parametrize(("name", "quantize", "count"), [("llama", "int8", 1), ("llama", "int4", 2), ("gpt_neox", "int4", 1)])
+@pytest.mark.parametrize(
+    ("name", "quantize", "count"),
+    [("llama", "int8", 1), ("llama", "int4", 2), ("gpt_neox", "int4", 1), ("qwen3_moe", "int4", 1), ("gpt_oss", "int8", 2)],
+)
 def test_nor_with_quantised_weights(name: str, quantize: Quantize, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"hidden_size": 64} | ({"intermediate_size": 96, "tie_word_embeddings": True} if name == "llama" else {})
     monkeypatch.setattr(quantization, "is_plain", lambda module: type(module).__name__ == "Linear")  # whose weights are fake
