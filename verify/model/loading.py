@@ -141,7 +141,15 @@ def start_model(
     prepare(runner.model, context_tokens)
     check_rotary(runner.model, context_tokens - 1)
     start(runner, context_tokens, invariant, finding)
-    check_model(runner, path, sample)
+    try:
+        check_model(runner, path, sample)
+    except ModelError:
+        if not runner.is_fused:
+            raise
+        log.warning("the fused forward computes other logits than transformers' on this GPU, so transformers' serves, slower")
+        runner.fuses = False
+        start(runner, context_tokens, invariant, None)
+        check_model(runner, path, sample)
     torch.cuda.empty_cache()  # returns the check's slot to the device
 
 

@@ -42,6 +42,9 @@ from outrider.verify.model.sizes import cache_dtype, context_limit, end_tokens, 
 class TorchRunner(ModelRunner):
     """A model of transformers, computed by our kernels where they can, and else by PyTorch."""
 
+    fuses = True  # whether graphs are of `outrider.verify.model.gpu.decoder` where that computes the model
+    is_fused = False  # whether they are
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -189,8 +192,8 @@ class TorchRunner(ModelRunner):
         from outrider.verify.model.gpu.decoder import decoder_of
         from outrider.verify.model.gpu.graphs import GraphedForward, can_capture
 
-        fused = decoder_of(self.model, self._positions, self._tap)
-        run = fused or partial(self._run, keep=0)
+        fused = decoder_of(self.model, self._positions, self._tap) if self.fuses else None
+        self.is_fused, run = fused is not None, fused or partial(self._run, keep=0)
         groups = self._attention_probe.groups
         graphed = GraphedForward(run, pool, self._positions, groups, self.mode.bounds, self._tap, self._crossings)
         if self.device.type == "cuda" and (fused is not None or can_capture(self.model, self.model)):

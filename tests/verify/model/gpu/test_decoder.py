@@ -7,14 +7,15 @@ from transformers import PreTrainedModel
 from bench.model.fake_cuda import fake_cuda, fake_model
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.gpu.decoder import Decoder, decoder_of
+from outrider.verify.model.gpu import decoder
+from outrider.verify.model.gpu.decoder import Decoder, angles_of, decoder_of
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.gpu.quantized import quantized
 from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.load_options import Quantization, Quantize
-from outrider.verify.model.loading import prepare
+from outrider.verify.model.loading import prepare, start_model
 from outrider.verify.model.quantization import layer_bits
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
@@ -24,6 +25,8 @@ from tests.verify.model.test_architectures import ARCHITECTURES, config_of, make
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
 FUSED = ["llama", "llama, llama3 rope", "llama, yarn", "llama, dynamic rope", "mistral", "qwen2", "qwen3"]
+CONTEXT = 64
+WARNING = "the fused forward computes other logits than transformers' on this GPU"
 # Of errors: the interpreter cuts numbers off where a GPU rounds them.
 TOLERANCE = 1.25 if DEVICE.type == "cuda" else 1.6
 # The launches of a layer, and of the embedding and the logits.
@@ -131,3 +134,17 @@ def test_launches_of_a_layer(name: str) -> None:
         forward._run(16)
         kernels = device.launches + 2 * device.operations["outrider.tree_attention.default"]
     assert kernels == LAUNCHES * 4 + BESIDE
+
+
+def test_a_forward_that_a_gpu_computes_wrongly_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(TorchRunner, "in_pages", True)
+    model = make("qwen3", NAME, **SIZES).to(DEVICE).bfloat16()
+    use_kernels(model)
+    for angles, is_fused in ((angles_of, True), (lambda *given: angles_of(*given).roll(1, 0), False)):
+        monkeypatch.setattr(decoder, "angles_of", angles)
+        runner = TorchRunner(model, CONTEXT, compile="off", started=False)
+        start_model(runner, "model", CONTEXT)
+        assert runner.is_fused == is_fused
+        assert [message.partition(",")[0] for message in caplog.messages] == [WARNING] * (not is_fused)
