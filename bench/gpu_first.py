@@ -1,4 +1,4 @@
-"""`python -m bench.gpu_first`: what to run first on a GPU, each figure beside its prediction and the decision that it makes.
+"""`outrider bench gpu`: what to run first on a GPU, each figure beside its prediction and the decision that it makes.
 
 Each part is saved as soon as it is done, so that a command that ends early keeps its finished parts. The parts are in order of
 what depends on them: two commands of six minutes run all of them (`--only` names those of one).
@@ -6,7 +6,6 @@ what depends on them: two commands of six minutes run all of them (`--only` name
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import subprocess
@@ -22,8 +21,11 @@ import torch
 from rich.console import Console
 
 from bench import report
-from bench.model import gpu_kernels, gpu_probes
+from bench.model import gpu_kernels, gpu_probes, gpu_streams
+from bench.model.bandwidth import read_bytes_per_second
 from bench.model.shapes import random_runner
+from bench.plan import PROMPTS, BenchError, Plan, read_prompts
+from outrider.server.settings import Settings
 from outrider.verify.measurement import any_tokens
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.shape import KVDtype
@@ -55,7 +57,17 @@ PREDICTIONS = (
     Prediction("bits16.rows_64.64", "5.0", "the aim of 64 rows"),
     Prediction("bits4.rows_64.1", "2.1", "the aim of a plain step in 4 bits"),
     Prediction("bits8.rows_64.1", "2.4", "whether instructions or bytes limit 8 bits"),
-    Prediction("mixture.rows_64.1", "3.0", "experts by a kernel of our own"),
+    Prediction("bits16.prompt_tokens_per_second", "17000", "whether prompts need products of their own"),
+    Prediction("bits16.start_seconds", "12", "the aim of a start"),
+    Prediction("bits16.invariant", "True", "whether drafts change answers in 16 bits"),
+    Prediction("bits4.invariant", "True", "whether they do in 4 bits"),
+    Prediction("tests.passed", "True", "whether kernels are right: stop if not"),
+    Prediction("mixture.rows_64.1", "3.5", "what experts are split and tiled by"),
+    Prediction("mixture.rows_64.64", "17", "tiles of experts of many rows"),
+    Prediction("mixture4.rows_64.1", "2.5", "whether experts in 4 bits are read at the bandwidth"),
+    Prediction("lossless.divergences", "0", "whether drafted answers are plain decoding's"),
+    Prediction("streams.tokens_over_one_stream.8", "6", "how many streams share a forward"),
+    Prediction("pages.steady", "True", "whether joining and leaving loses a page"),
 )
 
 
@@ -161,16 +173,48 @@ def forward_seconds(runner: TorchRunner, cache: Any, rows: int) -> float:
     return min(gpu_probes.seconds_of(several) for _ in range(3)) / FORWARDS
 
 
+def lossless() -> dict[str, Any]:
+    """Compares drafted answers of the embedded model in float32 with plain decoding."""
+    from bench.lossless import run
+
+    plan = Plan(["trigram", "fusion"], read_prompts(PROMPTS, 8), [0.0, 0.8], 96, 1)
+    divergences = run(Settings.model_validate({"model": {"dtype": "float32"}}), plan)
+    answers = len(plan.drafters) * len(plan.prompts) * len(plan.temperatures)
+    return {"answers": answers, "divergences": len(divergences), "margins": [divergence.margin for divergence in divergences]}
+
+
+def memory() -> dict[str, Any]:
+    """The number of memory segments that torch has allocated after each of several equal answers."""
+    from bench.decode import answer, encode
+    from outrider.server.worker.runtime import load
+
+    settings = Settings()
+    runtime = load(settings)
+    plan = Plan(["fusion"], read_prompts(PROMPTS, 1), [0.8], 256, 1)
+    prompt = encode(runtime, plan.prompts[0])
+    segments = []
+    for _ in range(4):
+        answer(runtime, settings, "fusion", prompt, 0.8, plan)
+        segments.append(torch.cuda.memory_stats()["segment.all.allocated"])
+    speed = read_bytes_per_second(runtime.runner)
+    return {"segments_allocated_after_answers": segments, "read_gb_per_second": round(speed / 1e9, 1)}
+
+
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "machine": machine,
     "gaps": gpu_probes.gaps,
-    "tests": tests,
-    "products": gpu_probes.products,
     "bits16": partial(forwards, SHAPE),
-    "bits8": partial(forwards, SHAPE, "int8"),
     "bits4": partial(forwards, SHAPE, "int4"),
-    "cache8": partial(forwards, SHAPE, "int4", "int8"),
+    "products": gpu_probes.products,
+    "tests": tests,
     "mixture": partial(forwards, MIXTURE),
+    "mixture4": partial(forwards, MIXTURE, "int4"),
+    "bits8": partial(forwards, SHAPE, "int8"),
+    "cache8": partial(forwards, SHAPE, "int4", "int8"),
+    "lossless": lossless,
+    "streams": partial(gpu_streams.together, SHAPE, max(CONTEXTS)),
+    "memory": memory,
+    "pages": gpu_streams.pages,
 }
 
 
@@ -182,6 +226,13 @@ def measured(figures: dict[str, Any], path: str) -> Any:
     return found
 
 
+def free_memory() -> None:
+    """Returns what a part has left to the GPU."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
 def run(names: list[str], out: Path) -> None:
     """Runs the parts, saves after each, and prints figures beside predictions."""
     console, figures, began = Console(highlight=False), dict[str, Any](), time.perf_counter()
@@ -191,30 +242,27 @@ def run(names: list[str], out: Path) -> None:
             figures[name] = PARTS[name]()
         except Exception as error:  # the other parts must still run
             figures[name] = {"error": f"{type(error).__name__}: {error}"[:500], "where": traceback.format_exc()[-2000:]}
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        free_memory()
         figures[name]["seconds"] = round(time.perf_counter() - started, 1)
-        report.save(out, figures | {"seconds": round(time.perf_counter() - began, 1)})
+        predictions = {each.figure: {"expected": each.expected, "decides": each.decides} for each in PREDICTIONS}
+        report.save(out, figures | {"predictions": predictions, "seconds": round(time.perf_counter() - began, 1)})
         console.print(name, {key: value for key, value in figures[name].items() if "kernels_" not in key})
-    rows = [
-        (each.figure, each.expected, found, each.decides) for each in PREDICTIONS if (found := measured(figures, each.figure))
-    ]
-    report.print_table("Predictions", ("figure", "expected", "measured", "decides"), rows)
+    rows = [(each.figure, each.expected, measured(figures, each.figure)) for each in PREDICTIONS]
+    found = [row for row in rows if row[2] is not None]
+    report.print_table("Predictions", ("figure", "expected", "measured"), found)
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
-    parser.add_argument("--out", type=Path, default=Path("gpu-first.json"))
-    chosen = parser.parse_args()
-    if unknown := set(chosen.only.split(",")) - set(PARTS):
-        parser.error(f"there is no part {sorted(unknown)[0]}; name some of {', '.join(PARTS)}")
+def chosen_parts(only: str) -> list[str]:
+    """The names of the parts to run, in this order: those in `only`, or all. Raises BenchError, also without a GPU."""
+    names = only.split(",") if only else list(PARTS)
+    if unknown := {*names} - {*PARTS}:
+        raise BenchError(f"There is no part {sorted(unknown)[0]}; name some of {', '.join(PARTS)}.")
     if not torch.cuda.is_available():
-        parser.error("torch finds no GPU; run this on a machine that has one")
-    run(chosen.only.split(","), chosen.out)
+        raise BenchError("torch finds no GPU; run bench gpu on a machine that has one.")
+    return names
 
 
 if __name__ == "__main__":
-    main()
+    from bench.cli import app
+
+    app(["gpu", *sys.argv[1:]])
