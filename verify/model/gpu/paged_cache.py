@@ -15,7 +15,7 @@ import torch
 
 from outrider.verify.errors import ModelError
 from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.codec import encode
+from outrider.verify.model.cache.codec import encode, noise_like
 from outrider.verify.model.cache.host_cache import new_hidden
 from outrider.verify.model.cache.paging import OutOfPages, Rows, page_count
 from outrider.verify.model.cache.shape import SCALE_BYTES, CacheShape
@@ -284,15 +284,30 @@ class PagedCache(TensorCache):
 
     def _device_parts(self, start: int, end: int) -> Iterable[torch.Tensor]:
         """The rows of one page on each device; in 16 bits views."""
+        return map(together, self._views(start, end))
+
+    def _views(self, start: int, end: int) -> Iterable[list[torch.Tensor]]:
+        """Views of the rows of one page on each device, by plane."""
         self.pool.settle()
         page, row = self.table[start // self.pool.page_tokens], start % self.pool.page_tokens
-        for part in self.pool.parts:
-            yield together([plane[page, :, :, :, row : row + end - start] for plane in part.planes])
+        return ([plane[page, :, :, :, row : row + end - start] for plane in part.planes] for part in self.pool.parts)
 
-    def _contents(self, length: int) -> Iterable[torch.Tensor]:
+    def _pages(self, length: int) -> Iterable[list[torch.Tensor]]:
+        """Views of the first `length` rows, by page, device, and plane."""
         size = self.pool.page_tokens
         for start in range(0, length, size):
-            yield from self._device_parts(start, min(start + size, length))
+            yield from self._views(start, min(start + size, length))
+
+    def _contents(self, length: int) -> Iterable[torch.Tensor]:
+        return (view for views in self._pages(length) for view in views)
+
+    def fill(self, length: int, noise: torch.Generator | None = None) -> None:
+        """See `TensorCache.fill`."""
+        super().fill(length)
+        if noise is not None:
+            for views in self._pages(length):
+                for view, part in zip(views, by_plane(noise_like(together(views), noise), views), strict=True):
+                    view.copy_(part)
 
     def truncate(self, length: int) -> None:
         """Drops all positions from `length` on, and their pages."""
