@@ -53,7 +53,8 @@ def unplanned_pages(shape: CacheShape, positions: int) -> int:
 
 def by_plane(rows: torch.Tensor, planes: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Parts of rows [..., stored width] for the planes of a pool (`PoolPart`)."""
-    return rows.split([plane.shape[-1] for plane in planes], -1)
+    parts: tuple[torch.Tensor, ...] = rows.split([plane.shape[-1] for plane in planes], -1)
+    return parts
 
 
 def together(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -129,8 +129,8 @@ def test_the_kernel_equals_the_reference(
         assert torch.allclose(found[:, start:end], expected, atol=tolerance)
         for at, place in enumerate(cache.places(cache.length, cache.length + len(batch)), cache.length):
             page, row = divmod(place, pool.page_tokens)
-            rows = together([plane[page, 1, :, :, row] for plane in part.planes])
-            written, expected = (each.view(torch.uint8) for each in (rows, reference.tensor[1, :, :, at]))
+            new = together([plane[page, 1, :, :, row] for plane in part.planes])
+            written, expected = (each.view(torch.uint8) for each in (new, reference.tensor[1, :, :, at]))
             assert (written == expected).double().mean() >= (0.98 if kv_dtype == "fp8" else 1.0)
             for plane, old in zip(part.planes, before.planes, strict=True):
                 plane[page, 1, :, :, row] = old[page, 1, :, :, row]
