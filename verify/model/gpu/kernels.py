@@ -113,13 +113,14 @@ def _attend_split(
     in_block, width = tl.arange(0, block_keys), row_width(layer, head_dim)
     inside = in_block >= 0  # a block of keys ends before or where the split and its page do
     for begin in range(start, end, block_keys):
-        keys = layer + tl.load(table + begin // page_tokens) * page_stride + begin % page_tokens * width
-        k = load_rows(keys, in_block * width, inside, dim, in_head, q.dtype, head_dim)
-        v = load_rows(keys + value_offset, in_block * width, inside, dim, in_head, q.dtype, head_dim)
+        page = layer + tl.load(table + begin // page_tokens) * page_stride
+        keys, at = page + begin % page_tokens * width, begin % page_tokens + in_block
+        values, of_values = keys + value_offset, page + value_offset
+        k = load_rows(keys, in_block * width, page, at, inside, dim, in_head, q.dtype, head_dim, page_tokens)
+        v = load_rows(values, in_block * width, of_values, at, inside, dim, in_head, q.dtype, head_dim, page_tokens)
         scores = _scores(q, k, scaling, softcap, capped)
         if window > 0:
-            at = begin + in_block
-            scores = tl.where(at[None, :] > position[:, None] - window, scores, -float("inf"))
+            scores = tl.where((begin + in_block)[None, :] > position[:, None] - window, scores, -float("inf"))
         largest, totals, summed = _add_block(scores, v, largest, totals, summed, 1)
     total = tl.max(totals, 1)
     attends = total != 0.0  # NaN goes on to the row's output
@@ -135,7 +136,7 @@ def attend_text(
     query,  # [heads, N, D]
     query_head,  # stride between heads
     query_row,  # stride between rows
-    pool,  # [pages, layers, 2, kv_heads, page_tokens, stored width]; uint8 for the bits of float8_e4m3fn
+    pool,  # [pages, layers, 2, kv_heads, page_tokens, stored width], see `PoolPart`; uint8 for the bits of float8_e4m3fn
     page_stride,
     layer_offset,  # of the layer in a page
     head_stride,  # between key heads
@@ -191,9 +192,10 @@ def _attend_path(
         in_page = tl.load(table + at // page_tokens, committed, 0).to(tl.int32) * page_tokens + at % page_tokens
         of_path = tl.load(path + at - length, (at >= length) & (at <= position), 0).to(tl.int32)
         found = tl.where(committed, in_page, of_path)
-        key = (found // page_tokens).to(tl.int64) * page_stride + found % page_tokens * row_width(layer, head_dim)
-        k = load_rows(layer, key, allowed, dim, in_head, q.dtype, head_dim)
-        v = load_rows(layer + value_offset, key, allowed, dim, in_head, q.dtype, head_dim)
+        page, index = (found // page_tokens).to(tl.int64) * page_stride, found % page_tokens
+        key, values = page + index * row_width(layer, head_dim), layer + value_offset
+        k = load_rows(layer, key, layer + page, index, allowed, dim, in_head, q.dtype, head_dim, page_tokens)
+        v = load_rows(values, key, values + page, index, allowed, dim, in_head, q.dtype, head_dim, page_tokens)
         scores = tl.where(allowed[:, None], _scores(k, q, scaling, softcap, capped), -float("inf"))
         largest, totals, summed = _add_block(scores, v, largest, totals, summed, 0)
     return largest, totals, summed
@@ -364,12 +366,12 @@ def write(
         tl.store(target, values.to(turned.dtype.element_ty), dim < head_dim)
     elif place >= 0:
         layer = pool + layer_offset + head.to(tl.int64) * head_stride
-        target = layer + (place // page_tokens) * page_stride + (place % page_tokens) * row_width(pool, head_dim)
+        page, index = layer + (place // page_tokens) * page_stride, place % page_tokens
         of_key, of_value = key + head * key_head + row * key_row, value + head * value_head + row * value_row
         if rotary_dim:
             keys = _turned(of_key, key_gain, angles, position, dim, epsilon, head_dim, rotary_dim, has_gains)
             keys = keys.to(key.dtype.element_ty)
         else:
             keys = tl.load(of_key + dim, dim < head_dim)
-        store_row(target, keys, dim, head_dim)
-        store_row(target + value_offset, tl.load(of_value + dim, dim < head_dim), dim, head_dim)
+        store_row(page, index, keys, dim, head_dim, page_tokens)
+        store_row(page + value_offset, index, tl.load(of_value + dim, dim < head_dim), dim, head_dim, page_tokens)

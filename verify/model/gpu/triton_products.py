@@ -48,9 +48,10 @@ class Gpu(NamedTuple):
         """Whether a tile of 256 outputs and `rows` rows fits into the registers, for weights of `bits` bits.
 
         Tensor cores of Hopper and Blackwell read their inputs from shared memory, so fewer registers are needed there.
-        Unpacking weights of fewer than 16 bits needs additional registers.
+        Unpacking weights of fewer than 16 bits needs additional registers. Blackwell's tensor memory has the sums of each part
+        of the inputs, and those of 4 bits have four.
         """
-        is_roomy = self.capability in ROOMY
+        is_roomy = self.capability in ROOMY and (bits > 4 or self.capability not in BLACKWELL)
         return is_roomy and rows <= FEW_ROWS if bits < 16 else rows <= (MOST_ROWS if is_roomy else FEW_ROWS)
 
 
