@@ -12,13 +12,15 @@ import torch
 import triton
 
 from outrider.verify.model.gpu import expert_kernels as kernels
-from outrider.verify.model.gpu.triton_products import INPUTS, LEAST_ROWS, Tile, gpu_of
+from outrider.verify.model.gpu.triton_products import INPUTS, LEAST_ROWS, Gpu, Tile, gpu_of
 from outrider.verify.model.transfer import on_device
 
 # Outputs of a tile; of gate and up, half of them are of each. Weights are read once, so the tile is the tensor cores' smallest.
 OUTPUTS = 64
 # The most slots of a tile.
 MOST_SLOTS = 64
+# The most blocks of inputs that a program reads ahead, and the programs whose blocks a multiprocessor holds.
+MOST_STAGES, RESIDENT = 6, 2
 # Inputs of down are split until a single row has this many programs, and into at most MOST_SPLITS.
 PROGRAMS, MOST_SPLITS = 192, 4
 # The rows whose experts a program adds at once.
@@ -37,7 +39,7 @@ class Work(NamedTuple):
 def work_of(rows: int, chosen: int, experts: int) -> Work:
     """The pieces of so many rows that choose `chosen` of the experts each. Neither number changes a row's bits."""
     slots = rows * chosen
-    tile = min(MOST_SLOTS, max(LEAST_ROWS, triton.next_power_of_2(slots // experts)))
+    tile = min(MOST_SLOTS, max(LEAST_ROWS, triton.next_power_of_2(2 * slots // experts)))
     return Work(min(slots, min(experts, slots) + slots // tile), tile)
 
 
@@ -172,13 +174,14 @@ def _sizes(weights: Sequence[torch.Tensor], inputs: int, tile: int, rows: torch.
     values, scales, minimums = (*weights, *[weights[0]] * (3 - len(weights)))
     bits, gpu = (16, 8, 4)[len(weights) - 1], gpu_of(rows.device)
     sizes = Tile(tile, 0, OUTPUTS, INPUTS if rows.itemsize == 2 or bits < 16 else INPUTS // 2, 4)
-    bytes_ = sizes.block_bytes(8 * values.itemsize if bits == 16 else bits, rows.itemsize)
     found: dict[str, Any] = {"weight": values, "scales": scales, "minimums": minimums, "inputs": inputs, "bits": bits}
-    return found | {
-        "block_inputs": sizes.inputs,
-        "num_warps": sizes.warps,
-        "num_stages": sizes.stages(gpu.shared_bytes, bytes_),
-    }
+    stages = stages_of(sizes, gpu, 8 * values.itemsize if bits == 16 else bits, rows.itemsize)
+    return found | {"block_inputs": sizes.inputs, "num_warps": sizes.warps, "num_stages": stages}
+
+
+def stages_of(tile: Tile, gpu: Gpu, bits: int, itemsize: int = 2) -> int:
+    """How many blocks of inputs a program reads ahead."""
+    return max(2, min(MOST_STAGES, gpu.shared_bytes // RESIDENT // tile.block_bytes(bits, itemsize)))
 
 
 def counters(hidden: int, device: torch.device) -> torch.Tensor:

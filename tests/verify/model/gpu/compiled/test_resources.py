@@ -13,7 +13,7 @@ import torch
 
 from outrider.verify.model.gpu.text_work import SPLIT_KEYS, SPLITS_PER_SIZE, attend_blocks, split_count
 from outrider.verify.model.gpu.triton_attention import OWN_STAGES, own_limits
-from outrider.verify.model.gpu.triton_experts import ADDED_ROWS, work_of
+from outrider.verify.model.gpu.triton_experts import ADDED_ROWS, stages_of, work_of
 from outrider.verify.model.gpu.triton_experts import OUTPUTS as EXPERT_OUTPUTS
 from outrider.verify.model.gpu.triton_products import AHEAD, INPUTS, Gpu, Tile, splits_of
 from outrider.verify.model.gpu.triton_sampling import BLOCK, CHOICE_BLOCK, CHOICE_WARPS, LOW_BITS, SLOTS, WARPS
@@ -105,7 +105,7 @@ def experts(capability: int, dtype: torch.dtype, bits: int = 16) -> list[Variant
         common |= {"block_outputs": EXPERT_OUTPUTS, "block_inputs": INPUTS}
         up = {"inputs": hidden, "in_turns": False, "how": 0, "alpha": 1.0, "limit": 0.0}
         down = {"inputs": width, "splits": 1, "split_inputs": width, "added_rows": min(rows, ADDED_ROWS)}
-        stages = sizes.stages(gpu.shared_bytes, sizes.block_bytes(bits))
+        stages = stages_of(sizes, gpu, bits)
         listed = {"experts": count, "padded_experts": 256, "tile": tile}
         variants += [
             Variant(capability, "expert_kernels", "gate_up", kinds, {**common, **up}, 4, stages),

@@ -19,6 +19,7 @@ from outrider.verify.model.gpu import experts
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
+from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.load_options import Quantization, Quantize
 from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.quantization import finish_quantization
@@ -127,3 +128,16 @@ def test_experts_are_captured_where_their_products_need_no_host(
         runner.pages = 4
         runner.start(CONTEXT)
     assert bool(starts) == (is_captured or is_ours)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "gpt_oss"])
+def test_a_mixture_launches_three_operations(name: str) -> None:
+    """The router's product, the choice, and the experts; without a copy between them."""
+    with fake_cuda() as device:
+        model = fake_model(test_architectures.config_of(name, NAME))
+        use_kernels(model)
+        mixture = model.model.layers[0].mlp
+        rows = torch.zeros(1, 64, 32, dtype=torch.bfloat16, device=DEVICES[0])
+        before = device.launches
+        mixture(rows)
+    assert device.launches - before == 3, device.operations
