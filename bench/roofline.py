@@ -7,12 +7,12 @@ took. Nothing here is a measurement.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from transformers import Qwen3_5TextConfig, Qwen3MoeConfig
+from transformers import Qwen3_5TextConfig
 
 from bench import report
 from bench.model.counts import PARTS, Counts
@@ -30,18 +30,18 @@ class Model(NamedTuple):
     config: Callable[[], Any]
     layers: int
     weights_gb: float  # in memory, with the embedding table
+    bits: float = 16.0  # of a weight, scales included
     context: int = CONTEXT
     nodes: tuple[int, ...] = NODES  # of the larger steps
 
 
 MODELS = {
     "Llama-3.1-8B": Model(SHAPES["llama-3-8b"], 32, 16.1),
-    "Qwen3-30B-A3B": Model(lambda: Qwen3MoeConfig(num_hidden_layers=48, head_dim=128, max_position_embeddings=40960), 48, 61.1),
+    "Qwen3-30B-A3B": Model(SHAPES["qwen3-30b-a3b"], 48, 61.1),
+    "Llama-3.1-8B, 4 bits": Model(SHAPES["llama-3-8b"], 32, 6.0, 5.25),  # the layer of logits has 8
+    "Qwen3-30B-A3B, 4 bits": Model(SHAPES["qwen3-30b-a3b"], 48, 19.8, 5.05),
     "Qwen3.5-9B": Model(Qwen3_5TextConfig, 32, 17.9),  # transformers' default sizes
 }
-# What `bench.gpu` times: forwards after a short text.
-MEASURED = "llama-2-7b"
-MODELS_OF_GPU = {MEASURED: Model(SHAPES[MEASURED], 32, 13.5, context=64, nodes=(63,))}
 
 
 class GPU(NamedTuple):
@@ -50,13 +50,14 @@ class GPU(NamedTuple):
     bytes_per_second: float
     flops: float  # dense products of bfloat16, summed in float32
     memory_gb: float
+    overlaps: bool  # a kernel may start before its predecessor has ended: compute capability 9.0 and later
 
 
 GPUS = {
-    "H100 SXM": GPU(3.35e12, 989e12, 80),
-    "H200": GPU(4.8e12, 989e12, 141),
-    "RTX 4090": GPU(1.008e12, 165e12, 24),
-    "L4": GPU(0.3e12, 121e12, 24),
+    "H100 SXM": GPU(3.35e12, 989e12, 80, True),
+    "H200": GPU(4.8e12, 989e12, 141, True),
+    "RTX 4090": GPU(1.008e12, 165e12, 24, False),
+    "L4": GPU(0.3e12, 121e12, 24, False),
 }
 
 
@@ -67,10 +68,11 @@ class Assumptions:
     readable: float = 0.90  # of the data sheet's bandwidth: what a sum over a large tensor reads
     kernel: float = 0.86  # of the readable bandwidth: what one kernel reads
     # Products of 64 and of 72 rows over those of one row, the rows that are read and the parts that are written included.
-    rows_64: float = 1.08
-    rows_72: float = 1.09
+    rows_64: float = 1.16
+    rows_72: float = 1.20
     cached: float = 0.5  # of what one kernel writes and the next one reads: the cache has it until then
-    launch_seconds: float = 1.3e-6  # from one kernel of a graph to the next
+    launch_seconds: float = 0.96e-6  # a small kernel of a graph, and where kernels overlap
+    overlapped_seconds: float = 0.68e-6
     packing_seconds: float = 0.1e-3  # the inputs of a forward, on the host
     host_seconds: float = 0.1e-3  # commit, text and messages, on the host
     draft_seconds: float = 0.2e-3  # on the host, with 64 nodes
@@ -92,8 +94,9 @@ def gpt_fast_launches(layers: int) -> int:
     return 11 * layers + 4
 
 
-def predict(counts: Counts, nodes: int, readable: float, flops: float, assumed: Assumptions = ASSUMED) -> dict[str, float]:
+def predict(counts: Counts, nodes: int, readable: float, flops: float, overlaps: bool = False) -> dict[str, float]:
     """Seconds of a step by part, on a GPU that reads `readable` bytes a second."""
+    assumed = ASSUMED
     speed = readable * assumed.kernel
     once = {"linear": counts.weight_bytes, "attention": counts.text_bytes}
     moved = {part: size - assumed.cached * (size - once.get(part, 0.0)) for part, size in counts.bytes.items()}
@@ -101,16 +104,23 @@ def predict(counts: Counts, nodes: int, readable: float, flops: float, assumed: 
     products = counts.weight_bytes / speed * assumed.products(nodes) if nodes else seconds["linear"]
     return seconds | {
         "linear": max(products, counts.flops / flops),
-        "launches": sum(counts.launches.values()) * assumed.launch_seconds,
+        "launches": sum(counts.launches.values()) * (assumed.overlapped_seconds if overlaps else assumed.launch_seconds),
         "host": assumed.packing_seconds + assumed.host_seconds + (assumed.draft_seconds if nodes else 0.0),
     }
+
+
+def stored(counts: Counts, bits: float) -> Counts:
+    """The counts with weights of this many bits."""
+    less = counts.weight_bytes * (1.0 - bits / 16.0)
+    parts = counts.bytes | {"linear": counts.bytes["linear"] - less}
+    return replace(counts, bytes=parts, weight_bytes=counts.weight_bytes - less)
 
 
 def prediction(name: str, model: Model, gpu: str, counts: Mapping[int, Counts]) -> list[dict[str, Any]]:
     """A row for the plain step, and one for each larger step."""
     sheet = GPUS[gpu]
     readable = sheet.bytes_per_second * ASSUMED.readable
-    seconds = {nodes: predict(each, nodes, readable, sheet.flops) for nodes, each in counts.items()}
+    seconds = {nodes: predict(each, nodes, readable, sheet.flops, sheet.overlaps) for nodes, each in counts.items()}
     plain = sum(seconds[0].values())
     rows = []
     for nodes, parts in seconds.items():
@@ -130,7 +140,7 @@ def run(models: Mapping[str, Model], gpus: Mapping[str, GPU]) -> dict[str, Any]:
     from bench.model.traffic import count_step  # needs Triton and a C++ compiler, unlike the tables
 
     counted = {
-        name: {nodes: count_step(model.config(), nodes, model.context) for nodes in (0, *model.nodes)}
+        name: {nodes: stored(count_step(model.config(), nodes, model.context), model.bits) for nodes in (0, *model.nodes)}
         for name, model in models.items()
     }
     return {
@@ -159,7 +169,7 @@ def predictions_table(results: Mapping[str, Any], gpu: str) -> str:
 
 def main(out: Annotated[Path, typer.Option(help="Save the counts and predictions as JSON.")] = RESULT) -> None:
     """Count the bytes and launches of steps without a GPU, and predict their times."""
-    results = run(MODELS | MODELS_OF_GPU, GPUS)
+    results = run(MODELS, GPUS)
     report.save(out, results)
     columns = {"model": "model", "GPU": "gpu", "nodes": "nodes", "step\n(ms)": "step_ms", "over\nplain": "over_plain:.2f"}
     columns |= {"share of readable\nbandwidth": "share_of_readable:.3f", "gpt-fast\n(ms)": "gpt_fast_ms"}

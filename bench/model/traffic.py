@@ -22,6 +22,7 @@ from bench.model.fake_cuda import CUDA, Device, fake_cuda, fake_model
 from outrider.drafters.interface import Source, chain
 from outrider.verify.measurement import FEEDBACK
 from outrider.verify.model.gpu.compilation import layers_of
+from outrider.verify.model.gpu.decoder import decoder_of
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.row_counts import ROWS
@@ -34,13 +35,22 @@ from outrider.verify.sampling.acceptance import Keyed
 from outrider.verify.sampling.topk import likeliest
 from outrider.verify.sampling_params import SamplingParams
 
-PRODUCTS = {"linear", "matmul", "mm", "addmm", "bmm", "_grouped_mm", "grouped_mm"}
+PRODUCTS = {"linear", "linear_residual", "matmul", "mm", "addmm", "bmm", "_grouped_mm", "grouped_mm"}
 # The kernels behind one operation of ours.
-KERNELS = {"tree_attention": 3, "recurrent_scan": 2, "recurrent_convolution": 1, "likeliest_tokens": 2, "choose_tokens": 3}
+KERNELS = {
+    "tree_attention": 3,
+    "experts": 3,
+    "choose_experts": 1,
+    "embed": 1,
+    "recurrent_scan": 2,
+    "recurrent_convolution": 1,
+    "likeliest_tokens": 2,
+    "choose_tokens": 3,
+}
 # These, too, are kernels of their own in code that torch.compile fuses.
 UNFUSED = {"sort", "topk", "histc", "cumsum"}
 # Operations that read as much of their first tensor as they return.
-GATHERS = {"embedding", "index", "index_select", "gather"}
+GATHERS = {"embedding", "embed", "index", "index_select", "gather"}
 
 
 @dataclass(eq=False)
@@ -62,9 +72,10 @@ class Operation:
 class Recorder(Device):
     """Keeps the operations of a forward, and in which compiled layer they are."""
 
-    def __init__(self, experts: float, context: int) -> None:
-        """`experts` is the share of the experts' weights that is read; `context` is the length of the text in tokens."""
+    def __init__(self, experts: float, context: int, number: int = 1) -> None:
+        """`experts` is the share of `number` experts' weights that is read; `context` is the length of the text in tokens."""
         super().__init__()
+        self._number = number
         self._experts, self._context = experts, context
         self._weights = set[int]()  # storages
         self.reset()
@@ -96,31 +107,44 @@ class Recorder(Device):
         name = func.overloadpacket.__name__.removesuffix("_")
         sizes = [each.nbytes for each in inputs]
         if name in GATHERS:
-            sizes[0] = min(sizes[0], outputs[0].nbytes)
+            sizes = [min(size, outputs[0].nbytes) for size in sizes]
         reads, writes = dict(zip(storages(inputs), sizes, strict=True)), [each.nbytes for each in outputs]
         written = dict(zip(storages(outputs), writes, strict=True))
         self.ran.append(Operation(name, self._layers[-1], reads, written))
         if name in PRODUCTS:
-            self._product(name, inputs, outputs[0])
+            self._product(name, inputs, outputs)
         elif name == "tree_attention":
             self._attention(*inputs[:4])
+        elif name == "experts":
+            self._mixture(inputs, outputs[0])
+        elif name in ("embed", "choose_experts"):
+            self.counts.add("elementwise", sum(sizes) + sum(writes), 1)
         elif name in KERNELS:
             self.counts.add("attention", sum(sizes) + sum(writes), KERNELS[name])
 
-    def _product(self, name: str, inputs: list[torch.Tensor], out: torch.Tensor) -> None:
+    def _product(self, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         """Counts only a share of experts' weights. Products without weights are in the rotary embedding, and tiny."""
         stored = [each for each, storage in zip(inputs, storages(inputs), strict=True) if storage in self._weights]
+        out, written = outputs[0], sum(each.nbytes for each in outputs)
         if not stored:
-            self.counts.add("linear", out.nbytes + sum(each.nbytes for each in inputs), 1)
+            self.counts.add("linear", written + sum(each.nbytes for each in inputs), 1)
             return
         weights = max(stored, key=torch.Tensor.numel)
         read = weights.nbytes * (self._experts if name.endswith("grouped_mm") else 1.0)
-        moved = out.nbytes + sum(each.nbytes for each in inputs if each is not weights and each.is_floating_point())
-        if name == "linear" and (splits := splits_of(weights.shape[1], len(weights))) > 1:
+        moved = written + sum(each.nbytes for each in inputs if each is not weights and each.is_floating_point())
+        if name.startswith("linear") and (splits := splits_of(weights.shape[1], len(weights))) > 1:
             moved += 2 * splits * out.numel() * 4  # each part is written and read
         self.counts.add("linear", read + moved, 1)
         self.counts.weight_bytes += read
         self.counts.flops += 2 * out.numel() * weights.numel() / (out.shape[-1] * (len(weights) if weights.dim() == 3 else 1))
+
+    def _mixture(self, inputs: list[torch.Tensor], out: torch.Tensor) -> None:
+        """Counts a share of the weights; a row's activations are small beside them."""
+        index, weights = inputs[1], [each for each in inputs if each.dim() == 2 and each.nbytes > out.nbytes]
+        read = self._experts * sum(each.nbytes for each in weights)
+        self.counts.add("linear", read + sum(each.nbytes for each in inputs[:3]) + out.nbytes, 2 if len(out) == 1 else 3)
+        self.counts.weight_bytes += read
+        self.counts.flops += 2 * index.numel() * sum(each.numel() for each in weights) / self._number
 
     def _attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pool: torch.Tensor) -> None:
         """The text's keys and values; the new rows; each row's parts of the text, float32, which are written and read."""
@@ -188,11 +212,12 @@ def count_step(config: Any, nodes: int, context: int) -> Counts:
     Rows are padded to the next captured number. Experts are read as if rows chose them evenly and independently.
     """
     rows = next(rows for rows in ROWS if rows > nodes)
-    recorder = Recorder(share_of_experts(config, nodes + 1), context)
+    recorder = Recorder(share_of_experts(config, nodes + 1), context, getattr(config, "num_experts", None) or 1)
     with fake_cuda(recorder):
         runner = TorchRunner(fake_model(config), context, compile="off", started=False)
         groups = runner._attention_probe.groups
-        forward = GraphedForward(partial(runner._run, keep=0), PagePool(runner.cache_shape, 1), context, groups)
+        run = decoder_of(runner.model, context) or partial(runner._run, keep=0)
+        forward = GraphedForward(run, PagePool(runner.cache_shape, 1), context, groups)
         recorder.watch(runner.model)
         recorder.reset()
         forward._run(rows)

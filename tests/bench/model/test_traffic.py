@@ -28,9 +28,15 @@ def test_weights_and_text_are_read_once(plain: Counts) -> None:
 
 def test_linear_layers_also_read_and_write_their_row(plain: Counts) -> None:
     key = KV_HEADS * HEAD_DIM
-    rows = LAYERS * (2 * HIDDEN + (2 * HIDDEN + 2 * key) + 2 * (HIDDEN + FFN) + FFN) + HIDDEN + VOCABULARY
-    assert plain.bytes["linear"] == 2 * (WEIGHTS + rows)
+    states = 2 * (2 * HIDDEN + HIDDEN + HIDDEN) + 4 * HIDDEN // 64  # two and their sums are written, one and a gain are read
+    normed = 2 * HIDDEN + 4 * HIDDEN // 64
+    layer = 2 * normed + 2 * (HIDDEN + 2 * key) + 2 * HIDDEN + 2 * 2 * FFN + 2 * states
+    assert plain.bytes["linear"] == 2 * WEIGHTS + LAYERS * layer + normed + 2 * VOCABULARY
     assert plain.launches["linear"] == 4 * LAYERS + 1
+
+
+def test_nothing_is_launched_beside_them_but_attention_and_the_embedding(plain: Counts) -> None:
+    assert plain.launches["elementwise"] == 1
 
 
 def test_attention_moves_the_text_the_row_and_its_parts(plain: Counts) -> None:
