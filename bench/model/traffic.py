@@ -26,6 +26,7 @@ from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.gpu.text_work import SPLIT_KEYS, split_count
+from outrider.verify.model.gpu.triton_experts import splits_of as splits_of_down
 from outrider.verify.model.gpu.triton_products import splits_of
 from outrider.verify.model.invariant_range import BLOCK
 from outrider.verify.model.recurrent.mixers import Mixer
@@ -34,11 +35,12 @@ from outrider.verify.sampling.acceptance import Keyed
 from outrider.verify.sampling.topk import likeliest
 from outrider.verify.sampling_params import SamplingParams
 
-PRODUCTS = {"linear", "matmul", "mm", "addmm", "bmm", "_grouped_mm", "grouped_mm"}
+PRODUCTS = {"linear", "matmul", "mm", "addmm", "bmm"}
 # The kernels behind one operation of ours.
 KERNELS = {"tree_attention": 3, "recurrent_scan": 2, "recurrent_convolution": 1, "likeliest_tokens": 2, "choose_tokens": 3}
+KERNELS |= {"choose_experts": 1, "experts": 3}
 # These, too, are kernels of their own in code that torch.compile fuses.
-UNFUSED = {"sort", "topk", "histc", "cumsum"}
+UNFUSED = {"sort", "topk", "cumsum"}
 # Operations that read as much of their first tensor as they return.
 GATHERS = {"embedding", "index", "index_select", "gather"}
 
@@ -104,23 +106,38 @@ class Recorder(Device):
             self._product(name, inputs, outputs[0])
         elif name == "tree_attention":
             self._attention(*inputs[:4])
+        elif name == "experts" and self._weights:
+            self._mixture(inputs, outputs[0])
+        elif name == "choose_experts":
+            self.counts.add("elementwise", sum(sizes) + sum(writes), KERNELS[name])
         elif name in KERNELS:
             self.counts.add("attention", sum(sizes) + sum(writes), KERNELS[name])
 
     def _product(self, name: str, inputs: list[torch.Tensor], out: torch.Tensor) -> None:
-        """Counts only a share of experts' weights. Products without weights are in the rotary embedding, and tiny."""
+        """Products without weights are in the rotary embedding, and tiny."""
         stored = [each for each, storage in zip(inputs, storages(inputs), strict=True) if storage in self._weights]
         if not stored:
             self.counts.add("linear", out.nbytes + sum(each.nbytes for each in inputs), 1)
             return
         weights = max(stored, key=torch.Tensor.numel)
-        read = weights.nbytes * (self._experts if name.endswith("grouped_mm") else 1.0)
         moved = out.nbytes + sum(each.nbytes for each in inputs if each is not weights and each.is_floating_point())
         if name == "linear" and (splits := splits_of(weights.shape[1], len(weights))) > 1:
             moved += 2 * splits * out.numel() * 4  # each part is written and read
-        self.counts.add("linear", read + moved, 1)
+        self.counts.add("linear", weights.nbytes + moved, 1)
+        self.counts.weight_bytes += weights.nbytes
+        self.counts.flops += 2 * out.numel() * weights.numel() / out.shape[-1]
+
+    def _mixture(self, inputs: list[torch.Tensor], out: torch.Tensor) -> None:
+        """A share of the experts' weights; and what each expert of a row makes, in two steps, which is written and read."""
+        rows, index = inputs[:2]
+        weights = [each for each, storage in zip(inputs, storages(inputs), strict=True) if storage in self._weights]
+        gate_up, down = weights[:2]
+        splits = splits_of_down(down.shape[1], rows.shape[1], index.shape[1])
+        parts = index.numel() * (2 * down.shape[1] * rows.itemsize + 2 * splits * rows.shape[1] * 4)
+        read = self._experts * sum(each.nbytes for each in weights)
+        self.counts.add("linear", read + rows.nbytes + out.nbytes + parts, KERNELS["experts"] - (len(rows) == 1))
         self.counts.weight_bytes += read
-        self.counts.flops += 2 * out.numel() * weights.numel() / (out.shape[-1] * (len(weights) if weights.dim() == 3 else 1))
+        self.counts.flops += 2 * index.numel() * (gate_up.numel() + down.numel()) / (len(down) / rows.shape[1])
 
     def _attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pool: torch.Tensor) -> None:
         """The text's keys and values; the new rows; each row's parts of the text, float32, which are written and read."""
