@@ -272,7 +272,6 @@ def bench_gpu(
 ) -> None:
     """Check and measure everything that needs a GPU, in minutes. Exit code 2 without one."""
     with errors_as_sentences():
-        from bench import gpu
+        from bench import gpu_first
 
-        gpu.check_device()
-        gpu.run(gpu.chosen_parts(only), out)
+        gpu_first.run(gpu_first.chosen_parts(only), out)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 
 def hide_torch() -> None:
@@ -19,6 +21,21 @@ def hide_torch() -> None:
         return
     sys.modules["torch"] = None  # type: ignore[assignment]  # documented: importing this name now fails
     logging.getLogger("transformers").addFilter(lambda record: not str(record.msg).startswith("PyTorch was not found"))
+
+
+def keep_compiled(folder: Path | None) -> None:
+    """Keeps the kernels that torch and Triton compile in a folder, unless the environment names another.
+
+    The default is the temporary folder, which containers lose. Call it before the first import of torch.
+    """
+    if folder is None:
+        return
+    with suppress(OSError):  # where the folder cannot be written, they keep their default
+        folder = folder.expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
 
 
 @contextmanager

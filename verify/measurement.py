@@ -64,7 +64,7 @@ class Point(NamedTuple):
 def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     """Times steps of every size over a zeroed cache. Takes a second on a small model, a minute on a slow one.
 
-    Times whole steps, sampled and with feedback: on a small model, a node costs as much outside the forward as inside. Nodes
+    Times whole steps, sampled and with feedback: on a small model, a node costs as much outside the forward as inside. Rows
     have any tokens: in a mixture, equal ones would all use the same experts.
     """
     nodes = (*(count for count in nodes if count < runner.draft_nodes), runner.draft_nodes)
@@ -125,14 +125,14 @@ def settled(times: Sequence[float]) -> bool:
 
 def step_seconds(streams: Sequence[Verifier], point: Point) -> float:
     """Seconds of one step of all streams: the forward and the verdicts."""
-    tokens = any_tokens(point.nodes, streams[0].runner.vocabulary)
-    tree = chain(tokens, np.ones(point.nodes, np.float32), Source.NONE)
-    for stream in streams:
-        stream.sequence.begin(np.zeros(point.context + 1, np.int32))
+    tokens = any_tokens(len(streams) * (point.nodes + 1), streams[0].runner.vocabulary).reshape(len(streams), -1)
+    trees = [chain(nodes, np.ones(point.nodes, np.float32), Source.NONE) for nodes in tokens[:, 1:]]
+    for stream, root in zip(streams, tokens[:, :1], strict=True):
+        stream.sequence.begin(np.concatenate([np.zeros(point.context, np.int32), root]))
         stream.cache.assume(point.context)
     started_at = time.perf_counter()
-    logits = streams[0].runner.forward_all([stream.segment(tree) for stream in streams])
-    verdicts = [stream.judge(tree, rows, FEEDBACK)() for stream, rows in zip(streams, logits, strict=True)]
+    logits = streams[0].runner.forward_all([stream.segment(tree) for stream, tree in zip(streams, trees, strict=True)])
+    verdicts = [stream.judge(tree, rows, FEEDBACK)() for stream, tree, rows in zip(streams, trees, logits, strict=True)]
     seconds = time.perf_counter() - started_at
     for stream, verdict in zip(streams, verdicts, strict=True):
         stream.commit(verdict)
@@ -210,7 +210,7 @@ def machine_key(runner: ModelRunner) -> str:
     """A hash of what measurements depend on: model, dtype, machine, versions and threads."""
     shape = runner.cache_shape
     parts = [
-        f"{runner.experts} experts, any tokens, smallest of {ROUNDS} rounds over {NODES} and of {STREAMS} streams",
+        f"{runner.experts} experts, any tokens in every row, smallest of {ROUNDS} rounds over {NODES} and of {STREAMS} streams",
         f"rows {runner.invariant_range}, {runner.backends}",
         runner.description,
         f"{shape.dtype} {shape.stored_dtype}",

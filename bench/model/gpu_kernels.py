@@ -3,54 +3,14 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bench.model.shapes import random_runner
-from outrider.verify.measurement import timed_forward
-from outrider.verify.sampling.device import choices
-from outrider.verify.sampling_params import SamplingParams
-
-CONTEXTS, NODES = (64, 4096), (0, 16, 63)
-SAMPLING = {
-    "greedy": SamplingParams(temperature=0),
-    "temperature 0.8": SamplingParams(temperature=0.8),
-    "and top_p 0.95": SamplingParams(temperature=0.8, top_p=0.95),
-    "and top_k 20": SamplingParams(temperature=0.8, top_p=0.95, top_k=20),
-}
 ROUNDS = 21  # timed without the profiler; the first one warms up
 STEPS, SHOWN, NAME = 4, 12, 60  # profiled; kernels with the longest times; characters of a kernel's name
-
-
-def kernels_of_steps(shape: str) -> dict[str, Any]:
-    """The figures of forwards of this shape in bfloat16, and of choices."""
-    runner = random_runner(shape, torch.bfloat16, "cuda", max(CONTEXTS) + 256)
-    figures = dict[str, Any]()
-    for context in CONTEXTS:
-        cache = runner.new_cache()
-        cache.fill(context)
-        for nodes in NODES:
-            figures[f"{nodes} nodes after {context} tokens"] = kernels_of(partial(timed_forward, runner, cache, nodes))
-    logits = 4.0 * torch.randn(max(NODES) + 1, runner.vocabulary, device="cuda").bfloat16()
-    for name, params in SAMPLING.items():
-        for rows in (nodes + 1 for nodes in NODES):
-            figures[f"{rows} tokens, {name}"] = kernels_of(partial(timed_choices, logits[:rows], params))
-    del runner, cache
-    torch.cuda.empty_cache()
-    return figures
-
-
-def timed_choices(logits: torch.Tensor, params: SamplingParams) -> float:
-    """Seconds until the host has a token of each row."""
-    started = time.perf_counter()
-    choices(logits, params, range(len(logits)), []).arrays()
-    return time.perf_counter() - started
 
 
 def kernels_of(step: Callable[[], float]) -> dict[str, Any]:

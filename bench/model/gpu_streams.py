@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bench.model.shapes import random_runner
-from outrider.verify.model import invariance
+from outrider.verify.measurement import any_tokens
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.segment import Segment
@@ -45,8 +45,9 @@ def shared_forwards(runner: TorchRunner) -> dict[str, Any]:
 
 
 def _forward_seconds(runner: TorchRunner, caches: list[TensorCache], nodes: int) -> float:
-    """The median of several forwards over the root and `nodes` draft nodes of each stream."""
-    segments = [Segment(cache, ForwardBatch.chain(torch.zeros(nodes + 1, dtype=torch.int64))) for cache in caches]
+    """The median of several forwards over the root and `nodes` draft nodes of each stream, of any tokens."""
+    tokens = any_tokens(len(caches) * (nodes + 1), runner.vocabulary).reshape(len(caches), -1)
+    segments = [Segment(cache, ForwardBatch.chain(rows)) for cache, rows in zip(caches, tokens, strict=True)]
     times = []
     for _ in range(REPEATS + 1):
         started = time.perf_counter()
@@ -54,19 +55,6 @@ def _forward_seconds(runner: TorchRunner, caches: list[TensorCache], nodes: int)
             logits.max(-1).indices.cpu()
         times.append(time.perf_counter() - started)
     return statistics.median(times[1:])
-
-
-def invariant(shape: str, context_tokens: int) -> dict[str, Any]:
-    """The invariant range that was found for this shape in bfloat16, and what it costs."""
-    runner = random_runner(shape, torch.bfloat16, "cuda", context_tokens)
-    found = invariance.find(runner, context_tokens)
-    figures = {
-        "holds": found.bounds is not None,
-        "cost": round(found.cost, 4),
-        "summary": invariance.describe(found, found.bounds),
-    }
-    torch.cuda.empty_cache()
-    return figures
 
 
 def pages() -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Speculation(Section):
     )
     cost_folder: Path | None = Field(
         Path("~/.cache/outrider"),
-        description="Folder of measured step costs, chosen kernels and tried chat templates; null finds them at every start.",
+        description="Folder of measured step costs, kernels and tried chat templates; null finds them at every start.",
     )
     trace: bool | None = Field(
         None,

@@ -17,7 +17,7 @@ from outrider.server.engine import messages
 from outrider.server.engine.messages import Ready, Refused, Start
 from outrider.server.engine.program import connected
 from outrider.server.engine.transport import WorkerSide
-from outrider.server.imports import frozen, hide_torch
+from outrider.server.imports import frozen, hide_torch, keep_compiled
 from outrider.server.settings import Settings
 from outrider.server.settings.plain import decode_settings
 from outrider.server.system import tolerate_stderr
@@ -63,7 +63,9 @@ def receive_start(wire: WorkerSide) -> Start:
 def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
     """Loads and serves. A model or table that cannot be loaded is reported as Refused."""
     with frozen():
-        if not settings.needs_torch:
+        if settings.needs_torch:
+            keep_compiled(settings.speculation.cost_folder)
+        else:
             hide_torch()
         from outrider.drafters.tables.array_file import ArrayFileError
         from outrider.server.worker.loop import Worker

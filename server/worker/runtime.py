@@ -34,6 +34,7 @@ from outrider.verify.model.memory import HOST, Device, free_bytes
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.packages import TORCH, TRANSFORMERS, require
 from outrider.verify.round import RunDrafts, in_turns
+from outrider.verify.start_times import timed
 from outrider.verify.system_memory import own_bytes
 from outrider.verify.tokenizer import fingerprint, stop_ids
 
@@ -122,7 +123,8 @@ def load(settings: Settings) -> Runtime:
         loading = pool.submit(load_tried_tokenizer, settings)
         if model.trust_remote_code:
             wait([loading])  # both would write the same modules to transformers' cache
-        runner = load_target(settings)
+        with timed("loading the model"):
+            runner = load_target(settings)
         tokenizer = loading.result()
     draft: ModelRunner | HeadModel | None = None
     if settings.draft_model.path is not None:
@@ -293,7 +295,8 @@ def load_curve(runner: ModelRunner, settings: Settings) -> CostCurve | None:
     """The machine's cost curve, if speculation.max_nodes is auto."""
     if settings.speculation.max_nodes != "auto":
         return None
-    return load_or_measure(runner, cost_folder(settings))
+    with timed("finding the cost of steps"):
+        return load_or_measure(runner, cost_folder(settings))
 
 
 def memory_of(runtime: Runtime, settings: Settings, slot_bytes: int) -> Memory:

@@ -17,11 +17,13 @@ from outrider.verify import measurement
 from outrider.verify.budget import Budget, Draft, divide_nodes
 from outrider.verify.cost import CostCurve, parse
 from outrider.verify.expert_cost import ExpertCost, Kind, Touched, kinds_of_step
-from outrider.verify.measurement import NODES, load_or_measure, measure
+from outrider.verify.measurement import NODES, Point, load_or_measure, measure, started, step_seconds
 from outrider.verify.model import backend
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.trees import tree_of
+from tests.verify.model.test_architectures import make
 
 CURVE = CostCurve((0, 1, MAX_NODES), (64, 512), ((0.1, 0.2, 0.3), (0.2, 0.3, 0.4)), 0.01, 0.02)
 CONTEXTS = (64, 512, 2048)
@@ -130,6 +132,20 @@ def test_a_curve_is_measured_once_and_saved(tiny_runner: TorchRunner, tmp_path: 
     with monkeypatch.context() as patched:
         patched.setattr(measurement, "measure", lambda _: pytest.fail("measured again"))
         assert load_or_measure(tiny_runner, folder).state() == curve.state()
+
+
+@pytest.mark.parametrize(("streams", "nodes"), [(1, 63), (4, 0), (4, 15)])
+def test_rows_that_are_timed_use_the_experts_of_any_text(streams: int, nodes: int) -> None:
+    """And not those of one token: the cost of reading experts is most of what rows of a mixture cost."""
+    runner, used = TorchRunner(make("qwen3_moe", NAME, num_experts=64, num_local_experts=64)), set[int]()
+    runner.model.model.layers[0].mlp.experts.register_forward_pre_hook(
+        lambda _, inputs: used.update(inputs[1].flatten().tolist())
+    )
+    context = 8
+    step_seconds([started(runner, context) for _ in range(streams)], Point(context, nodes))
+    rows, of_row = streams * (nodes + 1), runner.model.config.num_experts_per_tok
+    expected = 64 * (1 - (1 - of_row / 64) ** rows)  # of rows that choose at random
+    assert len(used) > expected / 2 > of_row
 
 
 def test_a_curve_is_estimated_where_all_rows_cost_alike(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ class HeadModel:
         if not self.in_pages:
             return
         from outrider.verify.model.gpu.graphs import GraphedForward, can_capture  # Triton is only needed on a GPU
+        from outrider.verify.model.gpu.triton_products import counters_of
 
         check_pages(self.cache_shape, self._group_sizes)
         self._pool = PagePool(self.cache_shape, self.pages or unplanned_pages(self.cache_shape, self._positions))
@@ -86,6 +87,7 @@ class HeadModel:
         self._graphed = GraphedForward(self._captured, self._pool, self._positions, groups, few, self, crossings)
         self._inputs = torch.zeros(self._graphed.max_rows, self.head.size, dtype=self._dtype, device=self.device)
         if self.device.type == "cuda" and can_capture(head, cast(TorchRunner, self._target).model):
+            self._graphed.counters = counters_of(head, self._lm_head)
             self._graphed.capture()
 
     @property
@@ -119,6 +121,7 @@ class HeadModel:
         """The state that each row reads, [N, size]."""
         if batch.known:
             assert cache.rows.hidden is not None
+            cache.rows.hidden.wait()
             return cache.rows.hidden.take(cache.rows.length + parents(batch))
         start, end = cache.length, cache.length + len(batch) - 1
         if cache.source is None:

@@ -18,6 +18,7 @@ from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.memory import has_graphics
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.packages import TORCH, TRANSFORMERS, has_torch, require
+from outrider.verify.start_times import timed
 
 if TYPE_CHECKING:
     from outrider.verify.fast_tokenizer import AnyTokenizer
@@ -40,7 +41,8 @@ def load(options: LoadOptions) -> ModelRunner:
         if options.pack and is_cpu(options.device) and (found := native.load(options, location)) is not None:
             return found
         require(reason_for_torch(options, location), TORCH, TRANSFORMERS)
-        from outrider.verify.model.loading import load as load_by_torch
+        with timed("importing PyTorch and transformers"):
+            from outrider.verify.model.loading import load as load_by_torch
 
         return load_by_torch(options, location)
 
@@ -91,7 +93,8 @@ def is_cpu(device: str) -> bool:
     """Whether this names the CPU; `auto` does where PyTorch finds no GPU. Imports torch only where there may be one."""
     if device != "auto" or not has_graphics() or not has_torch():
         return device in ("auto", "cpu")
-    from outrider.verify.model.loading import resolve_device
+    with timed("importing PyTorch and transformers"):
+        from outrider.verify.model.loading import resolve_device
 
     return resolve_device(device).type == "cpu"
 

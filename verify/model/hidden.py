@@ -45,6 +45,10 @@ class HiddenTap:
     def _take_output(self, _: torch.nn.Module, inputs: Any, output: Any) -> None:
         self._parts[0] = output[0]
 
+    def put(self, parts: Sequence[torch.Tensor]) -> None:
+        """Keeps the parts, [N, hidden], of a forward that does not call the model's modules."""
+        self._parts = {number: part[None] for number, part in enumerate(parts)}
+
     @property
     def states(self) -> torch.Tensor:
         """The states of the last forward's rows, [N, width]."""

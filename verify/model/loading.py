@@ -37,10 +37,13 @@ from outrider.verify.model.quantization import check_quantization, finish_quanti
 from outrider.verify.model.self_check import SAMPLE, check_model
 from outrider.verify.model.sizes import context_limit
 from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.start_times import timed
 
 log = logging.getLogger("outrider.worker")
 
 CPU = torch.device("cpu")
+# The largest difference of cosines and sines that is no rounding of the angles.
+ROTARY_TOLERANCE = 1e-3
 # transformers' names of kinds of layers; how they compute is found out by a forward.
 SUPPORTED_LAYERS = {"attention", "conv", "full_attention", "sliding_attention", "chunked_attention", "linear_attention"}
 SUPPORTED_LAYERS |= {"hybrid", "hybrid_sliding", "mamba", "mlp", "moe"}
@@ -53,14 +56,16 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
     devices = resolve_devices(options.device)
     check_quantization(options.quantization, devices[0])
     return_freed_memory()
+    torch.set_float32_matmul_precision("highest")  # rotary angles are such products, and containers may allow TF32
     model = read_model(options, location, devices[0])
     if devices == (CPU,) and options.pack and (found := native.of_model(model, options)) is not None:
         return found
     check_layers(model, options.path)
     placement = Placement(model, devices)
     try:
-        finish_quantization(model, options.quantization, placement)
-        placement.move()
+        with timed("quantising weights and moving them to the device"):
+            finish_quantization(model, options.quantization, placement)
+            placement.move()
     except torch.OutOfMemoryError:
         size, free = model.get_memory_footprint() / 1e9, sum(map(free_bytes, devices)) / 1e9
         raise ModelError(
@@ -134,8 +139,17 @@ def start_model(
     """
     sample = () if tokenizer is None else tokenizer.encode(SAMPLE)
     prepare(runner.model, context_tokens)
+    check_rotary(runner.model, context_tokens - 1)
     start(runner, context_tokens, invariant, finding)
-    check_model(runner, path, sample)
+    try:
+        check_model(runner, path, sample)
+    except ModelError:
+        if not runner.is_fused:
+            raise
+        log.warning("the fused forward computes other logits than transformers' on this GPU, so transformers' serves, slower")
+        runner.fuses = False
+        start(runner, context_tokens, invariant, None)
+        check_model(runner, path, sample)
     torch.cuda.empty_cache()  # returns the check's slot to the device
 
 
@@ -158,6 +172,18 @@ def fix_rope(model: torch.nn.Module, device: torch.device, length: int) -> None:
             frequencies, module.attention_scaling = ROPE_INIT_FUNCTIONS[rope_type](module.config, device, seq_len=length)
             module.inv_freq = frequencies
             module.rope_type = "default"
+
+
+def check_rotary(model: torch.nn.Module, position: int) -> None:
+    """Raises ModelError if the device rounds the rotary angles up to this position, as matrix products by TF32 do."""
+    positions = torch.arange(max(0, position - 63), position + 1, dtype=torch.float32)[None]
+    for frequencies in (each.float().view(-1, 1) for name, each in model.named_buffers() if name.endswith("inv_freq")):
+        found, exact = (frequencies @ positions.to(frequencies.device)).cpu(), frequencies.cpu() * positions
+        if max(float((turn(found) - turn(exact)).abs().max()) for turn in (torch.cos, torch.sin)) > ROTARY_TOLERANCE:
+            raise ModelError(
+                f"The device {frequencies.device} rounds rotary angles at position {position}, so long texts would be misread;"
+                " unset the environment variable NVIDIA_TF32_OVERRIDE, so that products of float32 do not use TF32."
+            )
 
 
 def resolve_devices(names: str) -> tuple[torch.device, ...]:

@@ -40,8 +40,13 @@ class Mode:
         return MAX_NODES if self.bounds is None else depth_left(length)
 
     def is_apart(self, segment: Segment) -> bool:
-        """Whether these rows are computed outside of the graphs, because they are too many."""
-        return self.in_pages and len(segment.batch) > (min(ROWS, self.max_rows) if self.is_recurrent else self.max_rows)
+        """Whether these rows are computed outside of the graphs, because they are too many.
+
+        In an invariant range, none are: the bits of a prompt's keys and values do not depend on how it was cut.
+        """
+        if self.is_recurrent:
+            return self.in_pages and len(segment.batch) > min(ROWS, self.max_rows)
+        return self.in_pages and self.bounds is None and len(segment.batch) > self.max_rows
 
     def forwards(self, segments: Sequence[Segment]) -> list[tuple[list[int], list[Segment]]]:
         """Groups segments that are computed at once, with their numbers."""

@@ -45,7 +45,7 @@ class ForwardBackend(Protocol):
     max_rows: int
 
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """The logits of the segments' rows, one segment after the other, [M, V]; valid until the next call."""
+        """The logits of the segments' kept rows, one segment after the other, [M, V]; valid until the next call."""
 
 
 def tokens_of(segments: Sequence[Segment]) -> NDArray[np.int64]:

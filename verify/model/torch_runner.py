@@ -42,6 +42,9 @@ from outrider.verify.model.sizes import cache_dtype, context_limit, end_tokens, 
 class TorchRunner(ModelRunner):
     """A model of transformers, computed by our kernels where they can, and else by PyTorch."""
 
+    fuses = True  # whether graphs are of `outrider.verify.model.gpu.decoder` where that computes the model
+    is_fused = False  # whether they are
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -185,13 +188,16 @@ class TorchRunner(ModelRunner):
 
     def _graphed(self, pool: PagePool, compile: Compile) -> ForwardBackend:
         """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
-        from outrider.verify.model.gpu.graphs import GraphedForward, can_capture  # Triton is only needed on a GPU
+        # Triton is only needed on a GPU.
+        from outrider.verify.model.gpu.decoder import decoder_of
+        from outrider.verify.model.gpu.graphs import GraphedForward, can_capture
 
-        run = partial(self._run, keep=0)
+        fused = decoder_of(self.model, self._positions, self._tap) if self.fuses else None
+        self.is_fused, run = fused is not None, fused or partial(self._run, keep=0)
         groups = self._attention_probe.groups
         graphed = GraphedForward(run, pool, self._positions, groups, self.mode.bounds, self._tap, self._crossings)
-        if self.device.type == "cuda" and can_capture(self.model, self.model):
-            graphed.capture_model(self.model, compile)
+        if self.device.type == "cuda" and (fused is not None or can_capture(self.model, self.model)):
+            graphed.capture_model(self.model, compile if fused is None else "off")
         return graphed
 
     def _probe(self, probe: ShapeProbe) -> CacheShape:

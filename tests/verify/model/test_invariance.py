@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.drafters.interface import MAX_NODES
 from outrider.verify.errors import ModelError
 from outrider.verify.model import invariance
+from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.invariance import ProbeResult, start
-from outrider.verify.model.invariant_range import InvariantRange
+from outrider.verify.model.invariant_range import Invariant, InvariantRange
 from outrider.verify.model.mode import Mode
+from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 
 CONTEXT = 512
@@ -28,15 +31,27 @@ def runner_of(config: LlamaConfig, dtype: torch.dtype) -> TorchRunner:
 
 
 @pytest.fixture
-def paged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runners are as on a GPU, but start without kernels."""
+def paged(monkeypatch: pytest.MonkeyPatch) -> list[InvariantRange | None]:
+    """Runners are as on a GPU, but start without kernels; returns the ranges in which they start."""
+    starts: list[InvariantRange | None] = []
 
     def begin(self: TorchRunner, context_tokens: int, bounds: InvariantRange | None = None) -> None:
         self.context_tokens = context_tokens
-        self.mode = Mode(True, False, bounds)
+        self.mode = Mode(True, False, bounds, backend=Graphs())
+        starts.append(bounds)
 
     monkeypatch.setattr(TorchRunner, "start", begin)
     monkeypatch.setattr(TorchRunner, "in_pages", True)
+    return starts
+
+
+class Graphs:
+    """A backend that is not called."""
+
+    max_streams = max_rows = 256
+
+    def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
+        raise AssertionError
 
 
 def test_on_a_cpu_only_the_library_has_invariant_rows(tiny_config: LlamaConfig) -> None:
@@ -100,10 +115,53 @@ def test_a_finding_is_saved_and_a_damaged_file_is_measured_again(
         assert len(calls) == searches
 
 
-@pytest.mark.usefixtures("paged")
-def test_a_finding_that_does_not_hold_any_more_is_refused(tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_start_compiles_once_where_rows_are_invariant(
+    tiny_config: LlamaConfig, paged: list[InvariantRange | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner = runner_of(tiny_config, torch.float32)
-    monkeypatch.setattr(invariance, "find", lambda *_: ProbeResult(InvariantRange(1, 65), 0.0))
-    monkeypatch.setattr(invariance, "tree_equals_path", lambda *_: False)
-    with pytest.raises(ModelError, match="not invariant any more"):
-        start(runner, CONTEXT, "auto", None)
+    monkeypatch.setattr(invariance, "holds", lambda *_: True)
+    start(runner, CONTEXT, "auto", None)
+    assert paged == [invariance.RANGES[0]]
+
+
+@pytest.mark.parametrize(("invariant", "chosen"), [("auto", None), ("on", invariance.RANGES[-1])])
+def test_a_range_that_costs_something_is_started_once_with_it_and_once_without(
+    tiny_config: LlamaConfig,
+    paged: list[InvariantRange | None],
+    invariant: Invariant,
+    chosen: InvariantRange | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = runner_of(tiny_config, torch.float32)
+    monkeypatch.setattr(invariance, "holds", lambda runner, _: runner.invariant_range == invariance.RANGES[-1])
+    monkeypatch.setattr(invariance, "cost", lambda *_: 0.2)
+    start(runner, CONTEXT, invariant, None)
+    assert paged == [*invariance.RANGES, None]
+    assert runner.invariant_range == chosen
+
+
+def test_a_saved_range_that_does_not_hold_any_more_is_searched_again(
+    tiny_config: LlamaConfig,
+    paged: list[InvariantRange | None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runner, file = runner_of(tiny_config, torch.float32), tmp_path / "rows.json"
+    monkeypatch.setattr(invariance, "holds", lambda runner, _: runner.invariant_range != InvariantRange(1, 256))
+    for saved, starts in (
+        ({"version": invariance.VERSION, "bounds": {"low": 1, "high": 256}, "cost": 0}, 2),
+        (None, 3),  # the next start
+    ):
+        if saved:
+            file.write_text(json.dumps(saved))
+        start(runner, CONTEXT, "on", file)
+        assert runner.invariant_range == invariance.RANGES[0]
+        assert len(paged) == starts
+    assert [message for message in caplog.messages if "searched again" in message]
+
+
+def test_compared_trees_and_their_paths_have_every_number_of_rows_of_graphs() -> None:
+    counts = [count for count in ROWS if count >= invariance.FEW_ROWS]
+    rows = {tree.nodes + 1 + tree.beside for tree in invariance.TREES} | {1, 1 + invariance.TREES[0].beside}
+    assert {next(count for count in counts if count >= each) for each in rows} == {*counts}

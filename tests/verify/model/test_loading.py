@@ -3,10 +3,11 @@
 import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import models
@@ -18,7 +19,7 @@ from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.llama import library
 from outrider.verify.model.load_options import LoadOptions, Quantization
-from outrider.verify.model.loading import prepare, resolve_device, resolve_devices, resolve_dtype
+from outrider.verify.model.loading import check_rotary, prepare, resolve_device, resolve_devices, resolve_dtype
 from outrider.verify.model.sizes import end_tokens
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.tokenizer import load_tokenizer, stop_ids
@@ -146,6 +147,34 @@ def test_stop_ids_of_the_model_and_its_tokenizer(configured: Any, of_tokenizer: 
     model: Any = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=configured))
     tokenizer: Any = SimpleNamespace(eos_token_id=of_tokenizer)
     assert stop_ids(end_tokens(model), tokenizer) == expected
+
+
+def test_products_of_float32_are_not_rounded_whatever_the_container_allows() -> None:
+    torch.set_float32_matmul_precision("high")
+    try:
+        load_weights(LoadOptions(str(models.TARGET), device="cpu", backend="torch"))
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+class Tf32(TorchDispatchMode):
+    """Matrix products as tensor cores compute them, of numbers with ten bits behind the point."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == torch.ops.aten.mm.default:
+            args = [(each.view(torch.int32) & -(1 << 13)).view(torch.float32) for each in args]
+        return func(*args, **(kwargs or {}))
+
+
+def test_rounded_rotary_angles_are_refused(tiny_config: LlamaConfig) -> None:
+    model = LlamaForCausalLM(tiny_config)
+    check_rotary(model, 100_000)
+    with (
+        cast(Any, Tf32)(),
+        pytest.raises(ModelError, match=r"rounds rotary angles at position 100000, .* NVIDIA_TF32_OVERRIDE"),
+    ):
+        check_rotary(model, 100_000)
 
 
 def test_prepare_fixes_frequencies_that_depend_on_the_length(tiny_config: LlamaConfig) -> None:

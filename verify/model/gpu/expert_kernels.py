@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.verify.model.gpu.product_kernels import _add_product, _weights
+from outrider.verify.model.gpu.product_kernels import add_product, load_block, part_weights
 
 # Fields of a piece of work.
 EXPERT, FIRST, COUNT = map(tl.constexpr, range(3))
@@ -132,19 +132,14 @@ def _product(
     """The products of the inputs from `begin` to `end`, float32 [block_outputs, tile]; as those of linear layers."""
     found = tl.zeros([block_outputs, tile], tl.float32)
     dtype: tl.constexpr = rows.dtype.element_ty
-    parts: tl.constexpr = 2 if bits == 4 else 1
+    parts: tl.constexpr = 16 // bits
     part_inputs: tl.constexpr = block_inputs // parts
-    row_bytes: tl.constexpr = (inputs + block_inputs - 1) // block_inputs * part_inputs
-    of_weight = weight + output.to(tl.int64)[:, None] * (row_bytes if bits == 4 else inputs)
     for first in range(begin, end, block_inputs):
-        place = of_weight + first // parts + tl.arange(0, part_inputs)[None, :]
-        stored = tl.load(place, (output < outputs)[:, None], 0) if bits == 4 else 0
+        stored, factors, offsets = load_block(weight, scales, minimums, output, outputs, first, inputs, bits, block_inputs)
         for part in tl.static_range(parts):
+            weights = part_weights(stored, factors, offsets, part, bits, dtype)
             at = first + part * part_inputs
-            weights = _weights(
-                of_weight, stored, part, scales, minimums, output, at, outputs, inputs, dtype, bits, block_outputs, part_inputs
-            )
-            found = _add_product(found, weights, rows, row, at, count, row_stride, inputs, part_inputs)
+            found = add_product(found, weights, rows, row, at, count, row_stride, inputs, part_inputs)
     return found
 
 

@@ -125,7 +125,7 @@ class KernelRouter(torch.nn.Module):
         from outrider.verify.model.gpu.triton_products import linear
 
         rows = rows.reshape(-1, self.weight.shape[1]).to(self.weight.dtype)
-        found = {"logits": linear(rows, self.weight, self.bias, self.arrived)}
+        found = {"logits": linear(rows, self.weight, None, None, self.bias, self.arrived)}
         bias = self.e_score_correction_bias if bias is None else bias
         how = (self.chosen, self.form.is_sigmoid, self.is_normed, self.form.epsilon, float(self.scale), self.dtype)
         found["shares"], found["index"] = choose_experts(found["logits"], bias, *how)
@@ -165,4 +165,4 @@ def _parameter(weight: torch.Tensor) -> torch.nn.Parameter:
 
 def _tensors(weight: Any) -> list[torch.Tensor]:
     """What the operation takes of a weight."""
-    return [each for each in weight.blocks if each is not None] if isinstance(weight, BlockLinear) else [weight]
+    return [each for each in weight.blocks[1:] if each is not None] if isinstance(weight, BlockLinear) else [weight]

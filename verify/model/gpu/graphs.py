@@ -1,13 +1,14 @@
 """A model's forward as CUDA graphs: one per number of rows, replayed for any mix of streams and any text lengths.
 
 With few rows, launching kernels takes longer than running them; a graph launches them all at once. The inputs of a step are
-in device memory (`DeviceRows`); rows are padded to the next captured number. Without `capture`, kernels are launched one by
-one, on any device that Triton supports.
+in device memory (`DeviceRows`); rows are padded to the next captured number. Without `capture`, or if it fails, kernels are
+launched one by one, on any device that Triton supports.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -19,7 +20,6 @@ from transformers import PreTrainedModel
 from triton.runtime.errors import OutOfResources
 
 from outrider.verify.errors import ModelError, first_sentence
-from outrider.verify.model.attention.interface import Attention
 from outrider.verify.model.cache.paging import page_count
 from outrider.verify.model.gpu.compilation import CompileError, compiled_layers
 from outrider.verify.model.gpu.device_rows import DeviceRows, Piece, pieces_of
@@ -30,7 +30,9 @@ from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.gpu.staged_graph import Capture, CudaCapture, StagedGraph
 from outrider.verify.model.gpu.text_work import TextWork
+from outrider.verify.model.gpu.together import compiled_together
 from outrider.verify.model.gpu.triton_attention import KernelAttention
+from outrider.verify.model.gpu.triton_products import counters_of
 from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.recurrent.rows import Recurrence
@@ -38,14 +40,16 @@ from outrider.verify.model.segment import Segment, keep_hidden
 from outrider.verify.model.transfer import on_device
 
 log = logging.getLogger("outrider.worker")
-WARM_UP_RUNS = 3
+WARM_UP_RUNS = 2
+# The major compute capabilities for which PyTorch has kernels of grouped products.
+GROUPED_CAPABILITIES = (9, 10)
 
 
 class Forward(Protocol):
     """A model's forward."""
 
     def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, *, recurrence: Recurrence | None
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention: KernelAttention, *, recurrence: Recurrence | None
     ) -> torch.Tensor:
         """Tokens and positions, int64 [N], to logits [N, V]."""
 
@@ -88,23 +92,22 @@ class GraphedForward:
         self._attention = KernelAttention(pool, self._rows)
         recurrent = pool.shape.recurrent
         self._recurrent = None if recurrent is None else DeviceStates(recurrent, self.max_rows)
+        self.counters: Sequence[torch.Tensor] = ()  # of products; graphs clear them first, in case a forward was interrupted
         self._graphs: dict[int, StagedGraph] = {}
         self._logits: dict[int, torch.Tensor] = {}
 
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
         """The logits are valid until the next call. The caches have room for the rows.
 
-        With recurrent layers, known rows are computed again, because later ones follow from what they do to the states. If they
-        do not fit, the segments take turns.
+        With recurrent layers, known rows are computed again, because later ones follow from what they do to the states. If all
+        rows do not fit, the segments take turns, and so do the parts of a long chain.
         """
         computed = (
             segments if self._recurrent is None else [each._replace(batch=replace(each.batch, known=0)) for each in segments]
         )
         rows = sum(each.rows for each in computed)
         if rows > self.max_rows:
-            assert len(segments) > 1, "a segment must not have more rows than max_rows"
-            half = len(segments) // 2
-            return torch.cat([self(part).clone() for part in (segments[:half], segments[half:])])
+            return self._in_turns(segments)
         pieces = [piece for each in computed for piece in pieces_of(cast(PagedCache, each.cache), each.batch, each.shift)]
         count = self._counts[bisect_left(self._counts, rows)]
         with on_device(self._devices[0]):
@@ -121,6 +124,18 @@ class GraphedForward:
                 keep_hidden(self._states[count] if count in self._graphs else self._tap.states, computed)
             return kept(logits, segments, [each.rows for each in computed])
 
+    def _in_turns(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """`__call__` in several forwards."""
+        if len(segments) > 1:
+            half = len(segments) // 2
+            return torch.cat([self(part).clone() for part in (segments[:half], segments[half:])])
+        [whole], most = segments, self.max_rows
+        assert self._recurrent is None, "a part needs the states after the one before"
+        starts = range(whole.batch.known, len(whole.batch), most)
+        parts = [whole._replace(batch=whole.batch.part(start, min(start + most, len(whole.batch)))) for start in starts]
+        logits = [self([part]).clone() for part in parts]
+        return torch.cat(logits) if whole.logits else logits[-1]
+
     def _set(self, pieces: Sequence[Piece], count: int) -> None:
         """Uploads the inputs of a forward of `count` rows to all devices."""
         packed = self._rows[0].packed(pieces, count)
@@ -134,7 +149,10 @@ class GraphedForward:
         return self._forward(tokens, positions, self._attention, recurrence=recurrence)
 
     def capture(self) -> None:
-        """Captures all graphs, the largest first so that the others reuse its memory. Raises ModelError."""
+        """Captures all graphs, the largest first so that the others reuse its memory. Raises ModelError and CompileError.
+
+        If anything else fails, there are no graphs: what a model of any architecture calls may need the host.
+        """
         try:
             self._capture()
         except OutOfResources as error:
@@ -142,34 +160,59 @@ class GraphedForward:
             raise ModelError(
                 f"The kernels do not fit this GPU in {dtype}; set model.dtype to bfloat16: {first_sentence(error)}"
             ) from None
+        except CompileError:
+            raise
+        except Exception as error:
+            for made in (self._graphs, self._logits, self._states):
+                made.clear()
+            log.debug("the capture failed", exc_info=True)
+            cause = error.__context__ if isinstance(error.__context__, Exception) else error  # the end of a capture fails, too
+            log.warning(
+                "CUDA cannot capture this model's forward, so kernels are launched one by one: %s", first_sentence(cause)
+            )
 
     def _capture(self) -> None:
         log.info("capturing CUDA graphs; the first start of a model also compiles its kernels, which may take minutes")
+        started, counts = time.perf_counter(), self._counts[::-1]
         with on_device(self._devices[0]):
             self._set([], self.max_rows)
             capture = CudaCapture(self._devices)
-            for count in reversed(self._counts):
-                with capture.aside():  # compile kernels and allocate workspaces outside the graph
+            with capture.aside(), compiled_together():
+                for count in counts:
+                    self._run(count)
+            compiled = time.perf_counter()
+            for count in counts:
+                with capture.aside():  # allocate workspaces outside the graph
                     for _ in range(WARM_UP_RUNS):
                         self._run(count)
                 self.capture_rows(count, capture)
             for device in self._devices:
                 torch.cuda.synchronize(device)
-        log.info("captured %d CUDA graphs for %d to %d rows", len(self._counts), self._counts[0], self.max_rows)
+        seconds = compiled - started, time.perf_counter() - compiled
+        rows = len(counts), counts[-1], self.max_rows
+        log.info(
+            "compiled kernels in %.1f s, and captured %d CUDA graphs for %d to %d rows in %.1f s", seconds[0], *rows, seconds[1]
+        )
 
     @torch.inference_mode()
     def capture_rows(self, count: int, capture: Capture) -> None:
         """Captures the forward of this number of rows."""
         assert self._crossings is not None
-        graph = StagedGraph(capture)
+        graph = StagedGraph(capture, self._clear)
         with graph.recorded(self._crossings):
             self._logits[count] = self._run(count)
             if self._tap is not None:
                 self._states[count] = self._tap.states
         self._graphs[count] = graph
 
+    def _clear(self, device: torch.device) -> None:
+        """Clears the counters of a device: one that is not zero would make all later sums wrong, without an error."""
+        if own := [each for each in self.counters if each.device == device]:
+            torch._foreach_zero_(own)
+
     def capture_model(self, model: PreTrainedModel, compile: str) -> None:
         """`capture` of this model's forward, compiled if that is possible. `compile` as in LoadOptions. Raises ModelError."""
+        self.counters = counters_of(model)
         try:
             with nullcontext() if compile == "off" else compiled_layers(model):
                 self.capture()
@@ -184,14 +227,14 @@ def can_capture(module: torch.nn.Module, model: PreTrainedModel) -> bool:
     """Whether what a module of the model computes needs no host, so that a graph can repeat it.
 
     Experts that transformers computes do not if it does by PyTorch's grouped products, whose kernels need bfloat16 and compute
-    capability 9 or 10.
+    capability 9 or 10; elsewhere, also on later GPUs, PyTorch asks the host for the groups' sizes.
     """
     named = ((name.rpartition(".")[2], each) for name, each in module.named_modules())
     mixtures = [each for name, each in named if "expert" in name and not name.startswith("shared_expert")]
     if all(isinstance(each, KernelExperts) for each in mixtures):
         return True
     is_grouped = model.config.get_text_config()._experts_implementation == "grouped_mm" and model.dtype == torch.bfloat16
-    return is_grouped and torch.cuda.get_device_capability(model.device)[0] in (9, 10)
+    return is_grouped and torch.cuda.get_device_capability(model.device)[0] in GROUPED_CAPABILITIES
 
 
 def kept(logits: torch.Tensor, segments: Sequence[Segment], rows: Sequence[int]) -> torch.Tensor:

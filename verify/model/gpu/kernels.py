@@ -26,6 +26,7 @@ import triton.language as tl
 
 from outrider.verify.model.gpu.pool_rows import load_rows, row_width, store_row
 from outrider.verify.model.gpu.precision import PRECISION
+from outrider.verify.model.gpu.product_kernels import enter
 
 # Fields of a row (`DeviceRows.rows`, which has `size` columns), and of a piece of work in the list that begins the tables.
 PLACE, DEPTH, LENGTH, SPLITS, FIRST_PAGE, PATH = map(tl.constexpr, range(6))
@@ -112,13 +113,14 @@ def _attend_split(
     in_block, width = tl.arange(0, block_keys), row_width(layer, head_dim)
     inside = in_block >= 0  # a block of keys ends before or where the split and its page do
     for begin in range(start, end, block_keys):
-        keys = layer + tl.load(table + begin // page_tokens) * page_stride + begin % page_tokens * width
-        k = load_rows(keys, in_block * width, inside, dim, in_head, q.dtype, head_dim)
-        v = load_rows(keys + value_offset, in_block * width, inside, dim, in_head, q.dtype, head_dim)
+        page = layer + tl.load(table + begin // page_tokens) * page_stride
+        keys, at = page + begin % page_tokens * width, begin % page_tokens + in_block
+        values, of_values = keys + value_offset, page + value_offset
+        k = load_rows(keys, in_block * width, page, at, inside, dim, in_head, q.dtype, head_dim, page_tokens)
+        v = load_rows(values, in_block * width, of_values, at, inside, dim, in_head, q.dtype, head_dim, page_tokens)
         scores = _scores(q, k, scaling, softcap, capped)
         if window > 0:
-            at = begin + in_block
-            scores = tl.where(at[None, :] > position[:, None] - window, scores, -float("inf"))
+            scores = tl.where((begin + in_block)[None, :] > position[:, None] - window, scores, -float("inf"))
         largest, totals, summed = _add_block(scores, v, largest, totals, summed, 1)
     total = tl.max(totals, 1)
     attends = total != 0.0  # NaN goes on to the row's output
@@ -134,7 +136,7 @@ def attend_text(
     query,  # [heads, N, D]
     query_head,  # stride between heads
     query_row,  # stride between rows
-    pool,  # [pages, layers, 2, kv_heads, page_tokens, stored width]; uint8 for the bits of float8_e4m3fn
+    pool,  # [pages, layers, 2, kv_heads, page_tokens, stored width], see `PoolPart`; uint8 for the bits of float8_e4m3fn
     page_stride,
     layer_offset,  # of the layer in a page
     head_stride,  # between key heads
@@ -158,8 +160,10 @@ def attend_text(
     splits_per_size: tl.constexpr,
     parts: tl.constexpr,
     page_tokens: tl.constexpr,
+    pdl: tl.constexpr,  # whether kernels overlap, see `enter`
 ):
     """The splits of all streams; the programs of a key head take them in turns."""
+    enter(pdl)
     head = tl.program_id(0)
     layer = pool + layer_offset + head.to(tl.int64) * head_stride
     for number in range(tl.program_id(1), tl.load(tables).to(tl.int32), tl.num_programs(1)):
@@ -188,9 +192,10 @@ def _attend_path(
         in_page = tl.load(table + at // page_tokens, committed, 0).to(tl.int32) * page_tokens + at % page_tokens
         of_path = tl.load(path + at - length, (at >= length) & (at <= position), 0).to(tl.int32)
         found = tl.where(committed, in_page, of_path)
-        key = (found // page_tokens).to(tl.int64) * page_stride + found % page_tokens * row_width(layer, head_dim)
-        k = load_rows(layer, key, allowed, dim, in_head, q.dtype, head_dim)
-        v = load_rows(layer + value_offset, key, allowed, dim, in_head, q.dtype, head_dim)
+        page, index = (found // page_tokens).to(tl.int64) * page_stride, found % page_tokens
+        key, values = page + index * row_width(layer, head_dim), layer + value_offset
+        k = load_rows(layer, key, layer + page, index, allowed, dim, in_head, q.dtype, head_dim, page_tokens)
+        v = load_rows(values, key, values + page, index, allowed, dim, in_head, q.dtype, head_dim, page_tokens)
         scores = tl.where(allowed[:, None], _scores(k, q, scaling, softcap, capped), -float("inf"))
         largest, totals, summed = _add_block(scores, v, largest, totals, summed, 0)
     return largest, totals, summed
@@ -250,12 +255,13 @@ def attend_own(
     own_rows: tl.constexpr,  # `groups` at least
     own_keys: tl.constexpr,
     split_keys: tl.constexpr, splits_per_size: tl.constexpr, parts: tl.constexpr,
-    page_tokens: tl.constexpr,
+    page_tokens: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
     """The attention of one row's query heads that share a key head; zero for a row that pads the forward.
 
     Computes the blocks from the one on that the stream's new rows begin in, and adds the splits of the text before.
     """
+    enter(pdl)
     head, row = tl.program_id(0), tl.program_id(1)
     layer = pool + layer_offset + head.to(tl.int64) * head_stride
     length = _field(rows, LENGTH, row, size)
@@ -289,7 +295,38 @@ def attend_own(
 
 
 @triton.jit
+def _turned(
+    head, gain, angles, position, dim, epsilon, head_dim: tl.constexpr, rotary_dim: tl.constexpr, has_gains: tl.constexpr
+):
+    """A head's values, float32 [padded_dim]: normed if it has a gain, and rotated.
+
+    Values that are rotated together lie half of `rotary_dim` apart (Su et al., RoFormer, arXiv 2104.09864, equation 34).
+    """
+    half: tl.constexpr = rotary_dim // 2
+    rotates = dim < rotary_dim
+    other = tl.where(dim < half, dim + half, dim - half)
+    values = tl.load(head + dim, dim < head_dim, 0.0).to(tl.float32)
+    others = tl.load(head + other, rotates, 0.0).to(tl.float32)
+    if has_gains:
+        scale = tl.rsqrt(tl.sum(values * values, 0) / head_dim + epsilon)
+        values *= scale * tl.load(gain + dim, dim < head_dim, 0.0).to(tl.float32)
+        others *= scale * tl.load(gain + other, rotates, 0.0).to(tl.float32)
+    of_row = angles + position * rotary_dim + dim % half
+    cosine, sine = tl.load(of_row, rotates, 1.0), tl.load(of_row + half, rotates, 0.0)
+    return values * cosine + tl.where(dim < half, -others, others) * sine
+
+
+@triton.jit
 def write(
+    query,  # [heads, N, D]; this and the other arguments up to `key` are unused if nothing is rotated
+    query_head,
+    query_row,
+    query_gain,  # [D], of the norm of each head; unused without has_gains
+    key_gain,
+    angles,  # float32 [positions, rotary_dim]: cosines, then sines
+    positions,  # int64 [N]
+    turned,  # [N, heads, D], contiguous: the rotated queries
+    epsilon,
     key,  # [kv_heads, N, D]
     key_head,  # stride between heads
     key_row,  # stride between rows
@@ -302,22 +339,39 @@ def write(
     head_stride,
     value_offset,
     rows,
+    kv_heads: tl.constexpr,
     head_dim: tl.constexpr,
     padded_dim: tl.constexpr,
     size: tl.constexpr,
     page_tokens: tl.constexpr,
+    rotary_dim: tl.constexpr,  # 0 = nothing is rotated
+    has_gains: tl.constexpr,
+    pdl: tl.constexpr,
 ):
-    """Writes the keys and values of one row and head to the row's place.
+    """Writes the keys and values of one row and head to the row's place; further heads are those of queries to rotate.
 
     It is a separate kernel because `attend_text` may read rows of the same forward: `device_rows.pieces_of` cuts long chains
     into pieces, and the text of a piece ends with the piece before.
     """
+    enter(pdl)
     head, row = tl.program_id(0), tl.program_id(1)
     place = tl.load(rows + PLACE * size + row)
-    if place >= 0:
-        dim = tl.arange(0, padded_dim)
+    dim = tl.arange(0, padded_dim)
+    position = tl.load(positions + row) if rotary_dim else 0
+    if head >= kv_heads:
+        of_query = query + (head - kv_heads) * query_head + row * query_row
+        values = _turned(of_query, query_gain, angles, position, dim, epsilon, head_dim, rotary_dim, has_gains)
+        heads = tl.num_programs(0) - kv_heads
+        target = turned + (row * heads + head - kv_heads).to(tl.int64) * head_dim + dim
+        tl.store(target, values.to(turned.dtype.element_ty), dim < head_dim)
+    elif place >= 0:
         layer = pool + layer_offset + head.to(tl.int64) * head_stride
-        target = layer + (place // page_tokens) * page_stride + (place % page_tokens) * row_width(pool, head_dim)
+        page, index = layer + (place // page_tokens) * page_stride, place % page_tokens
         of_key, of_value = key + head * key_head + row * key_row, value + head * value_head + row * value_row
-        store_row(target, tl.load(of_key + dim, dim < head_dim), dim, head_dim)
-        store_row(target + value_offset, tl.load(of_value + dim, dim < head_dim), dim, head_dim)
+        if rotary_dim:
+            keys = _turned(of_key, key_gain, angles, position, dim, epsilon, head_dim, rotary_dim, has_gains)
+            keys = keys.to(key.dtype.element_ty)
+        else:
+            keys = tl.load(of_key + dim, dim < head_dim)
+        store_row(page, index, keys, dim, head_dim, page_tokens)
+        store_row(page + value_offset, index, tl.load(of_value + dim, dim < head_dim), dim, head_dim, page_tokens)

@@ -15,10 +15,10 @@ import torch
 
 from outrider.verify.errors import ModelError
 from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.codec import encode
+from outrider.verify.model.cache.codec import encode, noise_like
 from outrider.verify.model.cache.host_cache import new_hidden
 from outrider.verify.model.cache.paging import OutOfPages, Rows, page_count
-from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cache.shape import SCALE_BYTES, CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache, new_states
 from outrider.verify.model.memory import free_bytes
 from outrider.verify.model.transfer import tensor_of, to_device
@@ -51,11 +51,34 @@ def unplanned_pages(shape: CacheShape, positions: int) -> int:
     return pages_for(positions) * max(1, min(POOLED_CACHES, fitting))
 
 
+def by_plane(rows: torch.Tensor, planes: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Parts of rows [..., stored width] for the planes of a pool (`PoolPart`)."""
+    parts: tuple[torch.Tensor, ...] = rows.split([plane.shape[-1] for plane in planes], -1)
+    return parts
+
+
+def together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The inverse of `by_plane`; a view if there is one plane."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), -1)
+
+
 class PoolPart(NamedTuple):
     """The keys and values of consecutive layers on one device."""
 
     first: int  # layer
-    tensor: torch.Tensor  # [pages, layers, 2, kv_heads, page_tokens, stored width]
+    tensor: torch.Tensor  # [pages, layers, 2, kv_heads, page_tokens, stored width]; rows of 8 bits as `planes` says
+
+    @property
+    def planes(self) -> tuple[torch.Tensor, ...]:
+        """Views of the rows, [pages, layers, 2, kv_heads, page_tokens, ...]; in 8 bits, of their values and of their scales.
+
+        A page has the values of all of a head's rows before the scales, so that kernels load 16 bytes at once.
+        """
+        if self.tensor.itemsize > 1:
+            return (self.tensor,)
+        tokens, width = self.tensor.shape[4], self.tensor.shape[5] - SCALE_BYTES
+        values, scales = self.tensor.flatten(4).split([tokens * width, tokens * SCALE_BYTES], 4)
+        return values.unflatten(4, (tokens, width)), scales.unflatten(4, (tokens, SCALE_BYTES))
 
 
 class PagePool:
@@ -65,12 +88,12 @@ class PagePool:
         self.shape = shape
         self.page_tokens = paging.PAGE_TOKENS  # as in host memory
         self.parts: list[PoolPart] = []  # by device
-        self.layers: list[torch.Tensor] = []  # each [pages, 2, kv_heads, page_tokens, stored width]
+        self.layers: list[tuple[torch.Tensor, ...]] = []  # the planes of each, [pages, 2, kv_heads, page_tokens, ...]
         for part in shape.parts:
             size = (pages, len(part.layers), 2, part.kv_heads, self.page_tokens, part.stored_width(part.head_dim))
             tensor = torch.zeros(size, dtype=part.stored_dtype, device=part.device)
             self.parts.append(PoolPart(len(self.layers), tensor))
-            self.layers += tensor.unbind(1)
+            self.layers += zip(*(plane.unbind(1) for plane in self.parts[-1].planes), strict=True)
         # Places of rows, and where they are to be, by the id of the cache, which may be gone by then: forks share its pages.
         self._moves: dict[int, list[tuple[int, int]]] = {}
         self._moving = threading.Lock()  # sessions are saved by a thread that reads their rows
@@ -116,9 +139,10 @@ class PagePool:
             index = torch.tensor([move for moves in self._moves.values() for move in moves]).T
             self._moves = {}
             places = torch.stack([index // self.page_tokens, index % self.page_tokens])
-            for _, tensor in self.parts:
-                (source, target), (source_row, target_row) = to_device(places, tensor.device)
-                tensor[target, :, :, :, target_row] = tensor[source, :, :, :, source_row]
+            for part in self.parts:
+                (source, target), (source_row, target_row) = to_device(places, part.tensor.device)
+                for plane in part.planes:
+                    plane[target, :, :, :, target_row] = plane[source, :, :, :, source_row]
 
     def hold(self, pages: Iterable[int]) -> None:
         """Adds a holder to each page."""
@@ -192,16 +216,15 @@ class PagedCache(TensorCache):
         self.pool.settle()
         size, start = self.pool.page_tokens, self.length + known
         end = start + key.shape[1]
-        at, rows = start, self.pool.layers[layer]
-        key, value = encode(key, rows.dtype), encode(value, rows.dtype)
+        at, planes = start, self.pool.layers[layer]
+        new = by_plane(torch.stack([encode(key, planes[0].dtype), encode(value, planes[0].dtype)]), planes)
         while at < end:
             row, stop = at % size, min(end, (at // size + 1) * size)
-            page = rows[self.table[at // size]]
-            page[0, :, row : row + stop - at] = key[:, at - start : stop - start]
-            page[1, :, row : row + stop - at] = value[:, at - start : stop - start]
+            for plane, rows in zip(planes, new, strict=True):
+                plane[self.table[at // size], :, :, row : row + stop - at] = rows[:, :, at - start : stop - start]
             at = stop
-        index = self._device_table(page_count(end, size), rows.device)
-        keys, values = (rows[:, which].transpose(0, 1).index_select(1, index) for which in (0, 1))
+        index = self._device_table(page_count(end, size), key.device)
+        keys, values = together([plane.movedim(0, 2).index_select(2, index) for plane in planes])
         return keys.flatten(1, 2)[:, :end], values.flatten(1, 2)[:, :end]
 
     def _device_table(self, count: int, device: torch.device) -> torch.Tensor:
@@ -249,25 +272,43 @@ class PagedCache(TensorCache):
         self.pool.settle()
         for page, found in zip(table, source.parts(length), strict=True):
             part = tensor_of(found, self.stored_dtype)
-            for first, tensor in self.pool.parts:
-                tensor[page, :, :, :, : part.shape[3]] = part[first : first + tensor.shape[1]]
+            for own in self.pool.parts:
+                rows = part[own.first : own.first + own.tensor.shape[1]]
+                for plane, copied in zip(own.planes, by_plane(rows, own.planes), strict=True):
+                    plane[page, :, :, :, : part.shape[3]] = copied
         return table
 
     def _part(self, start: int, end: int) -> torch.Tensor:
-        """The rows of one page, as in `Rows.parts`; a view if all layers are on one device, else on the host."""
+        """The rows of one page, as in `Rows.parts`; on the host if the layers are on several devices."""
         parts = list(self._device_parts(start, end))
         return parts[0] if len(parts) == 1 else torch.cat([part.cpu() for part in parts])
 
     def _device_parts(self, start: int, end: int) -> Iterable[torch.Tensor]:
-        """The rows of one page on each device; views."""
+        """The rows of one page on each device; in 16 bits views."""
+        return map(together, self._views(start, end))
+
+    def _views(self, start: int, end: int) -> Iterable[list[torch.Tensor]]:
+        """Views of the rows of one page on each device, by plane."""
         self.pool.settle()
         page, row = self.table[start // self.pool.page_tokens], start % self.pool.page_tokens
-        return (tensor[page, :, :, :, row : row + end - start] for _, tensor in self.pool.parts)
+        return ([plane[page, :, :, :, row : row + end - start] for plane in part.planes] for part in self.pool.parts)
 
-    def _contents(self, length: int) -> Iterable[torch.Tensor]:
+    def _pages(self, length: int) -> Iterable[list[torch.Tensor]]:
+        """Views of the first `length` rows, by page, device, and plane."""
         size = self.pool.page_tokens
         for start in range(0, length, size):
-            yield from self._device_parts(start, min(start + size, length))
+            yield from self._views(start, min(start + size, length))
+
+    def _contents(self, length: int) -> Iterable[torch.Tensor]:
+        return (view for views in self._pages(length) for view in views)
+
+    def fill(self, length: int, noise: torch.Generator | None = None) -> None:
+        """See `TensorCache.fill`."""
+        super().fill(length)
+        if noise is not None:
+            for views in self._pages(length):
+                for view, part in zip(views, by_plane(noise_like(together(views), noise), views), strict=True):
+                    view.copy_(part)
 
     def truncate(self, length: int) -> None:
         """Drops all positions from `length` on, and their pages."""

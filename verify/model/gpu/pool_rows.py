@@ -11,21 +11,29 @@ import triton.language as tl
 
 @triton.jit
 def row_width(pool, head_dim: tl.constexpr):
-    """Elements of a row of the pool; in 8 bits, with the row's scale behind its values
-    (`outrider.verify.model.cache.codec`).
-    """
-    return head_dim if pool.dtype.element_ty.primitive_bitwidth > 8 else (head_dim + 3) // 4 * 4 + 4
+    """Elements of a row's values in the pool; in 8 bits, the scales of a page's rows are behind the values of all."""
+    return head_dim if pool.dtype.element_ty.primitive_bitwidth > 8 else (head_dim + 3) // 4 * 4
 
 
 @triton.jit
-def load_rows(base, row, inside, dim, in_head, dtype: tl.constexpr, head_dim: tl.constexpr):
-    """Values of rows that begin at `row` [K] behind `base`, [K, D] of `dtype`; zeros where not `inside`."""
+def _scale(page, index, head_dim: tl.constexpr, page_tokens: tl.constexpr):
+    """The address of the scale of a page's row."""
+    return (page + page_tokens * row_width(page, head_dim)).to(tl.pointer_type(tl.float32), bitcast=True) + index
+
+
+@triton.jit
+def load_rows(
+    base, row, page, index, inside, dim, in_head, dtype: tl.constexpr, head_dim: tl.constexpr, page_tokens: tl.constexpr
+):
+    """Values of rows that begin at `row` [K] behind `base`, [K, D] of `dtype`; zeros where not `inside`.
+
+    `page` is the address of a head's rows in the page, one or [K], and `index` [K] the rows' places in it.
+    """
     stored = tl.load(base + (row[:, None] + dim[None, :]), inside[:, None] & in_head[None, :], 0)
     if base.dtype.element_ty.primitive_bitwidth > 8:
         values = stored
     else:
-        at = (base + (row + row_width(base, head_dim) - 4)).to(tl.pointer_type(tl.float32), bitcast=True)
-        scale = tl.load(at, inside, 0.0)[:, None]
+        scale = tl.load(_scale(page, index, head_dim, page_tokens), inside, 0.0)[:, None]
         if base.dtype.element_ty == tl.uint8:  # float8_e4m3fn, see `store_row`
             bits = stored.to(tl.uint16)
             stored = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
@@ -35,13 +43,13 @@ def load_rows(base, row, inside, dim, in_head, dtype: tl.constexpr, head_dim: tl
 
 
 @triton.jit
-def store_row(row, values, dim, head_dim: tl.constexpr):
-    """Writes a row's values, [D], to where it begins in the pool, as `outrider.verify.model.cache.codec.encode`."""
+def store_row(page, index, values, dim, head_dim: tl.constexpr, page_tokens: tl.constexpr):
+    """Writes a row's values, [D], to its place in a page, as `outrider.verify.model.cache.codec.encode` rounds them."""
     in_head = dim < head_dim
-    if row.dtype.element_ty.primitive_bitwidth > 8:
+    if page.dtype.element_ty.primitive_bitwidth > 8:
         stored = values
     else:
-        is_int: tl.constexpr = row.dtype.element_ty == tl.int8
+        is_int: tl.constexpr = page.dtype.element_ty == tl.int8
         largest: tl.constexpr = 127.0 if is_int else 448.0
         exact = tl.where(in_head, values.to(tl.float32), 0.0)
         scale = tl.maximum(tl.max(tl.abs(exact), 0) / largest, 2.0**-24).to(values.dtype).to(tl.float32)
@@ -51,6 +59,5 @@ def store_row(row, values, dim, head_dim: tl.constexpr):
         else:  # float8_e4m3fn: a float16 that is 256 times smaller, without its last seven bits
             bits = (tl.abs(scaled) / 256.0).to(tl.float16).to(tl.uint16, bitcast=True)
             stored = (((bits + 0x3F + ((bits >> 7) & 1)) >> 7) | tl.where(scaled < 0.0, 0x80, 0)).to(tl.uint8)
-        at = (row + row_width(row, head_dim) - 4).to(tl.pointer_type(tl.float32), bitcast=True)
-        tl.store(at, scale)
-    tl.store(row + dim, stored, in_head)
+        tl.store(_scale(page, index, head_dim, page_tokens), scale)
+    tl.store(page + index * row_width(page, head_dim) + dim, stored, in_head)

@@ -13,10 +13,8 @@ import torch
 
 from outrider.verify.model.packed import PackedLayer
 
-# Inputs that share a scale.
-BLOCK = 32
-# With 4 bits, a byte holds an input and the one HALF behind it.
-HALF = 64
+# Inputs that share a scale, and those whose values share words.
+BLOCK, GROUP = 32, 128
 LARGEST = 127  # of 8 bits
 # With 4 bits, narrower ranges round finer, but clip; the one with the smallest squared error is chosen.
 SHARES = (1.0, 0.94, 0.88, 0.82)
@@ -25,10 +23,16 @@ CHUNK = 4096
 
 
 class Blocks(NamedTuple):
-    """The weights of a layer."""
+    """The weights of a layer.
 
-    values: torch.Tensor  # int8 [outputs, inputs]; with 4 bits uint8 [outputs, HALF * ceil(inputs / (2 * HALF))]
-    scales: torch.Tensor  # float16 [outputs, inputs / BLOCK]
+    A word has a value of each half of its group with 8 bits, and of each quarter with 4; the first one is in its lowest bits.
+    With 8 bits, a weight is (value - 128) * scale; with 4, it is (128 + value) * scale + (minimum - 128 * scale) in float32.
+    That equals value * scale + minimum, except that minimums below scale / 64 may be off by 2 ** -17 of the scale.
+    """
+
+    inputs: int
+    words: torch.Tensor  # int16 [outputs, groups * GROUP * bits / 16]
+    scales: torch.Tensor  # float16 [outputs, groups * GROUP / BLOCK]; zeros behind the inputs
     minimums: torch.Tensor | None = None  # the same; with 4 bits
 
     @staticmethod
@@ -43,32 +47,47 @@ class Blocks(NamedTuple):
 
     def weights(self) -> torch.Tensor:
         """Float32 [outputs, inputs]."""
-        values, count = self.values, self.scales.shape[1]
-        if self.minimums is not None:
-            pairs = values.unflatten(1, (-1, 1, HALF))
-            values = torch.cat([pairs & 15, pairs >> 4], 2).flatten(1)[:, : count * BLOCK]
-        found: torch.Tensor = values.float().unflatten(1, (-1, BLOCK)) * self.scales.float()[..., None]
-        if self.minimums is not None:
-            found += self.minimums.float()[..., None]
-        return found.flatten(1)
+        lower, upper = self.words.unsqueeze(-1).view(torch.uint8).unbind(-1)
+        kinds = (lower, upper) if self.minimums is None else (lower & 15, lower >> 4, upper & 15, upper >> 4)
+        values = torch.stack([each.unflatten(1, (-1, GROUP // len(kinds))) for each in kinds], 2)
+        values, scales = values.float().view(len(values), -1, BLOCK), self.scales.float()[..., None]
+        if self.minimums is None:
+            found = (values - 128) * scales
+        else:
+            found = (values + 128) * scales + (self.minimums.float()[..., None] - 128 * scales)
+        return found.flatten(1)[:, : self.inputs]
 
 
-def _joined(parts: Sequence[Blocks]) -> Blocks:
+def rows_of(parts: Sequence[torch.Tensor], in_turns: bool = False) -> torch.Tensor:
+    """Joins tensors of rows, one after the other or in turns."""
+    return torch.stack(list(parts), 1).flatten(0, 1) if in_turns else torch.cat(list(parts))
+
+
+def _joined(parts: Sequence[Blocks], in_turns: bool = False) -> Blocks:
     """Joins the weights of several layers, or parts of one, into one."""
     minimums = [each.minimums for each in parts if each.minimums is not None]
-    values, scales = torch.cat([each.values for each in parts]), torch.cat([each.scales for each in parts])
-    return Blocks(values, scales, torch.cat(minimums) if minimums else None)
+    words, scales = (rows_of(each, in_turns) for each in ([part.words for part in parts], [part.scales for part in parts]))
+    return Blocks(parts[0].inputs, words, scales, rows_of(minimums, in_turns) if minimums else None)
 
 
 def _blocks(weights: torch.Tensor, bits: int) -> Blocks:
     """Blocks of weights float32 [outputs, blocks, BLOCK]."""
     values, scales, minimums = _rounded(weights, bits)
-    if bits == 8:
-        return Blocks(values.flatten(1).to(torch.int8), scales)
-    inputs = values[0].numel()
-    whole = torch.nn.functional.pad(values.flatten(1).to(torch.uint8), (0, -inputs % (2 * HALF)))
-    lower, upper = whole.unflatten(1, (-1, 2, HALF)).unbind(2)
-    return Blocks((lower | upper << 4).flatten(1), scales, minimums)
+    return in_words(values.to(torch.int16) + (128 if bits == 8 else 0), scales, minimums if bits == 4 else None)
+
+
+def in_words(values: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | None) -> Blocks:
+    """Blocks of values [outputs, blocks, BLOCK] from 0 to 255, or with `minimums` to 15."""
+    missing = -scales.shape[1] % (GROUP // BLOCK)
+    pad = torch.nn.functional.pad
+    groups = pad(values.to(torch.uint8), (0, 0, 0, missing)).view(len(values), -1, GROUP)
+    if minimums is not None:
+        minimums, (first, second, third, fourth) = pad(minimums, (0, missing)), groups.unflatten(2, (4, -1)).unbind(2)
+        lower, upper = first | second << 4, third | fourth << 4
+    else:
+        lower, upper = groups.unflatten(2, (2, -1)).unbind(2)
+    words = torch.stack([lower, upper], -1).view(torch.int16).flatten(1)
+    return Blocks(values.shape[1] * BLOCK, words, pad(scales, (0, missing)), minimums)
 
 
 def _rounded(blocks: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -111,28 +130,37 @@ class BlockLinear(PackedLayer):
     kernel, is_quantized = "Triton", True
 
     def __init__(self, linear: torch.nn.Linear, blocks: Blocks) -> None:
-        from outrider.verify.model.gpu.triton_products import counters, linear_4_bits, linear_8_bits  # only needed on a GPU
+        from outrider.verify.model.gpu.triton_products import Weights, counters  # only needed on a GPU
+        from outrider.verify.model.gpu.triton_products import linear as multiply
 
-        super().__init__(linear_8_bits if blocks.bits == 8 else linear_4_bits, linear, blocks.values)
-        self.blocks, parts = blocks, [each for each in blocks[1:] if each is not None]
-        self.constants = (*parts, counters(len(blocks.values), blocks.values.device))
-        self.nbytes = sum(each.nbytes for each in (blocks.values, *parts))
+        super().__init__(multiply, linear, blocks.words)
+        self.blocks = blocks
+        self.weights = Weights(*blocks[1:], self.bias, counters(len(blocks.words), blocks.words.device))
+        self.nbytes = sum(each.nbytes for each in blocks[1:] if each is not None)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.multiply(rows, *self.weights)
+
+    @property
+    def arrived(self) -> torch.Tensor:
+        """See `outrider.verify.model.gpu.triton_products.KernelLinear`."""
+        return self.weights.arrived
 
     def apart(self) -> BlockLinear:
         """See `outrider.verify.model.gpu.triton_products.KernelLinear.apart`."""
         found = copy(self)
-        found.constants = (*self.constants[:-1], torch.zeros_like(self.constants[-1]))
+        found.weights = self.weights._replace(arrived=torch.zeros_like(self.weights.arrived))
         return found
 
     @staticmethod
-    def joined(layers: Sequence[BlockLinear]) -> BlockLinear:
-        """One layer with the outputs of all, which have the same inputs and number of bits."""
+    def joined(layers: Sequence[BlockLinear], in_turns: bool) -> BlockLinear:
+        """One layer with the outputs of all, one after the other or in turns, which have the same inputs and number of bits."""
         first, outputs = layers[0], sum(layer.out_features for layer in layers)
         with torch.device("meta"):
             linear = torch.nn.Linear(first.in_features, outputs, bias=False, dtype=first.dtype)
         if biases := [layer.bias.data for layer in layers if layer.bias is not None]:
-            linear.bias = torch.nn.Parameter(torch.cat(biases), requires_grad=False)
-        return BlockLinear(linear, _joined([layer.blocks for layer in layers]))
+            linear.bias = torch.nn.Parameter(rows_of(biases, in_turns), requires_grad=False)
+        return BlockLinear(linear, _joined([layer.blocks for layer in layers], in_turns))
 
 
 def quantized(linear: torch.nn.Linear, bits: int, device: torch.device) -> BlockLinear:

@@ -1,9 +1,12 @@
-"""A forward over several devices as one captured graph for each stretch on one device, and copies between them."""
+"""A forward over several devices as one captured graph for each stretch on one device, and copies between them.
+
+The two functions of `torch._C` are private; `torch.cuda.use_mem_pool` ends with them in PyTorch 2.11 to 2.13.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -18,8 +21,9 @@ Capture = Callable[[torch.device], AbstractContextManager[Callable[[], Any]]]
 class StagedGraph:
     """One captured forward. Implements `outrider.verify.model.gpu.devices.Recorder`."""
 
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
+    def __init__(self, capture: Capture, prepare: Callable[[torch.device], None]) -> None:
+        """`prepare` is what each stage on a device begins with."""
+        self._capture, self._prepare = capture, prepare
         self._stages: list[Callable[[], Any]] = []
         self._open = ExitStack()  # the graph that is being captured
 
@@ -36,6 +40,7 @@ class StagedGraph:
 
     def _begin(self, device: torch.device) -> None:
         self._stages.append(self._open.enter_context(self._capture(device)))
+        self._prepare(device)
 
     def copy(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
         """See `Recorder`. The copies have memory of their own, which the next stage reads in every replay."""
@@ -73,7 +78,17 @@ class CudaCapture:
 
     @contextmanager
     def __call__(self, device: torch.device) -> Iterator[Callable[[], Any]]:
-        """See `Capture`. Other threads' work on the device does not end the capture."""
-        graph, thread = torch.cuda.CUDAGraph(), "thread_local"
-        with torch.cuda.graph(graph, self._pools[device], self._streams[device], capture_error_mode=thread):
-            yield graph.replay
+        """See `Capture`. Other threads' work on the device does not end the capture.
+
+        A failed capture leaves the current stream and the allocator as they were, which PyTorch does not.
+        """
+        graph, thread, pool = torch.cuda.CUDAGraph(), "thread_local", self._pools[device]
+        with torch.cuda.stream(torch.cuda.current_stream(device)):
+            try:
+                with torch.cuda.graph(graph, pool, self._streams[device], capture_error_mode=thread):
+                    yield graph.replay
+            except Exception:
+                with suppress(RuntimeError):  # it has ended, if the error was not CUDA's
+                    torch._C._cuda_endAllocateToPool(device.index or 0, pool)
+                    torch._C._cuda_releasePool(device.index or 0, pool)
+                raise

@@ -8,7 +8,7 @@ module lazily.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import triton
@@ -18,6 +18,7 @@ from outrider.verify.model.gpu import kernels
 from outrider.verify.model.gpu.device_rows import DeviceRows
 from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.text_work import HOPPER, MIN_BLOCK_ROWS, SPLITS_PER_SIZE, attend_blocks
+from outrider.verify.model.gpu.triton_products import overlap
 from outrider.verify.model.invariant_range import BLOCK
 from outrider.verify.model.transfer import on_device
 
@@ -27,6 +28,16 @@ PROGRAMS = 512
 WARPS, OWN_STAGES = 4, 1
 # Registers of a thread of `attend_own`; with at most 128, all programs for 64 rows and 8 key heads run at once on an H100.
 OWN_REGISTERS = 128
+
+
+class Rotation(NamedTuple):
+    """How queries and keys become what is attended to."""
+
+    angles: torch.Tensor  # float32 [positions, rotary_dim]: cosines, then sines
+    positions: torch.Tensor  # int64 [N]
+    query_gain: torch.Tensor | None  # [head_dim], of the norm of each head; None = there is none
+    key_gain: torch.Tensor | None
+    epsilon: float  # of that norm
 
 
 @torch.library.custom_op("outrider::tree_attention", mutates_args=())  # undeclared, or torch.compile could copy the pool
@@ -45,6 +56,12 @@ def tree_attention(
     window: int,  # 0 = none
     softcap: float,  # 0 = none
     sinks: torch.Tensor | None,  # [heads]
+    # The fields of `Rotation`; without angles, queries and keys are as they are.
+    angles: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    query_gain: torch.Tensor | None = None,
+    key_gain: torch.Tensor | None = None,
+    epsilon: float = 0.0,
 ) -> torch.Tensor:
     """Writes the new keys and values; returns attention over the text, a row's ancestors and itself, [heads, N, head_dim]."""
     query, key, value = (each if each.stride(2) == 1 else each.contiguous() for each in (query, key, value))
@@ -58,18 +75,32 @@ def tree_attention(
         "page_tokens": pool.shape[4],
     }
     inputs = {"rows": rows, "size": rows.shape[1], "head_dim": head_dim, "padded_dim": _padded(head_dim)}
+    inputs |= overlap(query.device)
     keys = {"key": key, "key_head": key.stride(0), "key_row": key.stride(1)}
     values = {"value": value, "value_head": value.stride(0), "value_row": value.stride(1)}
+    queries = {"query": query, "query_head": query.stride(0), "query_row": query.stride(1)}
+    turned = query if angles is None else rows_first(query)
+    rotation = {
+        "query_gain": query if query_gain is None else query_gain,
+        "key_gain": query if key_gain is None else key_gain,
+        "has_gains": key_gain is not None,
+        "angles": rows if angles is None else angles,
+        "rotary_dim": 0 if angles is None else angles.shape[1],
+        "positions": rows if positions is None else positions,
+        "turned": turned,
+        "epsilon": epsilon,
+    }
     splits = {"split_keys": split, "splits_per_size": SPLITS_PER_SIZE, "parts": parts}
     shared: dict[str, Any] = {"block": BLOCK, **splits, **inputs}
     scores = {"scaling": scaling, "softcap": softcap or 1.0, "capped": softcap > 0.0, "window": window}
     with on_device(query.device):
-        kernels.write[kv_heads, count](**keys, **values, **page, **inputs)
-        return _attend(query, kv_heads, sinks, capability, tables=tables, **page, **shared, **scores)
+        written = kv_heads + (0 if angles is None else len(query))
+        kernels.write[written, count](**queries, **rotation, **keys, **values, **page, **inputs, kv_heads=kv_heads)
+        return _attend(turned, kv_heads, sinks, capability, tables=tables, **page, **shared, **scores)
 
 
 @tree_attention.register_fake
-def _(query: torch.Tensor, *_: Any) -> torch.Tensor:
+def _(query: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return rows_first(query)
 
 
@@ -132,9 +163,12 @@ class KernelAttention:
             part.tensor.device: (part.first, {"pool": part.tensor, "rows": own.rows, "tables": own.tables})
             for part, own in zip(pool.parts, rows, strict=True)
         }
-        self._sizes = rows[0].work.sizes
+        self._sizes, self._head_dim = rows[0].work.sizes, pool.shape.head_dim
 
-    def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rotation: Rotation | None = None
+    ) -> torch.Tensor:
+        """See `Attention`; with `rotation`, queries and keys are still to be rotated."""
         first, tensors = self._by_device[query.device]
         out = tree_attention(
             query=query,
@@ -147,5 +181,15 @@ class KernelAttention:
             window=layer.window or 0,
             softcap=layer.softcap or 0.0,
             sinks=layer.sinks,
+            **({} if rotation is None else rotation._asdict()),
         )
         return cast(torch.Tensor, out)
+
+    def attend_states(self, layer: Layer, states: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+        """Of queries, keys and values side by side, [N, (heads + 2 kv_heads) * head_dim]; returns [N, heads * head_dim]."""
+        pool = self._by_device[states.device][1]["pool"]
+        count, head_dim = len(states), self._head_dim
+        heads = states.view(count, -1, head_dim).transpose(0, 1)
+        kv_heads = pool.shape[3]
+        query, key, value = heads.split([len(heads) - 2 * kv_heads, kv_heads, kv_heads])
+        return self.attend(layer, query, key, value, rotation).transpose(0, 1).reshape(count, -1)

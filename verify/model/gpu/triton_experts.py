@@ -173,7 +173,7 @@ def _sizes(weights: Sequence[torch.Tensor], inputs: int, tile: int, rows: torch.
     """Arguments of a product's kernel, and options of its launch."""
     values, scales, minimums = (*weights, *[weights[0]] * (3 - len(weights)))
     bits, gpu = (16, 8, 4)[len(weights) - 1], gpu_of(rows.device)
-    sizes = Tile(tile, 0, OUTPUTS, INPUTS if rows.itemsize == 2 or bits == 4 else INPUTS // 2, 4)
+    sizes = Tile(tile, 0, OUTPUTS, INPUTS if rows.itemsize == 2 or bits < 16 else INPUTS // 2, 4)
     found: dict[str, Any] = {"weight": values, "scales": scales, "minimums": minimums, "inputs": inputs, "bits": bits}
     stages = stages_of(sizes, gpu, 8 * values.itemsize if bits == 16 else bits, rows.itemsize)
     return found | {"block_inputs": sizes.inputs, "num_warps": sizes.warps, "num_stages": stages}

@@ -24,10 +24,15 @@ TYPES = (torch.bfloat16, torch.float16)
 LEAST_ROWS, MOST_ROWS = 16, 128
 # The numbers of outputs of a tile, and the most rows with which a tile of the largest one fits into the registers of any GPU.
 OUTPUTS, FEW_ROWS = (64, 128, 256), 80
-# The compute capabilities of Hopper, and of Blackwell for data centres.
-ROOMY = (90, 100, 103)
+# The compute capabilities of Blackwell for data centres, and also of Hopper.
+BLACKWELL = (100, 103)
+ROOMY = (90, *BLACKWELL)
 # The inputs that a program multiplies at once, and the most blocks of them that it reads ahead.
-INPUTS, MOST_STAGES = 128, 4
+INPUTS, ENOUGH_STAGES, MOST_STAGES = 128, 3, 4
+# The lines of each output's weights that a program fetches before it may read rows.
+AHEAD = 8
+# The columns of a part of a row's sum of squares; the columns of a token that a program embeds.
+SUMMED, EMBEDDED = kernels.SUMMED.value, 512
 # Inputs are split until a layer has PROGRAMS programs of SPLIT_OUTPUTS outputs, which keep a large GPU busy.
 PROGRAMS, SPLIT_OUTPUTS = 96, 128
 
@@ -43,10 +48,11 @@ class Gpu(NamedTuple):
         """Whether a tile of 256 outputs and `rows` rows fits into the registers, for weights of `bits` bits.
 
         Tensor cores of Hopper and Blackwell read their inputs from shared memory, so fewer registers are needed there.
-        Unpacking weights of 4 bits needs additional registers.
+        Unpacking weights of fewer than 16 bits needs additional registers. Blackwell's tensor memory has the sums of each part
+        of the inputs, and those of 4 bits have four.
         """
-        is_roomy = self.capability in ROOMY
-        return is_roomy and rows <= FEW_ROWS if bits == 4 else rows <= (MOST_ROWS if is_roomy else FEW_ROWS)
+        is_roomy = self.capability in ROOMY and (bits > 4 or self.capability not in BLACKWELL)
+        return is_roomy and rows <= FEW_ROWS if bits < 16 else rows <= (MOST_ROWS if is_roomy else FEW_ROWS)
 
 
 class Tile(NamedTuple):
@@ -66,24 +72,28 @@ class Tile(NamedTuple):
         limits the product, so the tile is chosen for which the busiest multiprocessor reads the fewest bytes. With few rows,
         many small programs hide the latency of memory better.
         """
-        rows, more_rows = min(MOST_ROWS, max(LEAST_ROWS, triton.next_power_of_2(count))), 0
+        # Two blocks of float32 rows must fit into any shared memory, and the sums of all parts into Blackwell's tensor memory.
+        is_narrow = (bits < 16 and itemsize > 2) or (bits == 4 and gpu.capability in BLACKWELL)
+        most = MOST_ROWS // 2 if is_narrow else MOST_ROWS
+        rows, more_rows = min(most, max(LEAST_ROWS, triton.next_power_of_2(count))), 0
         if 0 < count - rows // 2 <= LEAST_ROWS < rows // 2:
             rows, more_rows = rows // 2, LEAST_ROWS
-        elif 0 < count - MOST_ROWS <= LEAST_ROWS:
+        elif 0 < count - most <= LEAST_ROWS:
             more_rows = LEAST_ROWS
 
         def tile(size: int) -> Tile:
             inputs = INPUTS // 2 if size > OUTPUTS[0] or rows == MOST_ROWS else INPUTS
-            if bits == 4:
-                inputs = INPUTS  # whole blocks of bytes, which are multiplied in halves
+            if bits < 16:
+                inputs = INPUTS  # whole groups of weights, which are multiplied in parts
             elif itemsize > 2:
                 inputs = INPUTS // 2  # products of float32 are three of TF32, each over a whole block
             return Tile(rows, more_rows, size, inputs, 4 if size == OUTPUTS[0] else 8)
 
-        if rows == LEAST_ROWS:
+        if rows + more_rows <= FEW_ROWS:
             return tile(OUTPUTS[0])
         sizes = OUTPUTS if itemsize == 2 and gpu.fits(rows + more_rows, bits) else OUTPUTS[:2]
-        return min(map(tile, sizes), key=lambda each: each.busiest_bytes(count, outputs, splits, gpu, bits, itemsize))
+        tiles = [tile(size) for size in sizes if 2 * tile(size).block_bytes(bits, itemsize) <= gpu.shared_bytes]
+        return min(tiles, key=lambda each: each.busiest_bytes(count, outputs, splits, gpu, bits, itemsize))
 
     def busiest_bytes(self, count: int, outputs: int, splits: int, gpu: Gpu, bits: int = 16, itemsize: int = 2) -> int:
         """The bytes, of weights and rows, that the busiest multiprocessor reads for each input feature of a program."""
@@ -96,8 +106,9 @@ class Tile(NamedTuple):
         return self.inputs * (self.outputs * bits // 8 + (self.rows + self.more_rows) * itemsize)
 
     def stages(self, shared_bytes: int, block_bytes: int) -> int:
-        """How many blocks are read ahead."""
-        return max(2, min(MOST_STAGES, shared_bytes // block_bytes))
+        """How many blocks are read ahead: two programs of a multiprocessor hide more than further blocks do."""
+        of_two = min(MOST_STAGES, shared_bytes // 2 // block_bytes)
+        return of_two if of_two >= ENOUGH_STAGES else max(2, min(MOST_STAGES, shared_bytes // block_bytes))
 
 
 @cache
@@ -117,33 +128,50 @@ def splits_of(inputs: int, outputs: int) -> int:
     return splits
 
 
-def _multiply(
-    rows: torch.Tensor,
-    weight: torch.Tensor,
-    bits: int,
-    bias: torch.Tensor | None,
-    arrived: torch.Tensor,
-    **scales: torch.Tensor,
-) -> torch.Tensor:
-    """Launches the kernel."""
+class Weights(NamedTuple):
+    """Weights of a linear layer, [outputs, inputs]; in 8 or 4 bits those of `outrider.verify.model.gpu.quantized.Blocks`."""
+
+    values: torch.Tensor
+    scales: torch.Tensor | None
+    minimums: torch.Tensor | None
+    bias: torch.Tensor | None
+    arrived: torch.Tensor  # from `counters`; as before once a product ends
+
+    @property
+    def bits(self) -> int:
+        return 16 if self.scales is None else 8 if self.minimums is None else 4
+
+
+def overlap(device: torch.device) -> dict[str, Any]:
+    """The arguments of a launch that may begin before the kernel before it has ended: programmatic dependent launch."""
+    overlaps = capability(device) >= 90
+    return {"pdl": overlaps} | ({"launch_pdl": True} if overlaps else {})
+
+
+def _multiply(rows: torch.Tensor, weights: Weights, out: torch.Tensor, epilogue: int, **others: Any) -> None:
+    """Launches the kernel. `others` are the arguments of the norm before and of the epilogue."""
     flat = rows.reshape(-1, rows.shape[-1])
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
     count, inputs = flat.shape
-    outputs = len(weight)
+    outputs, bits, bias, arrived = len(weights.values), weights.bits, weights.bias, weights.arrived
+    overlaps = overlap(rows.device)
     splits, gpu = splits_of(inputs, outputs), gpu_of(rows.device)
     tile = Tile.of(count, outputs, splits, gpu, bits, rows.itemsize)
-    out = torch.empty(*rows.shape[:-1], outputs, dtype=rows.dtype, device=rows.device)
     partial = torch.empty(splits * count * outputs if splits > 1 else 0, dtype=torch.float32, device=rows.device)
     grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(count, tile.rows + tile.more_rows), splits)
     if splits > 1 and len(arrived) < grid[0] * grid[1]:  # a picture in one forward
         arrived = arrived.new_zeros(grid[0] * grid[1])
+    sums = others.pop("sums", None)
+    unused = dict.fromkeys(("residual", "gain", "gained", "next_sums"), rows)
     with on_device(rows.device):
         kernels.multiply[grid](
             rows=flat,
             row_stride=flat.stride(0),
-            weight=weight,
-            **({"scales": weight, "minimums": weight} | scales),
-            bias=weight if bias is None else bias,
+            weight=weights.values,
+            scales=weights.values if weights.scales is None else weights.scales,
+            minimums=weights.values if weights.minimums is None else weights.minimums,
+            bias=rows if bias is None else bias,
+            sums=rows if sums is None else sums,
             out=out,
             partial=partial,
             arrived=arrived,
@@ -158,44 +186,103 @@ def _multiply(
             block_inputs=tile.inputs,
             splits=splits,
             split_inputs=INPUTS * triton.cdiv(triton.cdiv(inputs, INPUTS), splits),
+            levels=-1 if sums is None else (inputs // SUMMED - 1).bit_length(),
+            epilogue=epilogue,
             num_warps=tile.warps,
             num_stages=tile.stages(gpu.shared_bytes, tile.block_bytes(bits, rows.itemsize)),
+            ahead=AHEAD if overlaps["pdl"] else 0,
+            **({"epsilon": 0.0} | unused | others),
+            **overlaps,
         )
+
+
+@torch.library.custom_op("outrider::linear", mutates_args=())
+def linear(
+    rows: torch.Tensor,
+    values: torch.Tensor,
+    scales: torch.Tensor | None,
+    minimums: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    arrived: torch.Tensor,
+    sums: torch.Tensor | None = None,
+    epsilon: float = 0.0,
+    is_gated: bool = False,
+) -> torch.Tensor:
+    """Rows, [..., inputs], to outputs, [..., outputs], by `Weights`.
+
+    With `sums`, float32 [N, inputs / SUMMED], the rows are the residual times the gain of a norm: outputs are divided by the
+    root mean squares that `sums` are parts of. If `is_gated`, outputs are gates and values in turns, and half as many numbers
+    are returned: SiLU of a gate times its value (Shazeer, GLU Variants Improve Transformer, arXiv 2002.05202, equation 5).
+    """
+    weights = Weights(values, scales, minimums, bias, arrived)
+    outputs = len(values) // 2 if is_gated else len(values)
+    out = torch.empty(*rows.shape[:-1], outputs, dtype=rows.dtype, device=rows.device)
+    _multiply(rows, weights, out, kernels.SWIGLU.value if is_gated else kernels.PLAIN.value, sums=sums, epsilon=epsilon)
     return out
 
 
-@torch.library.custom_op("outrider::linear", mutates_args=())  # `arrived` is as before once the kernel ends
-def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, arrived: torch.Tensor) -> torch.Tensor:
-    """Rows, [..., inputs], to outputs, [..., outputs]. `arrived` is the layer's, from `counters`."""
-    return _multiply(rows, weight, 16, bias, arrived)
+@linear.register_fake
+def _(rows: torch.Tensor, values: torch.Tensor, *others: Any, is_gated: bool = False, **_: Any) -> torch.Tensor:
+    is_gated = is_gated or (len(others) == 7 and others[6])
+    return rows.new_empty(*rows.shape[:-1], len(values) // 2 if is_gated else len(values))
 
 
-@torch.library.custom_op("outrider::linear_8_bits", mutates_args=())
-def linear_8_bits(
-    rows: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, arrived: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """`linear` with the weights of `outrider.verify.model.gpu.quantized.Blocks` of 8 bits."""
-    return _multiply(rows, values, 8, bias, arrived, scales=scales)
-
-
-@torch.library.custom_op("outrider::linear_4_bits", mutates_args=())
-def linear_4_bits(
+@torch.library.custom_op("outrider::linear_residual", mutates_args=())
+def linear_residual(
     rows: torch.Tensor,
     values: torch.Tensor,
-    scales: torch.Tensor,
-    minimums: torch.Tensor,
-    arrived: torch.Tensor,
+    scales: torch.Tensor | None,
+    minimums: torch.Tensor | None,
     bias: torch.Tensor | None,
-) -> torch.Tensor:
-    """The same of 4 bits."""
-    return _multiply(rows, values, 4, bias, arrived, scales=scales, minimums=minimums)
+    arrived: torch.Tensor,
+    residual: torch.Tensor,
+    gain: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The residual, [N, outputs], plus these rows' outputs; and what `linear` takes of it: itself times `gain`, and sums."""
+    weights = Weights(values, scales, minimums, bias, arrived)
+    found = states_like(residual)
+    out, gained, sums = found
+    others = {"residual": residual, "gain": gain, "gained": gained, "next_sums": sums}
+    _multiply(rows, weights, out, kernels.RESIDUAL.value, **others)
+    return found
 
 
-@linear.register_fake
-@linear_8_bits.register_fake
-@linear_4_bits.register_fake
-def _(rows: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor | None) -> torch.Tensor:
-    return rows.new_empty(*rows.shape[:-1], len(weight))
+@linear_residual.register_fake
+def _(rows: torch.Tensor, values: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return states_like(others[4])
+
+
+def states_like(residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Memory for a residual, for what the next norm multiplies, and for the parts of its sums of squares."""
+    count, width = residual.shape
+    sums = torch.empty(count, width // SUMMED, dtype=torch.float32, device=residual.device)
+    return torch.empty_like(residual), torch.empty_like(residual), sums
+
+
+@torch.library.custom_op("outrider::embed", mutates_args=())
+def embed(tokens: torch.Tensor, table: torch.Tensor, gain: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens, int64 [N], to the residual, and what `linear` takes of it, as `linear_residual`."""
+    found = states_like(table.new_empty(len(tokens), table.shape[1]))
+    out, gained, sums = found
+    with on_device(table.device):
+        kernels.embed[triton.cdiv(table.shape[1], EMBEDDED), len(tokens)](
+            tokens=tokens,
+            table=table,
+            gain=gain,
+            out=out,
+            gained=gained,
+            sums=sums,
+            count=len(tokens),
+            width=table.shape[1],
+            block=EMBEDDED,
+            **overlap(table.device),
+        )
+    return found
+
+
+@embed.register_fake
+def _(tokens: torch.Tensor, table: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return states_like(table.new_empty(len(tokens), table.shape[1]))
 
 
 def counters(outputs: int, device: torch.device) -> torch.Tensor:
@@ -206,13 +293,24 @@ def counters(outputs: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(triton.cdiv(outputs, OUTPUTS[0]) * triton.cdiv(ROWS[-1], MOST_ROWS), dtype=torch.int32, device=device)
 
 
+def counters_of(*modules: torch.nn.Module) -> list[torch.Tensor]:
+    """The counters of these modules' layers: of KernelLinear, and of quantised ones."""
+    layers = (layer for module in modules for layer in module.modules())
+    return [cast(torch.Tensor, layer.arrived) for layer in layers if hasattr(layer, "arrived")]
+
+
 class KernelLinear(torch.nn.Linear):
     """A linear layer that the kernel computes."""
 
     arrived: torch.Tensor  # from `counters`
 
+    @property
+    def weights(self) -> Weights:
+        """What `linear` takes."""
+        return Weights(self.weight, None, None, self.bias, self.arrived)
+
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return cast(torch.Tensor, linear(rows, self.weight, self.bias, self.arrived))
+        return cast(torch.Tensor, linear(rows, *self.weights))
 
     def apart(self) -> KernelLinear:
         """The layer for products that may run beside this one's: the same weights, and counters of its own."""

@@ -10,8 +10,12 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME, Layer
 from outrider.verify.model.attention.shape_probe import ShapeProbe
 from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.gpu.devices import Crossings, Placement, decoder_layers, split
-from outrider.verify.model.gpu.paged_cache import PagedCache
+from outrider.verify.model.gpu.graphs import GraphedForward
+from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
+from outrider.verify.model.gpu.triton_products import counters_of, use_kernel
+from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import random_model
@@ -125,3 +129,32 @@ def test_a_replay_of_a_captured_step_computes_other_rows(tiny_config: LlamaConfi
         states = cache.hidden.read(length, length + 2).cpu()
         assert torch.allclose(found, runner.forward(cache, batch).cpu(), atol=1e-4)
         assert torch.allclose(states, cache.hidden.read(length, length + 2).cpu(), atol=1e-4)
+
+
+def test_a_replay_clears_what_an_interrupted_product_has_counted(devices: Devices) -> None:
+    """Otherwise another program would add the parts of all splits, before they are there."""
+    torch.manual_seed(1)
+    shape = CacheShape.uniform(layers=1, kv_heads=1, head_dim=16, dtype=torch.bfloat16, device=FIRST)
+    layer, table = (
+        torch.nn.Linear(512, 64, False, FIRST, torch.bfloat16),
+        torch.randn(9, 512, dtype=torch.bfloat16, device=FIRST),
+    )
+    use_kernel([layer])
+    graphs = GraphedForward(
+        lambda tokens, *_, **__: layer(table[tokens]),
+        PagePool(shape, 1),
+        16,
+        1,
+        InvariantRange(2, 2),
+        None,
+        Crossings(layer, FIRST),
+    )
+    graphs.counters = counters_of(layer)
+    graphs.capture_rows(2, devices.capture)
+    cache = PagedCache(graphs._pool, 16)
+    cache.reserve(2)
+    for token in (3, 5):
+        graphs.counters[0].fill_(1)
+        found = graphs([Segment(cache, ForwardBatch.chain([token, token + 1]))]).float()
+        assert torch.allclose(found, table[token : token + 2].float() @ layer.weight.float().T, atol=0.1)
+        assert not graphs.counters[0].cpu().any()

@@ -3,6 +3,9 @@
 Without a GPU, the same forward runs uncaptured through Triton's interpreter.
 """
 
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,8 +18,9 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
+from outrider.verify.model.gpu import graphs as graphs_module
 from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
-from outrider.verify.model.gpu.graphs import GraphedForward
+from outrider.verify.model.gpu.graphs import Forward, GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.gpu.text_work import TextWork
 from outrider.verify.model.invariant_range import BLOCK, InvariantRange
@@ -32,15 +36,15 @@ POSITIONS = 200
 class Graphed:
     """The graphed forward of a runner's model, over a pool of its own."""
 
-    def __init__(self, runner: TorchRunner, rows: InvariantRange | None = None, capture: bool = True) -> None:
+    def __init__(
+        self, runner: TorchRunner, rows: InvariantRange | None = None, capture: bool = True, run: Forward | None = None
+    ) -> None:
         self.runner = runner
         self.pool = PagePool(runner.cache_shape, 12)
         for _, tensor in self.pool.parts:
             tensor.fill_(torch.nan)  # no row is read before it is written
-        groups = runner._attention_probe.groups
-        self.forward = GraphedForward(
-            partial(runner._run, keep=0), self.pool, POSITIONS, groups, rows, runner._tap, runner._crossings
-        )
+        groups, run = runner._attention_probe.groups, run or partial(runner._run, keep=0)
+        self.forward = GraphedForward(run, self.pool, POSITIONS, groups, rows, runner._tap, runner._crossings)
         if capture and runner.device.type == "cuda":
             self.forward.capture()
 
@@ -132,3 +136,46 @@ def test_positions_leave_out_what_pictures_before_the_rows_do_not_take() -> None
     inputs.set(list(pieces_of(cache, ForwardBatch.chain(torch.arange(30)), shift=12)), 32)
     assert inputs.positions[:30].tolist() == list(range(28, 58))
     assert inputs.rows[2, :30].tolist() == [40] * 24 + [64] * 6  # places in the text
+
+
+class RefusedCapture:
+    """A capture during which nothing may run, as CUDA refuses what needs the host. Implements `CudaCapture`'s methods."""
+
+    is_open = False
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        pass
+
+    def aside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @contextmanager
+    def __call__(self, device: torch.device) -> Iterator[Callable[[], None]]:
+        RefusedCapture.is_open = True
+        try:
+            yield lambda: None
+        finally:
+            RefusedCapture.is_open = False
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
+@pytest.mark.parametrize("when", ["capturing", "warming up"])
+def test_a_forward_that_cannot_be_captured_is_launched_kernel_by_kernel(
+    tiny_runner: TorchRunner, when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fails, run = True, partial(tiny_runner._run, keep=0)
+
+    def asks_the_host(*inputs: Any, **others: Any) -> torch.Tensor:
+        if fails and RefusedCapture.is_open == (when == "capturing"):
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return run(*inputs, **others)
+
+    monkeypatch.setattr(graphs_module, "CudaCapture", RefusedCapture)
+    graphs = Graphed(tiny_runner, InvariantRange(1, 4), capture=False, run=asks_the_host)
+    with caplog.at_level(logging.WARNING):
+        graphs.forward.capture()
+    [warning] = caplog.messages
+    assert warning.endswith("so kernels are launched one by one: operation not permitted when stream is capturing")
+    fails = False
+    expected, found = graphs.both(chain(3))
+    assert torch.allclose(found, expected, atol=1e-4)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.verify.model.cache.codec import decode
 from outrider.verify.model.cache.paging import OutOfPages, Rows
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
@@ -81,10 +82,12 @@ def test_forks_have_the_rows_that_are_to_be_moved() -> None:
     assert (joined(other) == 1.0).all()
 
 
-def test_rows_are_restored_in_other_pages() -> None:
-    pool = PagePool(SHAPE, 4)
+@pytest.mark.parametrize("coded", [None, torch.int8])
+def test_rows_are_restored_in_other_pages(coded: torch.dtype | None) -> None:
+    pool = PagePool(replace(SHAPE, coded=coded), 4)
     cache = filled(pool, 13)
     before = joined(cache).clone()
+    assert decode(before, 4, torch.float32).unique(dim=3).shape[3] == 13
     swapped = cache.swap_out()
     assert (pool.free, cache.length) == (4, 0)
     other = filled(pool, 3)

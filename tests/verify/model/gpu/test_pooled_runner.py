@@ -13,8 +13,8 @@ from outrider.verify import stream as streams
 from outrider.verify.model import invariance
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.paging import OutOfPages
-from outrider.verify.model.invariance import start
-from outrider.verify.model.invariant_range import InvariantRange
+from outrider.verify.model.invariance import Tree, start
+from outrider.verify.model.invariant_range import BLOCK, InvariantRange
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.server.worker.fakes import Rig, request
@@ -73,8 +73,8 @@ def test_a_prompt_is_read_into_pages(make: Callable[[torch.dtype], TorchRunner],
 @pytest.mark.parametrize(
     ("dtype", "rows", "trees"),
     [
-        pytest.param(torch.float32, 8, ((70, 2),), marks=pytest.mark.slow),
-        pytest.param(torch.bfloat16, 16, ((61, 5), (70, 12)), marks=pytest.mark.slow),
+        pytest.param(torch.float32, 8, (Tree(70, 2),), marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, 16, (Tree(61, 5), Tree(70, 12, beside=2)), marks=pytest.mark.slow),
     ],
 )
 def test_trees_beside_streams_have_the_bits_of_single_tokens(
@@ -82,7 +82,7 @@ def test_trees_beside_streams_have_the_bits_of_single_tokens(
     monkeypatch: pytest.MonkeyPatch,
     dtype: torch.dtype,
     rows: int,
-    trees: tuple[tuple[int, int], ...],
+    trees: tuple[Tree, ...],
 ) -> None:
     """In the range of one number of rows, which needs nothing of this machine's kernels but that places do not matter."""
     runner = make(dtype)
@@ -95,6 +95,34 @@ def test_trees_beside_streams_have_the_bits_of_single_tokens(
     assert runner.invariance == f"on, {rows} to {rows} rows, costs 4.0% of a step"
     assert (runner.draft_depth(60), runner.draft_nodes) == (3, rows - 1)
     assert runner.max_rows == rows
+
+
+@pytest.mark.slow
+def test_a_prompts_keys_and_values_do_not_depend_on_how_it_was_cut(make: Callable[[torch.dtype], TorchRunner]) -> None:
+    """In more rows than a graph has, in fewer than the range has, and across a block's end."""
+    runner, tokens = make(torch.bfloat16), list(range(3, 33))
+    runner.start(CONTEXT, InvariantRange(16, 16))
+    pages, logits = [], []
+    for cuts in ((30,), (17, 13), (12, 17, 1)):
+        cache, start = runner.new_cache(), BLOCK - 16
+        cache.fill(start, torch.Generator(runner.device).manual_seed(0))
+        for size in cuts:
+            read = cache.length - start
+            last = runner.forward(cache, chain(*tokens[read : read + size]), logits=False).clone()
+            cache.length += size
+        pages.append([torch.as_tensor(part).clone() for part in cache.parts(cache.length)])
+        logits.append(last)
+    for found, of_row in zip(pages[1:], logits[1:], strict=True):
+        assert all(torch.equal(part, first) for part, first in zip(found, pages[0], strict=True))
+        assert torch.equal(of_row, logits[0])
+
+
+def test_all_rows_of_a_long_chain_have_logits(make: Callable[[torch.dtype], TorchRunner]) -> None:
+    runner, tokens = make(torch.float32), range(3, 13)
+    expected = TorchRunner(runner.model, CONTEXT, started=False)
+    runner.start(CONTEXT, InvariantRange(8, 8))
+    found = runner.forward(runner.new_cache(), chain(*tokens))
+    assert torch.allclose(found, expected.forward(expected.new_cache(), chain(*tokens)), atol=1e-4)
 
 
 PROMPTS = {"a": 70, "b": 33, "c": 66}  # tokens

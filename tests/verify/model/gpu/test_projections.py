@@ -36,7 +36,7 @@ def test_layers_that_differ_stay_apart() -> None:
 
 def test_a_part_of_other_rows_is_of_another_product() -> None:
     first, second = torch.nn.Linear(8, 4), torch.nn.Linear(8, 6)
-    product = joined([first, second])
+    product = joined([first, second], False)
     assert product is not None
     merged = MergedLinear(product, [4, 6])
     part, rows, others = MergedPart(merged, 1), torch.randn(3, 8), torch.randn(3, 8)

@@ -65,6 +65,14 @@ def test_products_are_those_with_the_weights_unpacked(bits: int, inputs: int, ou
 
 
 @BITS
+def test_the_kernel_has_the_same_weights(bits: int) -> None:
+    """Rows that have one input each give the weights, in float32 where products are exact."""
+    dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+    blocks = quantized(layer(224, 70).to(dtype), bits, DEVICE)
+    assert torch.equal(blocks(torch.eye(224, dtype=dtype, device=DEVICE)), blocks.blocks.weights().to(dtype).T)
+
+
+@BITS
 def test_a_row_has_the_same_bits_in_any_number_of_rows(bits: int) -> None:
     blocks, rows = quantized(layer(320, 200), bits, DEVICE), torch.randn(ROWS[-1], 320, device=DEVICE).bfloat16()
     whole = blocks(rows)

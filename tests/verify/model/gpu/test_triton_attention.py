@@ -15,7 +15,7 @@ from outrider.verify.model.cache.shape import CacheShape, KVDtype
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu import text_work
 from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
-from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
+from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, PoolPart, by_plane, together
 from outrider.verify.model.gpu.text_work import FLOAT32_BLOCKS, HOPPER_BLOCKS, TextWork
 from outrider.verify.model.gpu.triton_attention import KernelAttention
 
@@ -35,7 +35,12 @@ CASES: list[Case] = [
     (4, 1, ((4, 77),), 80, 10, 30.0, False),
     (4, 2, ((6, 5),), 32, 2, None, True),  # the window is shorter than the tree is deep
 ]
-ALL: list[tuple[KVDtype, Case]] = [*(("auto", case) for case in CASES), ("int8", CASES[1]), ("fp8", CASES[6])]
+ALL: list[tuple[KVDtype, Case]] = [
+    *(("auto", case) for case in CASES),
+    ("int8", CASES[1]),
+    ("int8", CASES[6]),
+    ("fp8", CASES[6]),
+]
 # In the interpreter alone: on a GPU, the blocks of Hopper are for 16 bits, and float32 does not fit into its shared memory.
 ON_HOPPER: list[tuple[KVDtype, Case]] = [("auto", CASES[1]), ("int8", CASES[3]), ("auto", CASES[6])]
 
@@ -60,8 +65,8 @@ def fill_unwritten(pool: PagePool, caches: Sequence[PagedCache]) -> None:
     written = torch.zeros(len(pool) * pool.page_tokens, dtype=torch.bool, device=DEVICE)
     for cache in caches:
         written[cache.places(0, cache.length)] = True
-    rows = pool.parts[0].tensor.view(torch.uint8).movedim(4, 1)
-    rows[~written.view(len(pool), -1)] = 0xFF
+    for plane in pool.parts[0].planes:
+        plane.view(torch.uint8).movedim(4, 1)[~written.view(len(pool), -1)] = 0xFF
 
 
 def attend(
@@ -73,7 +78,7 @@ def attend(
     work = TextWork(pool.shape, len(padded[0]) // len(padded[1]), MOST_POSITIONS, [DEVICE])
     rows = DeviceRows(DEVICE, 136, len(pool), work)
     rows.set([piece for cache, batch in streams for piece in pieces_of(cache, batch)], count + 2)
-    out = KernelAttention(pool, [rows]).attend(layer, *padded)
+    out = KernelAttention(pool, [rows]).attend(layer, padded[0], padded[1], padded[2])
     assert not out[:, count:].any()  # of rows without a stream
     return out[:, :count]
 
@@ -98,7 +103,9 @@ def test_the_kernel_equals_the_reference(
 
     shape = replace(CacheShape.uniform(2, kv_heads, head_dim, torch.float32, DEVICE), coded=STORED[kv_dtype])
     pool = PagePool(shape, 20)
-    pool.parts[0].tensor[:] = noise_like(pool.parts[0].tensor, generator)
+    part = pool.parts[0]
+    for plane, values in zip(part.planes, by_plane(noise_like(part.tensor, generator), part.planes), strict=True):
+        plane.copy_(values)
     layer = Layer(1, head_dim**-0.5, window, softcap, noise(heads) if has_sinks else None)
     count = sum(rows for rows, _ in sizes)
     inputs = [noise(count, each, head_dim).transpose(0, 1) for each in (heads, kv_heads, kv_heads)]  # as models do
@@ -112,7 +119,7 @@ def test_the_kernel_equals_the_reference(
         streams.append((cache, random_tree(rows, generator)))
         references.append(reference)
     fill_unwritten(pool, [cache for cache, _ in streams])
-    before = pool.parts[0].tensor.clone()
+    before = PoolPart(0, part.tensor.clone())
     found = attend(pool, streams, layer, *inputs)
     start = 0
     for (cache, batch), reference in zip(streams, references, strict=True):
@@ -122,15 +129,14 @@ def test_the_kernel_equals_the_reference(
         assert torch.allclose(found[:, start:end], expected, atol=tolerance)
         for at, place in enumerate(cache.places(cache.length, cache.length + len(batch)), cache.length):
             page, row = divmod(place, pool.page_tokens)
-            written, expected = (
-                each.view(torch.uint8) for each in (pool.parts[0].tensor[page, 1, :, :, row], reference.tensor[1, :, :, at])
-            )
+            new = together([plane[page, 1, :, :, row] for plane in part.planes])
+            written, expected = (each.view(torch.uint8) for each in (new, reference.tensor[1, :, :, at]))
             assert (written == expected).double().mean() >= (0.98 if kv_dtype == "fp8" else 1.0)
-            pool.parts[0].tensor[page, 1, :, :, row] = before[page, 1, :, :, row]
+            for plane, old in zip(part.planes, before.planes, strict=True):
+                plane[page, 1, :, :, row] = old[page, 1, :, :, row]
         start = end
-    assert torch.equal(
-        pool.parts[0].tensor.view(torch.uint8), before.view(torch.uint8)
-    )  # the new rows are written, and nothing else
+    # The new rows are written, and nothing else.
+    assert torch.equal(part.tensor.view(torch.uint8), before.tensor.view(torch.uint8))
 
 
 @pytest.mark.parametrize(
@@ -189,5 +195,5 @@ def test_nan_in_a_key_reaches_the_row(at: int) -> None:
     one = ForwardBatch.chain(torch.zeros(1, dtype=torch.int64))
     rows = DeviceRows(DEVICE, 136, len(pool), TextWork(pool.shape, 1, MOST_POSITIONS, [DEVICE]))
     rows.set(list(pieces_of(cache, one)), 3)
-    found = KernelAttention(pool, [rows]).attend(Layer(0, 0.2), *inputs)
+    found = KernelAttention(pool, [rows]).attend(Layer(0, 0.2), inputs[0], inputs[1], inputs[2])
     assert found[:, 0].isnan().all()

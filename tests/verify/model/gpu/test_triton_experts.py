@@ -53,7 +53,7 @@ class Mixture(NamedTuple):
         if bits < 16:
             blocks = [Blocks.of(each, bits) for [each] in packed]
             weights = [each.weights().bfloat16().view(shape) for each, shape in zip(blocks, shapes, strict=True)]
-            packed = [[part for part in each if part is not None] for each in blocks]
+            packed = [[part for part in each[1:] if part is not None] for each in blocks]
         biases = [torch.randn(shape[:2], device=DEVICE).bfloat16() for shape in shapes] if way == "clamped" else []
         return Mixture(weights[0], weights[1], biases, (packed[0], packed[1]), way, counters(hidden, DEVICE))
 
@@ -220,7 +220,7 @@ def test_logits_are_transformers(name: str) -> None:
 @pytest.mark.parametrize(("name", "bits"), [("qwen3_moe", 4), ("gpt_oss", 8)])
 def test_experts_of_fewer_bits(name: str, bits: int) -> None:
     """Logits are those of a model whose experts have the rounded weights."""
-    model = model_of(name, hidden_size=64, intermediate_size=64, moe_intermediate_size=64)
+    model = model_of(name, hidden_size=128, intermediate_size=128, moe_intermediate_size=128)
     rounded, tokens = copy.deepcopy(model), families.text_of(5)[None].to(DEVICE)
     before = weight_size(model)
     for mixture, expected in zip(mixtures_of(model), mixtures_of(rounded), strict=True):

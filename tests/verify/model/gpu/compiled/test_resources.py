@@ -15,7 +15,7 @@ from outrider.verify.model.gpu.text_work import SPLIT_KEYS, SPLITS_PER_SIZE, att
 from outrider.verify.model.gpu.triton_attention import OWN_STAGES, own_limits
 from outrider.verify.model.gpu.triton_experts import ADDED_ROWS, stages_of, work_of
 from outrider.verify.model.gpu.triton_experts import OUTPUTS as EXPERT_OUTPUTS
-from outrider.verify.model.gpu.triton_products import INPUTS, Gpu, Tile, splits_of
+from outrider.verify.model.gpu.triton_products import AHEAD, INPUTS, Gpu, Tile, splits_of
 from outrider.verify.model.gpu.triton_sampling import BLOCK, CHOICE_BLOCK, CHOICE_WARPS, LOW_BITS, SLOTS, WARPS
 from tests.verify.model.gpu.compiled.compiling import GFX942, LOCAL_BYTES, SHARED_BYTES, Variant, usages
 
@@ -44,17 +44,26 @@ def attention(
     registers = own_limits(16, head_dim, dtype, 1 if CACHES[cache] else dtype.itemsize, capability).get("maxnreg")
     text = {"block_rows": blocks[0], "block_keys": blocks[1]}
     own = {"own_rows": 16, "own_keys": blocks[1], "has_sinks": window > 0}
+    pdl = {"pdl": capability >= 90}
+    kinds |= dict.fromkeys(("query_gain", "key_gain", "turned"), f"*{kind}") | {
+        "angles": "*fp32",
+        "positions": "*i64",
+        "epsilon": "fp32",
+    }
+    rotations = [{"kv_heads": 8, "rotary_dim": dim, "has_gains": dim > 0} for dim in (0, head_dim)]
+    sizes |= pdl
     return [
         Variant(capability, "kernels", "attend_text", kinds, {**scores, **sizes, **splits, **text}),
         Variant(capability, "kernels", "attend_own", kinds, {**scores, **sizes, **splits, **own}, 4, OWN_STAGES, registers),
-        Variant(capability, "kernels", "write", kinds, sizes),
+        *(Variant(capability, "kernels", "write", kinds, sizes | each) for each in rotations),
     ]
 
 
-def products(capability: int, dtype: torch.dtype, bits: int = 16) -> list[Variant]:
-    """The kernel of linear layers, for few and many rows and outputs."""
+def products(capability: int, dtype: torch.dtype, bits: int = 16, levels: int = -1, epilogue: int = 0) -> list[Variant]:
+    """The kernel of linear layers, for few and many rows and outputs; `levels` and `epilogue` as there."""
     kinds = dict.fromkeys(("rows", "weight", "bias", "out"), f"*{TYPES[dtype]}") | {"partial": "*fp32", "arrived": "*i32"}
-    kinds |= {"scales": "*fp16", "minimums": "*fp16"} | ({} if bits == 16 else {"weight": "*i8" if bits == 8 else "*u8"})
+    kinds |= dict.fromkeys(("residual", "gain", "gained"), f"*{TYPES[dtype]}") | dict.fromkeys(("sums", "next_sums"), "*fp32")
+    kinds |= {"epsilon": "fp32", "scales": "*fp16", "minimums": "*fp16"} | ({} if bits == 16 else {"weight": "*i16"})
     variants = []
     gpu = Gpu(132, SHARED_BYTES.get(capability, LOCAL_BYTES), capability)
     for count, outputs in ((1, 4096), (64, 4096), (136, 4096), (72, 128_256), (136, 128_256), (256, 128_256)):
@@ -67,7 +76,11 @@ def products(capability: int, dtype: torch.dtype, bits: int = 16) -> list[Varian
             "block_inputs": tile.inputs,
             "splits": splits,
             "split_inputs": 4096 // splits,
-            "has_bias": True,
+            "has_bias": levels < 0,
+            "levels": levels,
+            "epilogue": epilogue,
+            "pdl": capability >= 90,
+            "ahead": AHEAD if capability >= 90 else 0,
         }
         stages = tile.stages(gpu.shared_bytes, tile.block_bytes(bits))
         variants.append(Variant(capability, "product_kernels", "multiply", kinds, sizes, tile.warps, stages))
@@ -154,6 +167,11 @@ CASES: dict[str, tuple[int, Callable[[int], list[Variant]]]] = {
     "heads of 64 with a window": (FEW_BYTES, partial(attention, dtype=BFLOAT16, head_dim=64, window=32)),
     "heads of 256 with a window": (FEW_BYTES, partial(attention, dtype=BFLOAT16, head_dim=256, window=32)),
     **{f"products of {bits} bits": (NUMBER_BYTES, partial(products, dtype=BFLOAT16, bits=bits)) for bits in (16, 8, 4)},
+    **{
+        f"gates of {bits} bits": (FEW_BYTES, partial(products, dtype=BFLOAT16, bits=bits, levels=6, epilogue=1))
+        for bits in (16, 4)
+    },
+    **{f"residuals of {bits} bits": (FEW_BYTES, partial(products, dtype=BFLOAT16, bits=bits, epilogue=2)) for bits in (16, 4)},
     **{f"experts of {bits} bits": (NUMBER_BYTES, partial(experts, dtype=BFLOAT16, bits=bits)) for bits in (16, 8, 4)},
     "delta rule": (256, partial(recurrence, key_dim=128, value_dim=128, is_delta=True)),
     "Mamba": (256, partial(recurrence, key_dim=256, value_dim=64, is_delta=False)),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.model import fake_cuda as fake
 from bench.model.fake_cuda import Device, fake_cuda, fake_model
 from outrider.verify.errors import ModelError
 from outrider.verify.heads.loading import layer_config
@@ -14,6 +15,7 @@ from outrider.verify.heads.model import HeadModel
 from outrider.verify.heads.networks import EagleHead
 from outrider.verify.model import quantization
 from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.gpu import experts
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
@@ -108,6 +110,24 @@ def test_a_model_is_captured_at_the_start(monkeypatch: pytest.MonkeyPatch) -> No
         runner.pages = 4
         runner.start(CONTEXT)
     assert len(starts) == 1
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+@pytest.mark.parametrize(("capability", "is_captured"), [((8, 9), False), ((9, 0), True), ((10, 3), True), ((12, 0), False)])
+def test_experts_are_captured_where_their_products_need_no_host(
+    capability: tuple[int, int], is_captured: bool, is_ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_ours:  # as those of families whose gates our kernels do not compute
+        monkeypatch.setattr(experts, "way_of", lambda _: None)
+    starts: list[GraphedForward] = []
+    monkeypatch.setattr(GraphedForward, "capture", lambda graphed: starts.append(graphed))
+    monkeypatch.setattr(fake, "CAPABILITY", capability)
+    with fake_cuda():
+        model = fake_model(test_architectures.config_of("qwen3_moe", NAME))
+        runner = TorchRunner(model, CONTEXT, compile="off", started=False)
+        runner.pages = 4
+        runner.start(CONTEXT)
+    assert bool(starts) == (is_captured or is_ours)
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "gpt_oss"])

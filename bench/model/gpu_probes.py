@@ -1,0 +1,168 @@
+"""What a GPU itself does: the price of launches, and of products by the sizes of their tiles. Needs Triton."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import cuda as gdc
+
+from outrider.verify.model.gpu import triton_products
+from outrider.verify.model.gpu.quantized import quantized
+from outrider.verify.model.gpu.triton_products import Tile, use_kernel
+
+NODES = 400  # of the graph of launches
+COPIED_BYTES = 3e8  # of a product's weights, so that the cache holds none
+SHAPES = {"qkv": (4096, 6144), "o": (4096, 4096), "gate_up": (4096, 28672), "down": (14336, 4096)}
+COUNTS = (1, 16, 64)
+
+
+def seconds_of(work: Callable[[], Any]) -> float:
+    """Seconds that the GPU takes for it, by events."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def replayed(work: Callable[[], Any]) -> float:
+    """Seconds of work in a graph: the median of some replays."""
+    work()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        work()
+    graph.replay()
+    return statistics.median(seconds_of(graph.replay) for _ in range(7))
+
+
+@triton.jit
+def add_one(values: Any, count: Any, dependent: tl.constexpr, block: tl.constexpr) -> None:
+    if dependent:
+        gdc.gdc_launch_dependents()
+        gdc.gdc_wait()
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    tl.store(values + at, tl.load(values + at, at < count) + 1.0, at < count)
+
+
+def gaps() -> dict[str, Any]:
+    """Microseconds of a small kernel in a graph of many, launched after its predecessor's end, and before."""
+    values = torch.zeros(132 * 128, device="cuda")
+
+    def chain(dependent: bool) -> None:
+        for _ in range(NODES):
+            add_one[132,](values, values.numel(), dependent, 128, num_warps=4, launch_pdl=dependent)
+
+    found = {}
+    for name, dependent in (("plain_us", False), ("dependent_us", True)):
+        values.zero_()
+        found[name] = round(1e6 * replayed(partial(chain, dependent)) / NODES, 3)
+        found[name.replace("us", "right")] = len(values.unique()) == 1
+    return found
+
+
+class Job(NamedTuple):
+    """A product to time: of a layer of SHAPES, by rows and sizes of tiles."""
+
+    name: str
+    bits: int
+    rows: int
+    outputs: int = 0  # of a tile; 0 = as the rule has it
+    stages: int = 0
+    ahead: int = triton_products.AHEAD
+
+    @property
+    def label(self) -> str:
+        return f"{self.outputs}x{self.stages}, {self.ahead}" if self.outputs else "rule"
+
+
+def jobs_of(name: str, bits: int, count: int) -> list[Job]:
+    """The rule, other tiles, and other numbers of lines ahead."""
+    tiles = [Job(name, bits, count, outputs, stages) for outputs in (64, 128) for stages in (3, 4)]
+    lines = [Job(name, bits, count, 64, 3, ahead) for ahead in (0, 4, 16)] if bits == 16 else []
+    return [Job(name, bits, count), *tiles, *lines]
+
+
+def products() -> dict[str, Any]:
+    """Microseconds of a layer's products by bits, rows and tile, beside cuBLAS's; and the best over what the rule chose."""
+    cases = [(name, bits, count) for bits in (16, 8, 4) for name in SHAPES for count in COUNTS]
+    with ProcessPoolExecutor(14, get_context("spawn")) as pool:
+        list(pool.map(compiled, [job for case in cases for job in jobs_of(*case)], chunksize=4))
+    times: dict[str, dict[str, float]] = {}
+    for name, bits, count in cases:
+        layers, rows = layers_of(name, bits), torch.randn(count, SHAPES[name][0], dtype=torch.bfloat16, device="cuda")
+        found = {job.label: timed(job, layers, rows) for job in jobs_of(name, bits, count)}
+        if bits == 16:
+            found["cublas"] = by_library(layers, rows)
+        times[f"{name}, {bits} bits, {count} rows"] = {label: round(1e6 * value, 2) for label, value in found.items()}
+    shares = [min(value for label, value in each.items() if label != "cublas") / each["rule"] for each in times.values()]
+    return {"us": times, "best_over_rule": round(statistics.mean(shares), 3)}
+
+
+def by_library(layers: Sequence[Any], rows: torch.Tensor) -> float:
+    """Seconds of a product by cuBLAS."""
+    return replayed(lambda: [torch.nn.functional.linear(rows, layer.weight) for layer in layers]) / len(layers)
+
+
+def layers_of(name: str, bits: int) -> list[Any]:
+    """As many layers as hold more than a cache does."""
+    inputs, outputs = SHAPES[name]
+    copies = max(2, int(COPIED_BYTES / (inputs * outputs * bits / 8)))
+    return [layer_of(torch.randn(outputs, inputs, dtype=torch.bfloat16, device="cuda"), bits) for _ in range(copies)]
+
+
+def layer_of(weight: torch.Tensor, bits: int) -> Any:
+    """A layer with this weight."""
+    layer = torch.nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    if bits < 16:
+        return quantized(layer, bits, weight.device)
+    use_kernel([layer])
+    return layer
+
+
+def compiled(job: Job) -> None:
+    """Compiles the kernel of a job."""
+    inputs, outputs = SHAPES[job.name]
+    layer = layer_of(torch.zeros(outputs, inputs, dtype=torch.bfloat16, device="cuda"), job.bits)
+    with tiles_of(job):
+        layer(torch.zeros(job.rows, inputs, dtype=torch.bfloat16, device="cuda"))
+    torch.cuda.synchronize()
+
+
+def timed(job: Job, layers: Sequence[Any], rows: torch.Tensor) -> float:
+    """Seconds of a product."""
+    with tiles_of(job):
+        return replayed(lambda: [layer(rows) for layer in layers]) / len(layers)
+
+
+@contextmanager
+def tiles_of(job: Job) -> Iterator[None]:
+    """Products inside have the tiles of this job."""
+    rule = Tile.of
+
+    def tile(*arguments: Any, **named: Any) -> Tile:
+        usual = rule(*arguments, **named)
+        inputs = 64 if job.bits != 4 and (job.outputs > 64 or usual.rows == 128) else 128
+        return usual._replace(outputs=job.outputs, inputs=inputs, warps=4 if job.outputs == 64 else 8)
+
+    def stages(_: Tile, shared_bytes: int, block_bytes: int) -> int:
+        return max(2, min(job.stages, shared_bytes // block_bytes))
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(triton_products, "AHEAD", job.ahead))
+        if job.outputs:
+            stack.enter_context(patch.object(Tile, "of", staticmethod(tile)))
+            stack.enter_context(patch.object(Tile, "stages", stages))
+        yield

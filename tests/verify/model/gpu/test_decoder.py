@@ -1,0 +1,150 @@
+"""The forward of few launches: transformers' logits, the same bits for a row in any number of rows, and what it is for."""
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from bench.model.fake_cuda import fake_cuda, fake_model
+from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.gpu import decoder
+from outrider.verify.model.gpu.decoder import Decoder, angles_of, decoder_of
+from outrider.verify.model.gpu.graphs import GraphedForward
+from outrider.verify.model.gpu.paged_cache import PagePool
+from outrider.verify.model.gpu.projections import use_kernels
+from outrider.verify.model.gpu.quantized import quantized
+from outrider.verify.model.gpu.row_counts import ROWS
+from outrider.verify.model.load_options import Quantization, Quantize
+from outrider.verify.model.loading import prepare, start_model
+from outrider.verify.model.quantization import layer_bits
+from outrider.verify.model.segment import Segment
+from outrider.verify.model.torch_runner import TorchRunner
+from tests.verify.model.gpu.conftest import DEVICE
+from tests.verify.model.gpu.test_graphs import FORK, POSITIONS, PREFIX, Graphed, chain
+from tests.verify.model.test_architectures import ARCHITECTURES, config_of, make
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+FUSED = ["llama", "llama, llama3 rope", "llama, yarn", "llama, dynamic rope", "mistral", "qwen2", "qwen3"]
+CONTEXT = 64
+WARNING = "the fused forward computes other logits than transformers' on this GPU"
+# Of errors: the interpreter cuts numbers off where a GPU rounds them.
+TOLERANCE = 1.25 if DEVICE.type == "cuda" else 1.6
+# The launches of a layer, and of the embedding and the logits.
+LAUNCHES, BESIDE = 7, 2
+
+
+def fused(
+    name: str, bits: Quantize = "none", tapped: bool = False, sizes: dict[str, int] | None = None
+) -> tuple[PreTrainedModel, Graphed, TorchRunner]:
+    """A float32 model, its fused forward in bfloat16, and the runner of transformers' one."""
+    reference = make(name, NAME, **SIZES | (sizes or {})).to(DEVICE)
+    model = make(name, NAME, **SIZES | (sizes or {})).to(DEVICE)
+    model.load_state_dict(reference.state_dict())
+    for each in (reference, model):
+        prepare(each, None)
+    model = model.bfloat16()
+    for layer, width in layer_bits(Quantization(bits), model).items() if bits != "none" else ():
+        blocks = quantized(model.get_submodule(layer), width, DEVICE)
+        model.set_submodule(layer, blocks)
+        reference.get_submodule(layer).weight = torch.nn.Parameter(blocks.blocks.weights(), requires_grad=False)
+    use_kernels(model)
+    runner = TorchRunner(model, started=False)
+    if tapped:
+        runner.tap_hidden((1, 3))
+    run = decoder_of(model, POSITIONS, runner._tap)
+    assert isinstance(run, Decoder)
+    return reference, Graphed(runner, run=run, capture=False), runner
+
+
+def read(forward: Graphed | TorchRunner, batch: ForwardBatch) -> torch.Tensor:
+    """The batch's logits after PREFIX."""
+    if isinstance(forward, Graphed):
+        cache = forward.filled()[1]
+        return forward(Segment(cache, batch)).float().clone()
+    cache = forward.new_cache()
+    forward.forward(cache, ForwardBatch.chain(PREFIX), logits=False)
+    cache.commit(list(range(len(PREFIX))))
+    found: torch.Tensor = forward.forward(cache, batch).float()
+    return found.clone()
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("batch", [chain(5), FORK])
+def test_logits_are_as_near_to_the_weights_as_transformers(name: str, batch: ForwardBatch) -> None:
+    reference, graphs, runner = fused(name)
+    exact = read(TorchRunner(reference, started=False), batch)
+    found, usual = (float((read(each, batch) - exact).norm()) for each in (graphs, runner))
+    assert found <= TOLERANCE * usual
+
+
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_quantised_weights(bits: Quantize) -> None:
+    reference, graphs, _ = fused("qwen2", bits)
+    exact = read(TorchRunner(reference, started=False), chain(5))
+    assert float((read(graphs, chain(5)) - exact).norm() / exact.norm()) < 0.08 * TOLERANCE
+
+
+@pytest.mark.parametrize("sizes", [{}, {"hidden_size": 128, "intermediate_size": 320}])
+def test_a_row_has_the_same_bits_in_any_number_of_rows(sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, graphs, _ = fused("qwen3", sizes=sizes)
+    tokens, empty = torch.arange(ROWS[-1]) % 90 + 3, torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **how: unset(empty(*size, **how)))
+    found = {count: rows_of(graphs, tokens[:count]) for count in (1, 2, 9, 72, 129)}
+    assert all(torch.equal(logits, found[129][:count]) for count, logits in found.items())
+
+
+def unset(memory: torch.Tensor) -> torch.Tensor:
+    """Memory as kernels may find it."""
+    return memory.fill_(torch.nan) if memory.is_floating_point() else memory
+
+
+def rows_of(graphs: Graphed, tokens: torch.Tensor) -> torch.Tensor:
+    """The logits of siblings: rows that attend to the prefix and themselves."""
+    count = len(tokens)
+    batch = ForwardBatch(tokens.numpy(), torch.zeros(count, dtype=torch.int64).numpy(), torch.eye(count).bool().numpy())
+    return read(graphs, batch)
+
+
+def test_hidden_states_are_those_of_the_layers() -> None:
+    _, graphs, runner = fused("llama", tapped=True)
+    read(graphs, chain(3))
+    assert runner._tap is not None
+    found = runner._tap.states[:3].float().clone()
+    read(runner, chain(3))
+    expected = runner._tap.states.float()
+    assert float((found - expected).norm() / expected.norm()) < 0.02
+
+
+@pytest.mark.parametrize("name", sorted({*ARCHITECTURES} - {*FUSED}))
+def test_other_decoders_are_left_to_transformers(name: str) -> None:
+    model = make(name, NAME).bfloat16()
+    use_kernels(model)
+    assert decoder_of(model, POSITIONS) is None
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_launches_of_a_layer(name: str) -> None:
+    with fake_cuda() as device:
+        runner = TorchRunner(fake_model(config_of(name, NAME, **SIZES)), POSITIONS, started=False)
+        run = decoder_of(runner.model, POSITIONS)
+        assert run is not None
+        forward = GraphedForward(run, PagePool(runner.cache_shape, 4), POSITIONS, 2)
+        device.launches = 0
+        device.operations.clear()
+        forward._run(16)
+        kernels = device.launches + 2 * device.operations["outrider.tree_attention.default"]
+    assert kernels == LAUNCHES * 4 + BESIDE
+
+
+def test_a_forward_that_a_gpu_computes_wrongly_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(TorchRunner, "in_pages", True)
+    model = make("qwen3", NAME, **SIZES).to(DEVICE).bfloat16()
+    use_kernels(model)
+    for angles, is_fused in ((angles_of, True), (lambda *given: angles_of(*given).roll(1, 0), False)):
+        monkeypatch.setattr(decoder, "angles_of", angles)
+        runner = TorchRunner(model, CONTEXT, compile="off", started=False)
+        start_model(runner, "model", CONTEXT)
+        assert runner.is_fused == is_fused
+        assert [message.partition(",")[0] for message in caplog.messages] == [WARNING] * (not is_fused)
