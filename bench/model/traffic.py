@@ -27,6 +27,7 @@ from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.gpu.text_work import SPLIT_KEYS, split_count
+from outrider.verify.model.gpu.triton_experts import splits_of as splits_of_down
 from outrider.verify.model.gpu.triton_products import splits_of
 from outrider.verify.model.invariant_range import BLOCK
 from outrider.verify.model.recurrent.mixers import Mixer
@@ -35,20 +36,12 @@ from outrider.verify.sampling.acceptance import Keyed
 from outrider.verify.sampling.topk import likeliest
 from outrider.verify.sampling_params import SamplingParams
 
-PRODUCTS = {"linear", "linear_residual", "matmul", "mm", "addmm", "bmm", "_grouped_mm", "grouped_mm"}
+PRODUCTS = {"linear", "linear_residual", "matmul", "mm", "addmm", "bmm"}
 # The kernels behind one operation of ours.
-KERNELS = {
-    "tree_attention": 3,
-    "experts": 3,
-    "choose_experts": 1,
-    "embed": 1,
-    "recurrent_scan": 2,
-    "recurrent_convolution": 1,
-    "likeliest_tokens": 2,
-    "choose_tokens": 3,
-}
+KERNELS = {"tree_attention": 3, "recurrent_scan": 2, "recurrent_convolution": 1, "likeliest_tokens": 2, "choose_tokens": 3}
+KERNELS |= {"choose_experts": 1, "experts": 3, "embed": 1}
 # These, too, are kernels of their own in code that torch.compile fuses.
-UNFUSED = {"sort", "topk", "histc", "cumsum"}
+UNFUSED = {"sort", "topk", "cumsum"}
 # Operations that read as much of their first tensor as they return.
 GATHERS = {"embedding", "embed", "index", "index_select", "gather"}
 
@@ -72,10 +65,9 @@ class Operation:
 class Recorder(Device):
     """Keeps the operations of a forward, and in which compiled layer they are."""
 
-    def __init__(self, experts: float, context: int, number: int = 1) -> None:
-        """`experts` is the share of `number` experts' weights that is read; `context` is the length of the text in tokens."""
+    def __init__(self, experts: float, context: int) -> None:
+        """`experts` is the share of the experts' weights that is read; `context` is the length of the text in tokens."""
         super().__init__()
-        self._number = number
         self._experts, self._context = experts, context
         self._weights = set[int]()  # storages
         self.reset()
@@ -115,36 +107,39 @@ class Recorder(Device):
             self._product(name, inputs, outputs)
         elif name == "tree_attention":
             self._attention(*inputs[:4])
-        elif name == "experts":
+        elif name == "experts" and self._weights:
             self._mixture(inputs, outputs[0])
         elif name in ("embed", "choose_experts"):
-            self.counts.add("elementwise", sum(sizes) + sum(writes), 1)
+            self.counts.add("elementwise", sum(sizes) + sum(writes), KERNELS[name])
         elif name in KERNELS:
             self.counts.add("attention", sum(sizes) + sum(writes), KERNELS[name])
 
     def _product(self, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        """Counts only a share of experts' weights. Products without weights are in the rotary embedding, and tiny."""
+        """Products without weights are in the rotary embedding, and tiny."""
         stored = [each for each, storage in zip(inputs, storages(inputs), strict=True) if storage in self._weights]
         out, written = outputs[0], sum(each.nbytes for each in outputs)
         if not stored:
             self.counts.add("linear", written + sum(each.nbytes for each in inputs), 1)
             return
         weights = max(stored, key=torch.Tensor.numel)
-        read = weights.nbytes * (self._experts if name.endswith("grouped_mm") else 1.0)
         moved = written + sum(each.nbytes for each in inputs if each is not weights and each.is_floating_point())
         if name.startswith("linear") and (splits := splits_of(weights.shape[1], len(weights))) > 1:
             moved += 2 * splits * out.numel() * 4  # each part is written and read
-        self.counts.add("linear", read + moved, 1)
-        self.counts.weight_bytes += read
-        self.counts.flops += 2 * out.numel() * weights.numel() / (out.shape[-1] * (len(weights) if weights.dim() == 3 else 1))
+        self.counts.add("linear", weights.nbytes + moved, 1)
+        self.counts.weight_bytes += weights.nbytes
+        self.counts.flops += 2 * out.numel() * weights.numel() / out.shape[-1]
 
     def _mixture(self, inputs: list[torch.Tensor], out: torch.Tensor) -> None:
-        """Counts a share of the weights; a row's activations are small beside them."""
-        index, weights = inputs[1], [each for each in inputs if each.dim() == 2 and each.nbytes > out.nbytes]
+        """A share of the experts' weights; and what each expert of a row makes, in two steps, which is written and read."""
+        rows, index = inputs[:2]
+        weights = [each for each, storage in zip(inputs, storages(inputs), strict=True) if storage in self._weights]
+        gate_up, down = weights[:2]
+        splits = splits_of_down(down.shape[1], rows.shape[1], index.shape[1])
+        parts = index.numel() * (2 * down.shape[1] * rows.itemsize + 2 * splits * rows.shape[1] * 4)
         read = self._experts * sum(each.nbytes for each in weights)
-        self.counts.add("linear", read + sum(each.nbytes for each in inputs[:3]) + out.nbytes, 2 if len(out) == 1 else 3)
+        self.counts.add("linear", read + rows.nbytes + out.nbytes + parts, KERNELS["experts"] - (len(rows) == 1))
         self.counts.weight_bytes += read
-        self.counts.flops += 2 * index.numel() * sum(each.numel() for each in weights) / self._number
+        self.counts.flops += 2 * index.numel() * (gate_up.numel() + down.numel()) / (len(down) / rows.shape[1])
 
     def _attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pool: torch.Tensor) -> None:
         """The text's keys and values; the new rows; each row's parts of the text, float32, which are written and read."""
@@ -212,7 +207,7 @@ def count_step(config: Any, nodes: int, context: int) -> Counts:
     Rows are padded to the next captured number. Experts are read as if rows chose them evenly and independently.
     """
     rows = next(rows for rows in ROWS if rows > nodes)
-    recorder = Recorder(share_of_experts(config, nodes + 1), context, getattr(config, "num_experts", None) or 1)
+    recorder = Recorder(share_of_experts(config, nodes + 1), context)
     with fake_cuda(recorder):
         runner = TorchRunner(fake_model(config), context, compile="off", started=False)
         groups = runner._attention_probe.groups

@@ -29,6 +29,7 @@ HAS_PTX = tl.constexpr(torch.version.hip is None and not triton.knobs.runtime.in
 PLAIN, SWIGLU, RESIDUAL = map(tl.constexpr, range(3))
 # The columns of a part of a row's sum of squares.
 SUMMED, SUMMED_LEVELS = tl.constexpr(64), tl.constexpr(6)
+FEW_ROWS = tl.constexpr(64)
 # A line of a GPU's caches.
 LINE_BYTES = tl.constexpr(128)
 
@@ -289,7 +290,8 @@ def multiply(
     squares, more_squares = 0.0, 0.0
     if levels >= 0:
         columns: tl.constexpr = inputs // SUMMED
-        squares = sums_of_rows(sums, row, count, columns, 1 << levels)
+        if block_rows <= FEW_ROWS:  # read while the products are computed; those of more rows would take too many registers
+            squares = sums_of_rows(sums, row, count, columns, 1 << levels)
         if more_rows:
             more_squares = sums_of_rows(sums, more, count, columns, 1 << levels)
     # A constant number of blocks lets the compiler keep products in flight.
@@ -303,6 +305,8 @@ def multiply(
             found = add_product(found, weights, rows, row, at, count, row_stride, inputs, part_inputs)
             if more_rows:
                 found_more = add_product(found_more, weights, rows, more, at, count, row_stride, inputs, part_inputs)
+    if levels >= 0 and block_rows > FEW_ROWS:
+        squares = sums_of_rows(sums, row, count, inputs // SUMMED, 1 << levels)
     is_last = True
     if splits > 1:
         _store(partial + split * count * outputs, tl.trans(found), row, output, count, outputs)

@@ -14,7 +14,7 @@ import torch
 import triton
 
 from outrider.verify.model.attention.interface import Layer
-from outrider.verify.model.gpu import kernels
+from outrider.verify.model.gpu import kernels, writing_kernels
 from outrider.verify.model.gpu.device_rows import DeviceRows
 from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.text_work import HOPPER, MIN_BLOCK_ROWS, SPLITS_PER_SIZE, attend_blocks
@@ -95,7 +95,7 @@ def tree_attention(
     scores = {"scaling": scaling, "softcap": softcap or 1.0, "capped": softcap > 0.0, "window": window}
     with on_device(query.device):
         written = kv_heads + (0 if angles is None else len(query))
-        kernels.write[written, count](**queries, **rotation, **keys, **values, **page, **inputs, kv_heads=kv_heads)
+        writing_kernels.write[written, count](**queries, **rotation, **keys, **values, **page, **inputs, kv_heads=kv_heads)
         return _attend(turned, kv_heads, sinks, capability, tables=tables, **page, **shared, **scores)
 
 

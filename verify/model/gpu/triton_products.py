@@ -65,15 +65,19 @@ class Tile(NamedTuple):
     warps: int
 
     @staticmethod
-    def of(count: int, outputs: int, splits: int, gpu: Gpu, bits: int = 16, itemsize: int = 2) -> Tile:
+    def of(count: int, outputs: int, splits: int, gpu: Gpu, bits: int = 16, itemsize: int = 2, is_plain: bool = True) -> Tile:
         """The tile for a product of `count` rows. `itemsize` is the size in bytes of an element of the rows.
+
+        Unless it `is_plain`, more than a bias becomes of outputs, for which the largest tiles leave no registers.
 
         Weights are read from memory once, but each tile reads the rows again, from the L2 cache. With many rows, this traffic
         limits the product, so the tile is chosen for which the busiest multiprocessor reads the fewest bytes. With few rows,
         many small programs hide the latency of memory better.
         """
-        # Two blocks of float32 rows must fit into any shared memory, and the sums of all parts into Blackwell's tensor memory.
-        is_narrow = (bits < 16 and itemsize > 2) or (bits == 4 and gpu.capability in BLACKWELL)
+        # Two blocks of float32 rows must fit into any shared memory, the sums of all parts into Blackwell's tensor memory, and
+        # what becomes of outputs into the registers.
+        is_tight = (bits == 4 and gpu.capability in BLACKWELL) or (not is_plain and gpu.capability not in ROOMY)
+        is_narrow = bits < 16 and (itemsize > 2 or is_tight)
         most = MOST_ROWS // 2 if is_narrow else MOST_ROWS
         rows, more_rows = min(most, max(LEAST_ROWS, triton.next_power_of_2(count))), 0
         if 0 < count - rows // 2 <= LEAST_ROWS < rows // 2:
@@ -91,7 +95,7 @@ class Tile(NamedTuple):
 
         if rows + more_rows <= FEW_ROWS:
             return tile(OUTPUTS[0])
-        sizes = OUTPUTS if itemsize == 2 and gpu.fits(rows + more_rows, bits) else OUTPUTS[:2]
+        sizes = OUTPUTS if is_plain and itemsize == 2 and gpu.fits(rows + more_rows, bits) else OUTPUTS[:2]
         tiles = [tile(size) for size in sizes if 2 * tile(size).block_bytes(bits, itemsize) <= gpu.shared_bytes]
         return min(tiles, key=lambda each: each.busiest_bytes(count, outputs, splits, gpu, bits, itemsize))
 
@@ -156,7 +160,8 @@ def _multiply(rows: torch.Tensor, weights: Weights, out: torch.Tensor, epilogue:
     outputs, bits, bias, arrived = len(weights.values), weights.bits, weights.bias, weights.arrived
     overlaps = overlap(rows.device)
     splits, gpu = splits_of(inputs, outputs), gpu_of(rows.device)
-    tile = Tile.of(count, outputs, splits, gpu, bits, rows.itemsize)
+    is_plain = epilogue == kernels.PLAIN.value and others.get("sums") is None
+    tile = Tile.of(count, outputs, splits, gpu, bits, rows.itemsize, is_plain)
     partial = torch.empty(splits * count * outputs if splits > 1 else 0, dtype=torch.float32, device=rows.device)
     grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(count, tile.rows + tile.more_rows), splits)
     if splits > 1 and len(arrived) < grid[0] * grid[1]:  # a picture in one forward

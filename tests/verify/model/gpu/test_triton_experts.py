@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from outrider.verify.model.gpu.experts import KernelExperts, KernelRouter, form_of, quantize_experts, use_experts, way_of
 from outrider.verify.model.gpu.graphs import can_capture
+from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.gpu.quantized import Blocks
 from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.gpu.triton_experts import choose_experts, counters, experts, splits_of, work_of
@@ -235,10 +236,23 @@ def test_experts_of_fewer_bits(name: str, bits: int) -> None:
     assert count == before[1] and size < before[0] / 2
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_rows_of_a_mixture_do_not_depend_on_others(name: str) -> None:
+    """With the router, whose inputs are split."""
+    model = model_of(name, hidden_size=512, num_hidden_layers=1).bfloat16()
+    use_kernels(model)
+    mixture: Any = model.model.layers[0].mlp
+    rows = torch.randn(1, 64, 512, device=DEVICE).bfloat16()
+    whole, *_ = out if isinstance(out := mixture(rows), tuple) else (out,)
+    for count in (1, 2, 8, 33):
+        found, *_ = out if isinstance(out := mixture(rows[:, :count]), tuple) else (out,)
+        assert torch.equal(found, whole[:, :count]), count
+
+
 def test_a_mixture_is_compiled_as_a_whole() -> None:
     mixture, rows = model_of("qwen3_moe").model.layers[0].mlp, torch.randn(1, 5, 32, device=DEVICE)
     use_experts(mixture)
-    compiled = torch.compile(mixture, backend="aot_eager", fullgraph=True, dynamic=True)
+    compiled: Any = torch.compile(mixture, backend="aot_eager", fullgraph=True, dynamic=True)
     with torch.inference_mode():
         assert torch.equal(compiled(rows), mixture(rows))
 

@@ -46,6 +46,7 @@ class Usage:
     stack_bytes: int  # of a thread; more than 0 if registers are spilled
     shared_bytes: int
     tensor_core_instructions: int
+    waits_first: bool = False  # whether it waits for the kernel before, and touches no memory until then
 
 
 def usages(variants: Sequence[Variant]) -> list[Usage]:
@@ -93,7 +94,9 @@ def usage(variant: Variant) -> Usage:
         instructions = tool(folder / "nvdisasm", file.name)
     assert found is not None
     matrix = len(re.findall(TENSOR_CORE_INSTRUCTIONS, instructions))
-    return Usage(int(found[1]), int(found[2]), compiled.metadata.shared, matrix)
+    before, wait, _ = compiled.asm["ptx"].partition("griddepcontrol.wait")
+    waits_first = bool(wait) and not re.search(r"\b(?:ld|st|atom|red|cp\.async\S*)\.(?:\w+\.)*global", before)
+    return Usage(int(found[1]), int(found[2]), compiled.metadata.shared, matrix, waits_first)
 
 
 def is_aligned(name: str, kind: str) -> bool:

@@ -55,7 +55,7 @@ def attention(
     return [
         Variant(capability, "kernels", "attend_text", kinds, {**scores, **sizes, **splits, **text}),
         Variant(capability, "kernels", "attend_own", kinds, {**scores, **sizes, **splits, **own}, 4, OWN_STAGES, registers),
-        *(Variant(capability, "kernels", "write", kinds, sizes | each) for each in rotations),
+        *(Variant(capability, "writing_kernels", "write", kinds, sizes | each) for each in rotations),
     ]
 
 
@@ -68,7 +68,7 @@ def products(capability: int, dtype: torch.dtype, bits: int = 16, levels: int = 
     gpu = Gpu(132, SHARED_BYTES.get(capability, LOCAL_BYTES), capability)
     for count, outputs in ((1, 4096), (64, 4096), (136, 4096), (72, 128_256), (136, 128_256), (256, 128_256)):
         splits = splits_of(4096, outputs)
-        tile = Tile.of(count, outputs, splits, gpu, bits)
+        tile = Tile.of(count, outputs, splits, gpu, bits, is_plain=levels < 0 and epilogue == 0)
         sizes = {"block_rows": tile.rows, "more_rows": tile.more_rows, "block_outputs": tile.outputs}
         sizes |= {
             "inputs": 4096,
