@@ -271,7 +271,6 @@ def bench_gpu(
     only: Annotated[str, typer.Option(help="Parts to measure, separated by commas; all by default.")] = "",
 ) -> None:
     """Check and measure everything that needs a GPU, in minutes. Exit code 2 without one."""
-    with errors_as_sentences():
-        from bench import gpu_first
+    from bench import gpu_first
 
-        gpu_first.run(gpu_first.chosen_parts(only), out)
+    gpu_first.main(out, only)

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import typer
 from rich.console import Console
 
 from bench import report
 from bench.model import gpu_kernels, gpu_probes, gpu_streams
 from bench.model.bandwidth import read_bytes_per_second
 from bench.model.shapes import random_runner
+from bench.options import errors_as_sentences
 from bench.plan import PROMPTS, BenchError, Plan, read_prompts
 from outrider.server.settings import Settings
 from outrider.verify.measurement import any_tokens
@@ -262,7 +264,11 @@ def chosen_parts(only: str) -> list[str]:
     return names
 
 
-if __name__ == "__main__":
-    from bench.cli import app
+def main(out: Path = Path("outrider-gpu.json"), only: str = "") -> None:
+    """Check and measure everything that needs a GPU, in minutes. Exit code 2 without one."""
+    with errors_as_sentences():
+        run(chosen_parts(only), out)
 
-    app(["gpu", *sys.argv[1:]])
+
+if __name__ == "__main__":
+    typer.run(main)
