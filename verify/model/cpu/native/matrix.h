@@ -6,6 +6,7 @@
 #pragma once
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 
 #include "format.h"
 
@@ -78,6 +79,14 @@ inline void put_scales(const Format& format, Scales kind, char* to, int lane, co
     else ((uint16_t*)to)[group * PANEL + lane] = scales[group];
 }
 
+// Values of TOGETHER inputs, in equal parts of 32 bits.
+inline uint32_t spread(const uint8_t* values) {
+  uint32_t found = values[0] | (uint32_t)values[1] << 16;
+  if (TOGETHER == 4) std::memcpy(&found, values, 4);
+  return found;
+}
+constexpr uint32_t SPREAD_ONE = TOGETHER == 4 ? 0x01010101 : 0x00010001;
+
 // The format is known when this is compiled: its divisions would take most of the time.
 template <const Format& FORMAT>
 inline void put_block(const PackedBlock& block, int lane, const Values& from) {
@@ -88,10 +97,11 @@ inline void put_block(const PackedBlock& block, int lane, const Values& from) {
   put_scales(format, format.scales, block.scales, lane, from.scales);
   if (format.minimums) put_scales(format, format.minimum_scales(), block.minimums, lane, from.minimums);
   uint32_t low[LOW] = {}, high[HIGH + 1] = {};
-  for (int i = 0; i < BLOCK; i++) {
-    if (format.bits == 8) block.bytes[byte_place(i, lane)] = (int8_t)from.values[i];
-    low[i / in_word(LOW)] |= (from.values[i] & ((1u << LOW) - 1)) << shift_of(i, LOW);
-    if constexpr (HIGH > 0) high[i / in_word(HIGH)] |= (uint32_t)(from.values[i] >> LOW) << shift_of(i, HIGH);
+  for (int i = 0; i < BLOCK; i += TOGETHER) {
+    if (format.bits == 8) std::memcpy(block.bytes + byte_place(i, lane), from.values + i, TOGETHER);
+    const uint32_t values = spread(from.values + i);
+    low[i / in_word(LOW)] |= (values & SPREAD_ONE * ((1 << LOW) - 1)) << shift_of(i, LOW);
+    if constexpr (HIGH > 0) high[i / in_word(HIGH)] |= (values >> LOW & SPREAD_ONE * ((1 << HIGH) - 1)) << shift_of(i, HIGH);
   }
   if (format.bits == 8) return;
   for (int word = 0; word < LOW; word++) block.low[word * PANEL + lane] = low[word];

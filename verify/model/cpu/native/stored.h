@@ -35,15 +35,19 @@ constexpr Place place_of(int block, int i) {
 // Reads lower bits, and higher ones, of a block.
 template <int KIND>
 inline void read_values(int block, const uint8_t* low, const uint8_t* high, Values& to) {
-  for (int i = 0; i < BLOCK; i++) {
-    const Place place = place_of<KIND>(block, i);
-    int more = 0;
-    if (KIND == Q5_0 || KIND == Q5_1) more = high[i / 8] >> i % 8 & 1;
-    if (KIND == Q5_K) more = high[i] >> block & 1;
-    if (KIND == Q6_K) more = high[block / 4 * 32 + i] >> block % 4 * 2 & 3;
-    if (KIND == Q3_K) more = high[i] >> block & 1;
-    constexpr int bits = FORMATS[KIND - INT8].low();
-    to.values[i] = (uint8_t)((low[place.byte] >> place.shift & ((1 << bits) - 1)) | more << bits);
+  // Values whose bytes follow each other are read together.
+  constexpr int RUN = place_of<KIND>(0, BLOCK / 2).byte ? BLOCK : BLOCK / 2;
+  for (int first = 0; first < BLOCK; first += RUN) {
+    const Place place = place_of<KIND>(block, first);
+    for (int i = first; i < first + RUN; i++) {
+      int more = 0;
+      if (KIND == Q5_0 || KIND == Q5_1) more = high[i / 8] >> i % 8 & 1;
+      if (KIND == Q5_K) more = high[i] >> block & 1;
+      if (KIND == Q6_K) more = high[block / 4 * 32 + i] >> block % 4 * 2 & 3;
+      if (KIND == Q3_K) more = high[i] >> block & 1;
+      constexpr int bits = FORMATS[KIND - INT8].low();
+      to.values[i] = (uint8_t)((low[place.byte + i - first] >> place.shift & ((1 << bits) - 1)) | more << bits);
+    }
   }
 }
 
