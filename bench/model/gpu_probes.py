@@ -116,7 +116,7 @@ def by_library(layers: Sequence[Any], rows: torch.Tensor) -> float:
 
 
 def layers_of(name: str, bits: int) -> list[Any]:
-    """As many layers as hold more than a cache does."""
+    """Layers whose weights are more than the cache holds."""
     inputs, outputs = SHAPES[name]
     copies = max(2, int(COPIED_BYTES / (inputs * outputs * bits / 8)))
     return [layer_of(torch.randn(outputs, inputs, dtype=torch.bfloat16, device="cuda"), bits) for _ in range(copies)]

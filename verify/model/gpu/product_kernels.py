@@ -141,7 +141,7 @@ def _store(target, values, row, output, count, outputs):
 
 @triton.jit
 def folded(values, times: tl.constexpr):
-    """Adds neighbours in pairs, so many times; [rows, columns] to [rows, columns / 2^times].
+    """Adds neighbours in pairs, `times` times: [rows, columns] to [rows, columns / 2^times].
 
     The order of a sum does not depend on where a program's threads have the numbers, as that of `tl.sum` does.
     """
@@ -233,7 +233,7 @@ def enter(pdl: tl.constexpr):
 
 @triton.jit
 def _fetch(weight, output, outputs, start, inputs: tl.constexpr, bits: tl.constexpr, lines: tl.constexpr):
-    """Brings so many lines of each output's weights, from the input `start` on, to the cache that multiprocessors share."""
+    """Brings `lines` lines of each output's weights, from input `start` on, to the cache that multiprocessors share."""
     numbers: tl.constexpr = inputs if bits == 16 else (inputs + GROUP - 1) // GROUP * (GROUP * bits // 16)  # of 16 bits
     number = tl.minimum(start * bits // 16 + tl.arange(0, lines) * (LINE_BYTES // 2), numbers - 1)
     line = weight + tl.minimum(output, outputs - 1).to(tl.int64)[:, None] * numbers + number[None, :]

@@ -7,7 +7,7 @@ programs of all blocks first collect those (`weigh` and `keep`), and then one pr
   distances from the largest logit. Those within the first distance that suffices are collected.
 - Without filters, the tokens of the best scores are among each block's best, up to rounding.
 
-If there is no room for so many, the program reads the whole row instead. Its filters keep the logits up to a border: the tokens
+If there is no room for them, the program reads the whole row instead. Its filters keep the logits up to a border: the tokens
 above it, and of those at it the first ones. It is found bit by bit, by sums over the tokens.
 
 Triton is an optional dependency: import this module lazily.

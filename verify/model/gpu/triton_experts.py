@@ -37,7 +37,7 @@ class Work(NamedTuple):
 
 
 def work_of(rows: int, chosen: int, experts: int) -> Work:
-    """The pieces of so many rows that choose `chosen` of the experts each. Neither number changes a row's bits."""
+    """The pieces of `rows` rows that choose `chosen` of the experts each. Neither number changes a row's bits."""
     slots = rows * chosen
     tile = min(MOST_SLOTS, max(LEAST_ROWS, triton.next_power_of_2(2 * slots // experts)))
     return Work(min(slots, min(experts, slots) + slots // tile), tile)
