@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeGuard
 
 import torch
 
 
 class PackedLayer(torch.nn.Module):
-    """Replaces a torch.nn.Linear; only the packed weights and the bias are kept.
-
-    `multiply` is a function of the rows, `packed`, the tensors of `constants` and the bias.
-    """
+    """Replaces a torch.nn.Linear, [..., N, in_features] to [..., N, out_features]; of it, only the bias is kept."""
 
     is_quantized = False
     kernel = ""  # name of the kernel, for people
 
-    def __init__(self, multiply: Callable[..., torch.Tensor], linear: torch.nn.Linear, packed: torch.Tensor) -> None:
+    def __init__(self, linear: torch.nn.Linear, device: torch.device) -> None:
+        """`device` is that of the packed weights."""
         super().__init__()
         self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, linear.weight.dtype
         # Some models ask for its data type and device; one that computes with it is refused.
-        self.weight = torch.empty(0, dtype=self.dtype, device=packed.device)
-        self.bias, self.packed, self.multiply = linear.bias, packed, multiply
-        self.constants: tuple[torch.Tensor, ...] = ()
+        self.weight = torch.empty(0, dtype=self.dtype, device=device)
+        self.bias = linear.bias
         self.nbytes = 0  # bytes of the weights
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """[..., N, in_features] to [..., N, out_features]."""
-        return self.multiply(rows, self.packed, *self.constants, self.bias)
 
 
 def is_plain(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:

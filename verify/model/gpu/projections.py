@@ -94,7 +94,7 @@ def joined(layers: Sequence[torch.nn.Module | None], in_turns: bool) -> torch.nn
     """
     blocks = [layer for layer in layers if isinstance(layer, BlockLinear)]
     if len(blocks) == len(layers):
-        kinds = {(each.in_features, each.bias is None, each.dtype, each.blocks.bits, each.packed.device) for each in blocks}
+        kinds = {(each.in_features, each.bias is None, each.dtype, each.blocks.bits, each.weight.device) for each in blocks}
         return BlockLinear.joined(blocks, in_turns) if len(kinds) == 1 else None
     plain = [layer for layer in layers if has_plain_weights(layer)]
     alike = {(each.in_features, each.bias is None, each.weight.dtype, each.weight.device) for each in plain}

@@ -130,16 +130,16 @@ class BlockLinear(PackedLayer):
     kernel, is_quantized = "Triton", True
 
     def __init__(self, linear: torch.nn.Linear, blocks: Blocks) -> None:
-        from outrider.verify.model.gpu.triton_products import Weights, counters  # only needed on a GPU
-        from outrider.verify.model.gpu.triton_products import linear as multiply
+        from outrider.verify.model.gpu import triton_products as products  # Triton is only needed on a GPU
 
-        super().__init__(multiply, linear, blocks.words)
-        self.blocks = blocks
-        self.weights = Weights(*blocks[1:], self.bias, counters(len(blocks.words), blocks.words.device))
+        super().__init__(linear, blocks.words.device)
+        self.blocks, self._product = blocks, products.linear
+        self.weights = products.Weights(*blocks[1:], self.bias, products.counters(len(blocks.words), blocks.words.device))
         self.nbytes = sum(each.nbytes for each in blocks[1:] if each is not None)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.multiply(rows, *self.weights)
+        found: torch.Tensor = self._product(rows, *self.weights)
+        return found
 
     @property
     def arrived(self) -> torch.Tensor:

@@ -18,13 +18,13 @@ class NativeLinear(PackedLayer):
     kernel = "compiled library"
 
     def __init__(self, linear: torch.nn.Linear, weights: Weights) -> None:
-        super().__init__(self._multiply, linear, torch.empty(0))
+        super().__init__(linear, torch.device("cpu"))
         self.weights, self.nbytes, self.is_quantized = weights, weights.nbytes, weights.kind.is_quantized
         self.bias = None if linear.bias is None else torch.nn.Parameter(linear.bias.detach().float(), requires_grad=False)
 
-    def _multiply(self, rows: torch.Tensor, _: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
         values = rows.float().contiguous().view(-1, self.in_features).numpy()
-        found = multiply(Engine.shared(), self.weights.matrix, values, None if bias is None else bias.data_ptr())
+        found = multiply(Engine.shared(), self.weights.matrix, values, None if self.bias is None else self.bias.data_ptr())
         return torch.from_numpy(found).view(*rows.shape[:-1], self.out_features).to(rows.dtype)
 
 

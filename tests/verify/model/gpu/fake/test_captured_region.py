@@ -45,7 +45,7 @@ def captured(name: str, devices: Sequence[torch.device], quantize: Quantize = "n
         finish_quantization(model, Quantization(quantize), Placement(model, devices))
         assert quantize == "none" or not any(weight.dim() == 3 for weight in model.parameters())  # experts have few bits, too
         assert bool(packed_layers(model)) == (quantize != "none")
-        assert all(layer.packed.device in devices for layer in packed_layers(model))
+        assert all(layer.weight.device in devices for layer in packed_layers(model))
         runner = TorchRunner(model, CONTEXT, compile="off", started=False)
         pool = PagePool(runner.cache_shape, 4)
         groups = runner._attention_probe.groups
