@@ -101,7 +101,7 @@ def byte_level(vocabulary: Vocabulary) -> Model:
     splits, whole_words = found[0]
 
     def build() -> Tokenizer:
-        tokenizer = Tokenizer(BPE(dict(vocabulary.ids), vocabulary.merges(), ignore_merges=whole_words))
+        tokenizer = Tokenizer(BPE(*vocabulary.ids_and_merges(), ignore_merges=whole_words))
         words = [pre_tokenizers.Split(Regex(split), "isolated") for split in splits]
         in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Sequence([*words, in_bytes]), decoder
@@ -119,8 +119,7 @@ def sentencepiece(vocabulary: Vocabulary) -> Model:
     decoder = decoders.Sequence([*pieces, *([decoders.Strip(" ", left=1)] if has_prefix else [])])
 
     def build() -> Tokenizer:
-        merges = vocabulary.merges()
-        model = BPE(dict(vocabulary.ids), merges, unk_token=vocabulary.unknown, fuse_unk=True, byte_fallback=True)
+        model = BPE(*vocabulary.ids_and_merges(), unk_token=vocabulary.unknown, fuse_unk=True, byte_fallback=True)
         tokenizer, spaces = Tokenizer(model), normalizers.Replace(" ", SPACE)
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if has_prefix else spaces
         tokenizer.decoder = decoder

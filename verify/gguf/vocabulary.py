@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -69,18 +68,19 @@ class Vocabulary:
         texts = {name: str(text) for name, text in templates.items()}
         return texts if len(texts) > 1 else next(iter(texts.values()), None)
 
-    def merges(self) -> list[tuple[str, str]]:
-        """The pairs to merge, first the best: as listed, or else as the tokens' scores imply."""
+    def ids_and_merges(self) -> tuple[dict[str, int], list[tuple[str, str]]]:
+        """The ids by token, and the pairs to merge, first the best: as listed, or else as the tokens' scores imply."""
+        ids = {token: id for id, token in enumerate(self.tokens)}
         listed: Sequence[str] | None = self.get("merges")
         if listed is None:
-            return list(self._implied_merges())
-        pairs, known = (merge.partition(" ") for merge in listed), {*self.tokens}
-        return [(left, right) for left, _, right in pairs if left in known and right in known and left + right in known]
+            return ids, list(self._implied_merges(ids))
+        pairs = (merge.partition(" ") for merge in listed)
+        return ids, [(left, right) for left, _, right in pairs if left in ids and right in ids and left + right in ids]
 
-    def _implied_merges(self) -> Iterator[tuple[str, str]]:
+    def _implied_merges(self, ids: Mapping[str, int]) -> Iterator[tuple[str, str]]:
         scores = self.get("scores")
         tokens = [*self.tokens]
-        known, ids = {tokens[id] for id in np.flatnonzero(self.types == NORMAL)}, dict(zip(tokens, count(), strict=False))
+        known = {tokens[id] for id in np.flatnonzero(self.types == NORMAL)}
         order = np.lexsort((np.arange(len(scores)), -np.array(scores, np.float64)))  # of equal scores, the smaller id is first
         for id in order.tolist():
             token = tokens[id]

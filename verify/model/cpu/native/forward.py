@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from outrider.verify.model.cache.host_cache import HostCache
 from outrider.verify.model.cpu.native.adapter import NativeAdapter
 from outrider.verify.model.cpu.native.decoder import Decoder
+from outrider.verify.model.cpu.native.huge_pages import mapped
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.states import NativeStates
 from outrider.verify.model.cpu.native.structures import CachedPart, Stream, Tap
@@ -44,7 +45,7 @@ class NativeForward:
         """The logits of the segments' rows, one segment after the other, [M, V]; valid until the next call."""
         kept = sum(segment.kept for segment in segments)
         if len(self._logits) < kept:
-            self._logits = np.empty((kept, self._decoder.head.outputs), np.float32)
+            self._logits = self._rows(2 * kept)
         states, tap = None, Tap(0, None, None)
         if self._tapped is not None:
             width = max(1, len(self._tapped)) * self._decoder.architecture.hidden
@@ -65,6 +66,11 @@ class NativeForward:
         if states is not None:
             keep_hidden(states, segments)
         return self._logits[:kept]
+
+    def _rows(self, count: int) -> NDArray[np.float32]:
+        """Memory for logits, [count, V]. In a mapping, rows that are never used take none, and smaller ones leave no holes."""
+        width = self._decoder.head.outputs
+        return mapped(count * width * np.dtype(np.float32).itemsize).view(np.float32).reshape(count, width)
 
     def _parts_of(self, cache: HostCache) -> ctypes.Array[CachedPart]:
         """The addresses of each layer's keys and values in the cache."""

@@ -120,9 +120,27 @@ def test_a_library_of_other_kinds_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert not structures.fit(library)
 
 
+@pytest.mark.parametrize("outputs", [1, 50])
 @pytest.mark.parametrize("kind", STORED)
-def test_blocks_of_a_file_keep_their_values(engine: Engine, kind: Kind) -> None:
-    blocks = random_blocks(kind, 50, 768)
-    weights = Weights(engine, kind, 50, 768)
-    weights.pack_blocks(blocks)
-    assert torch.equal(unpacked(weights), torch.from_numpy(dequantized(kind, blocks)))
+def test_blocks_of_a_file_keep_their_values_in_every_variant(kind: Kind, outputs: int) -> None:
+    blocks = random_blocks(kind, outputs, 768)
+    for file in runnable():
+        weights = Weights(Engine(2, load(file)), kind, outputs, 768)
+        weights.pack_blocks(blocks)
+        assert torch.equal(unpacked(weights), torch.from_numpy(dequantized(kind, blocks))), file.name
+
+
+@pytest.mark.parametrize("kind", [Kind.INT8, Kind.INT4])
+def test_weights_on_the_steps_of_a_block_are_packed_as_a_file_has_them(engine: Engine, kind: Kind) -> None:
+    levels = torch.randint(-127, 128, (40, 24, 32)) if kind == Kind.INT8 else torch.randint(0, 16, (40, 24, 32))
+    levels[..., :2] = torch.tensor([-127, 127] if kind == Kind.INT8 else [0, 15])  # the whole range, so that no step is lost
+    minimum = torch.zeros(()) if kind == Kind.INT8 else torch.tensor(-0.5)
+    scale = torch.tensor(0.0625)
+    fields = [scale, minimum][: 1 if kind == Kind.INT8 else 2]
+    head = np.tile(np.array(fields, np.float16).view(np.uint8), (40, 24, 1))
+    values = levels.numpy().astype(np.uint8)
+    body = values if kind == Kind.INT8 else values[..., :16] | values[..., 16:] << 4
+    stored = Weights(engine, kind, 40, 768)
+    stored.pack_blocks(np.concatenate([head, body], -1).reshape(40, -1))
+    rounded = rounded_to(engine, kind, (levels * scale + minimum).flatten(1))
+    assert np.array_equal(rounded.data, stored.data)
