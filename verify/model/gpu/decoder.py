@@ -5,7 +5,7 @@ the next product divides its outputs. Queries and keys are rotated where keys ar
 number where they are computed. All kernels give a row the same bits in any number of rows.
 
 Takes decoders that norm with RMS before attention and before a feed-forward part of gates and values, and add both to the
-residual: Llama, Mistral, Qwen2, Qwen3, SmolLM3 and others; transformers' own forward computes all other models.
+residual: Llama, Mistral, Qwen2, Qwen3 and others; transformers' own forward computes all other models.
 """
 
 from __future__ import annotations
