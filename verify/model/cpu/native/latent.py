@@ -10,6 +10,7 @@ from typing import Any
 from outrider.verify.model.architecture.description import Latent, Layer
 from outrider.verify.model.cpu.native import structures
 from outrider.verify.model.cpu.native.packing import Packer, order, stored_as
+from outrider.verify.model.cpu.native.weights import PANEL
 from outrider.verify.model.stored import Stored
 
 # Names of tensors in files.
@@ -17,8 +18,8 @@ QUERY, QUERY_DOWN, QUERY_UP, QUERY_NORM = "attn_q", "attn_q_a", "attn_q_b", "att
 KEY, KEY_NORM, OUTPUT = "attn_kv_a_mqa", "attn_kv_a_norm", "attn_output"
 KEY_UP, VALUE_UP, BOTH_UP = "attn_k_b", "attn_v_b", "attn_kv_b"
 NAMES = (QUERY, QUERY_DOWN, QUERY_UP, QUERY_NORM, KEY, KEY_NORM, OUTPUT, KEY_UP, VALUE_UP, BOTH_UP)
-# Outputs of a head are whole panels (vector.h), and what is normed are multiples of SUMMED.
-PANEL, SUMMED = 32, 16
+# What is normed are multiples of this, and outputs of a head are whole panels.
+SUMMED = 16
 
 
 def fits(known: Latent) -> bool:

@@ -15,9 +15,9 @@ from outrider.verify.model.architecture.config import read_config
 from outrider.verify.model.architecture.description import Architecture
 from outrider.verify.model.architecture.metadata import read_entries
 from outrider.verify.model.architecture.standard import is_tied, text_config
-from outrider.verify.model.cpu.native.decoder import pack, supports
+from outrider.verify.model.cpu.native.decoder import Decoder, pack, supports
 from outrider.verify.model.cpu.native.library import Engine, compiled_library
-from outrider.verify.model.cpu.native.packed_file import PackedFile, file_of
+from outrider.verify.model.cpu.native.packed_file import NOT_KEPT, PackedFile, file_of
 from outrider.verify.model.cpu.native.packing import Precision
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import Kind
@@ -153,14 +153,29 @@ def build(
     if not supports(known):
         return None
     rounding = precision(options.quantization, options.dtype)
-    file = PackedFile(file_of(options.packed_folder if files else None, files, known, rounding))
-    decoder = pack(known, tensors, Engine.shared(), rounding, file)
+    path = file_of(options.packed_folder if files else None, files, known, rounding)
+    decoder, file = packed(known, tensors, rounding, path, sum(each.stat().st_size for each in files))
     if decoder is None:
         return None
-    file.save_later()
     runner = NativeRunner(decoder, options.path, dtype, ends, options.context_tokens, options.kv_dtype)
-    runner.held_bytes, runner.maps_weights = file.taken, file.is_filled
+    runner.held_bytes, runner.maps_weights = file.taken, file.is_mapped
     return runner
+
+
+def packed(
+    known: Architecture, tensors: Tensors, rounding: Precision, path: Path | None, nbytes: int
+) -> tuple[Decoder | None, PackedFile]:
+    """The decoder, and its weights: in the file at `path`, or in new memory if they cannot be kept there.
+
+    `nbytes` are those of the model's files.
+    """
+    try:
+        with PackedFile(path, nbytes) as file:
+            return pack(known, tensors, Engine.shared(), rounding, file), file
+    except OSError as error:
+        log.info(NOT_KEPT, error)
+    file = PackedFile()
+    return pack(known, tensors, Engine.shared(), rounding, file), file
 
 
 def precision(quantization: Quantization, dtype: str) -> Precision:

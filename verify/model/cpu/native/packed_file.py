@@ -1,21 +1,24 @@
 """The packed weights of a model in a file, which later starts and other servers map instead of packing them again.
 
 A file has the weights one after the other in the order in which they are packed, each at a multiple of ALIGNMENT. Its name says
-which model, which rounding and which variant of the library it is for. It is written beside and then named, so it is whole.
+which model, which rounding and which variant of the library it is for. It is written under another name first, so it is whole.
 Imports no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import mmap
 import os
 import shutil
+import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +29,8 @@ from outrider.verify.model.cpu.native.library import compiled_library, variant
 
 log = logging.getLogger("outrider.worker")
 # The version of the files. It changes with the layout of packed weights.
-FORMAT, SUFFIX = 2, ".packed"
+FORMAT, SUFFIX, PARTIAL = 2, ".packed", ".partial"
+NOT_KEPT = "the packed weights are not kept: %s"
 # Smaller models are packed in a moment.
 LEAST_BYTES = 64 << 20
 # All files of a folder, and the share of the free disk that a new one may take. Those that were used longest ago are removed.
@@ -34,55 +38,104 @@ MOST_BYTES, FREE_SHARE = 64 << 30, 0.5
 # What names a file's content: its size and time, and this much of its beginning.
 READ_BYTES = 1 << 20
 
+# Packs weights into a place, or else into memory that is used for each part. Yields the parts, one after the other.
+Parts: TypeAlias = Callable[[NDArray[np.uint8] | None], Iterator[NDArray[np.uint8]]]
+
 
 class PackedFile:
-    """Memory for a model's weights: of its file if there is one, and else new memory, which `save` writes to that file."""
+    """Memory of a model's weights: a mapped file, which is written first if it is absent, or new memory without a file.
 
-    def __init__(self, file: Path | None = None) -> None:
-        """All memory is new if there is no `file`. `taken` are the bytes of all weights so far."""
-        self._file, self.taken, self._new = file, 0, list[NDArray[np.uint8]]()
+    A new file is written while it is mapped, and never through its mapping: a disk that is full is an OSError.
+    """
+
+    def __init__(self, file: Path | None = None, nbytes: int = 0) -> None:
+        """`nbytes` are about those of the weights. Few of them, or too many for the disk, get new memory. Raises OSError."""
+        self._file, self.taken = file, 0  # bytes of all weights so far
         self._content = None if file is None else mapped(file)
+        self._new: int | None = None  # the descriptor of a file that is written
+        if file is not None and self._content is None and nbytes >= LEAST_BYTES:
+            self._create(file.parent, nbytes)
+
+    def _create(self, folder: Path, nbytes: int) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        room = min(MOST_BYTES, int(FREE_SHARE * shutil.disk_usage(folder).free))
+        if nbytes > room:
+            return
+        make_room(folder, nbytes)
+        self._new, self._partial = tempfile.mkstemp(PARTIAL, dir=folder)
+        try:  # weights keep their addresses, and the sum of their bytes is known at last
+            os.truncate(self._new, room)
+            self._content = np.frombuffer(mmap.mmap(self._new, room, access=mmap.ACCESS_READ), np.uint8)
+        except OSError:
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        assert self._new is not None
+        os.close(self._new)
+        Path(self._partial).unlink(missing_ok=True)
+
+    def __enter__(self) -> PackedFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Keeps a new file if all weights are packed; a thread waits for the disk."""
+        if self._new is None:
+            return
+        if kind is None and self.taken:
+            os.truncate(self._new, self.taken)
+            arguments = (self._new, self._partial, self._file)
+            threading.Thread(target=keep, args=arguments, daemon=True, name="outrider-packed").start()
+        else:
+            self._drop()
 
     @property
-    def is_filled(self) -> bool:
-        """Whether memory that is taken has the weights."""
+    def is_mapped(self) -> bool:
+        """Whether the weights are a file's."""
         return self._content is not None
 
-    def take(self, size: int) -> NDArray[np.uint8]:
-        """Memory of the next weights, uint8 [size]. Raises ModelError if the file ends before."""
+    def take(self, size: int, parts: Parts) -> NDArray[np.uint8]:
+        """The next weights, uint8 [size]; `parts` packs them, unless the file has them.
+
+        Raises ModelError if the file ends before, and OSError if the disk has no room for them.
+        """
         start, self.taken = self.taken, self.taken + padded(size)
         if self._content is None:
             found = HugePages.shared().take(size)
-            self._new.append(found)
+            for _ in parts(found):
+                pass
             return found
         if self.taken > len(self._content):
+            if self._new is not None:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._partial)
             raise ModelError(f"{str(self._file)!r} is damaged; remove it.")
+        if self._new is not None:
+            for part in parts(None):
+                write(self._new, part.data)
+            write(self._new, memoryview(bytes(padded(size) - size)))
         return self._content[start : start + size]
 
-    def save_later(self) -> None:
-        """Writes new weights to the file, in a thread of its own."""
-        if self._file is not None and self._new and sum(map(len, self._new)) >= LEAST_BYTES:
-            threading.Thread(target=self._save, args=(self._file, self._new), daemon=True, name="outrider-packed").start()
-        self._new = []
 
-    @staticmethod
-    def _save(file: Path, parts: list[NDArray[np.uint8]]) -> None:
-        partial = file.with_suffix(f".{os.getpid()}.partial")
-        try:
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            size = sum(padded(len(part)) for part in parts)
-            if size > min(MOST_BYTES, FREE_SHARE * shutil.disk_usage(file.parent).free):
-                return
-            make_room(file.parent, size)
-            with partial.open("wb") as out:
-                for part in parts:
-                    out.write(part.data)
-                    out.write(bytes(padded(len(part)) - len(part)))
-            partial.replace(file)
-        except OSError as error:  # the next start packs again
-            log.debug("the packed weights are not kept: %s", error)
-            with contextlib.suppress(OSError):
-                partial.unlink()
+def write(file: int, content: memoryview) -> None:
+    """Appends bytes to a file. Raises OSError."""
+    while content:
+        content = content[os.write(file, content) :]
+
+
+def keep(new: int, partial: str, file: Path) -> None:
+    """Names a new file once the disk has all of it: whatever ends the machine leaves a whole file, or none of this name."""
+    try:
+        os.fsync(new)
+    except OSError as error:  # the system may lose what it could not write
+        log.error("%s cannot be written (%s); restart with another model.packed_folder, or null", file.parent, error)
+        Path(partial).unlink(missing_ok=True)
+        return
+    finally:
+        os.close(new)
+    try:
+        os.replace(partial, file)
+    except OSError as error:  # another server has removed it, and the next start packs again
+        log.debug(NOT_KEPT, error)
 
 
 def padded(size: int) -> int:
@@ -104,7 +157,7 @@ def mapped(file: Path) -> NDArray[np.uint8] | None:
 
 def make_room(folder: Path, size: int) -> None:
     """Removes what interrupted writers have left, and the files that were used longest ago, until `size` bytes are left."""
-    for left in folder.glob("*.partial"):
+    for left in folder.glob(f"*{PARTIAL}"):
         left.unlink(missing_ok=True)
     files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda each: each.stat().st_mtime)
     while files and sum(each.stat().st_size for each in files) + size > MOST_BYTES:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
+from outrider.verify.model.cpu.native.huge_pages import ALIGNMENT, aligned
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.packed_file import PackedFile
 from outrider.verify.model.cpu.native.structures import Linear, Matrix, Table
@@ -20,7 +22,9 @@ from outrider.verify.model.stored import Stored, StoredType, Zeroed
 BLOCK = 32
 # The inputs of a block of IQ4_XS, and of the types that ggml calls K.
 SUPERBLOCK = 256
-# The number of outputs that are converted to float32 at once.
+# The outputs that are packed together (vector.h), and about as many values as are packed at once.
+PANEL, AT_ONCE = 32, 1 << 22
+# The number of a table's rows that are converted at once.
 CHUNK = 4096
 
 
@@ -91,26 +95,19 @@ TABLES: dict[StoredType, int] = {
 class Weights:
     """The weights of a linear layer or an embedding table, [outputs, inputs], packed for an engine's library."""
 
-    def __init__(self, engine: Engine, kind: Kind, outputs: int, inputs: int, file: PackedFile | None = None) -> None:
-        """Weights of unspecified value, to be written by `pack` or `pack_blocks`; those of `file` if it is filled."""
+    def __init__(self, engine: Engine, kind: Kind, outputs: int, inputs: int, data: NDArray[np.uint8]) -> None:
+        """`data` has the packed weights."""
         assert kind.fits(inputs)
         self.engine, self.kind, self.outputs, self.inputs = engine, kind, outputs, inputs
-        shape = Matrix(kind, outputs, inputs, None)
-        size = int(engine.library.outrider_matrix_bytes(ctypes.byref(shape)))
-        self.data = (file or PackedFile()).take(size)
-        self.nbytes = size
-        self.matrix = Matrix(kind, outputs, inputs, self.data.ctypes.data)
+        self.data, self.nbytes = data, len(data)
+        self.matrix = Matrix(kind, outputs, inputs, data.ctypes.data)
 
     @classmethod
     def of(cls, engine: Engine, kind: Kind, weights: NDArray[np.float32], file: PackedFile | None = None) -> Weights:
         """The weights of an array, [outputs, inputs], rounded to `kind`: a float, INT8 or INT4."""
-        outputs, inputs = weights.shape
-        found = cls(engine, kind, outputs, inputs, file)
-        if file is not None and file.is_filled:
-            return found
-        for first in range(0, found.outputs, CHUNK):
-            found.pack(first, np.ascontiguousarray(weights[first : first + CHUNK], np.float32))
-        return found
+        assert kind.fits(weights.shape[1])
+        rows = np.ascontiguousarray(weights, np.float32).view(np.uint8)
+        return cls.stored(engine, Stored(rows, GGMLQuantizationType.F32, weights.shape), kind, file)
 
     @classmethod
     def stored(cls, engine: Engine, tensor: Stored, kind: Kind | None = None, file: PackedFile | None = None) -> Weights:
@@ -119,29 +116,9 @@ class Weights:
         if kind is None or not kind.fits(inputs):
             kind = KINDS.get(tensor.type, Kind.FLOAT32 if tensor.type in FLOATS else Kind.BFLOAT16)
             kind = kind if kind.fits(inputs) else Kind.FLOAT32
-        found = cls(engine, kind, outputs, inputs, file)
-        if file is not None and file.is_filled:
-            return found
-        read = tensor.take(slice(None))  # once, if its rows are computed
-        if KINDS.get(tensor.type) == kind:
-            found.pack_blocks(read.rows)
-        else:
-            for first in range(0, outputs, CHUNK):
-                found.pack(first, np.ascontiguousarray(read.floats(first, first + CHUNK)))
-        tensor.release()
-        return found
-
-    def pack(self, first: int, rows: NDArray[np.float32]) -> None:
-        """Writes the outputs from `first` on: float32 [count, inputs]."""
-        arguments = (ctypes.byref(self.matrix), first, len(rows), ctypes.c_void_p(rows.ctypes.data))
-        self.engine.call("outrider_matrix_pack", *arguments)
-
-    def pack_blocks(self, blocks: NDArray[np.uint8]) -> None:
-        """Writes all outputs from blocks of a GGUF file, [outputs, bytes], of the type that the kind names."""
-        blocks, grid = np.ascontiguousarray(blocks), grid_of(self.kind)
-        places = (ctypes.c_void_p(blocks.ctypes.data), None if grid is None else ctypes.c_void_p(grid.ctypes.data))
-        arguments = (ctypes.byref(self.matrix), 0, len(blocks), *places)
-        self.engine.call("outrider_matrix_pack_stored", *arguments)
+        size, parts = packed_bytes(engine, kind, outputs, inputs), partial(packed_parts, engine, kind, tensor)
+        data = (file or PackedFile()).take(size, parts)
+        return cls(engine, kind, outputs, inputs, data)
 
     def unpack(self, outputs: NDArray[np.int64]) -> NDArray[np.float32]:
         """The weights of some outputs, [...], as float32 [..., inputs]."""
@@ -150,6 +127,48 @@ class Weights:
         places = (ctypes.c_void_p(wanted.ctypes.data), wanted.size, ctypes.c_void_p(found.ctypes.data))
         self.engine.library.outrider_matrix_unpack(ctypes.byref(self.matrix), *places)
         return found
+
+
+def packed_bytes(engine: Engine, kind: Kind, outputs: int, inputs: int) -> int:
+    """The bytes of packed weights."""
+    return int(engine.library.outrider_matrix_bytes(ctypes.byref(Matrix(kind, outputs, inputs, None))))
+
+
+def packed_parts(
+    engine: Engine, kind: Kind, tensor: Stored, place: NDArray[np.uint8] | None = None
+) -> Iterator[NDArray[np.uint8]]:
+    """Packs a tensor part by part, and yields the bytes of each, so that little of it is in memory at once.
+
+    They are in `place`, uint8 [bytes of the whole], or else valid until the next part.
+    """
+    outputs, inputs = tensor.shape
+    count = min(max(1, AT_ONCE // (inputs * PANEL)) * PANEL, outputs)
+    memory = place
+    if memory is None:
+        memory = aligned(np.zeros(packed_bytes(engine, kind, count, inputs) + ALIGNMENT, np.uint8), ALIGNMENT)
+    read = tensor.take(slice(None))  # once, if its rows are computed
+    for first in range(0, outputs, count):
+        part = Matrix(kind, min(count, outputs - first), inputs, memory.ctypes.data)
+        if first and part.outputs % PANEL:  # outputs after the last one are zero
+            memory.fill(0)
+        if KINDS.get(tensor.type) == kind:
+            pack_blocks(engine, part, read.rows[first : first + count])
+        else:
+            rows = np.ascontiguousarray(read.floats(first, first + count))
+            arguments = (ctypes.byref(part), 0, len(rows), ctypes.c_void_p(rows.ctypes.data))
+            engine.call("outrider_matrix_pack", *arguments)
+        tensor.release()
+        size = packed_bytes(engine, kind, part.outputs, inputs)
+        yield memory[:size]
+        if place is not None:
+            memory = memory[size:]
+
+
+def pack_blocks(engine: Engine, matrix: Matrix, blocks: NDArray[np.uint8]) -> None:
+    """Packs blocks of a GGUF file, [outputs, bytes], of the type that the matrix's kind names."""
+    blocks, grid = np.ascontiguousarray(blocks), grid_of(Kind(matrix.kind))
+    places = (ctypes.c_void_p(blocks.ctypes.data), None if grid is None else ctypes.c_void_p(grid.ctypes.data))
+    engine.call("outrider_matrix_pack_stored", ctypes.byref(matrix), 0, len(blocks), *places)
 
 
 @cache

@@ -1,5 +1,6 @@
 """Packed weights in files: mapped by later starts, whole or absent, and bounded."""
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -11,9 +12,8 @@ from outrider import models
 from outrider.verify.errors import ModelError
 from outrider.verify.model import backend
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cpu.native import packed_file
+from outrider.verify.model.cpu.native import packed_file, weights
 from outrider.verify.model.cpu.native.packed_file import SUFFIX, make_room
-from outrider.verify.model.cpu.native.weights import Weights
 from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.runner import ModelRunner
 
@@ -42,7 +42,7 @@ def test_a_later_start_maps_what_an_earlier_one_has_packed(tmp_path: Path, monke
     expected = logits(load(None))
     assert np.array_equal(logits(load(tmp_path)), expected)
     (file,) = tmp_path.iterdir()
-    monkeypatch.setattr(Weights, "pack", lambda *_: pytest.fail("packed again"))
+    monkeypatch.setattr(weights, "pack_blocks", lambda *_: pytest.fail("packed again"))
     assert np.array_equal(logits(load(tmp_path)), expected)
     assert [*tmp_path.iterdir()] == [file]
 
@@ -61,9 +61,66 @@ def test_a_file_that_is_too_short_is_one_sentence(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+def test_a_first_start_serves_from_the_file_that_it_writes(tmp_path: Path) -> None:
+    runner = load(tmp_path)
+    assert runner.maps_weights and not load(None).maps_weights
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_size == runner.held_bytes
+    expected = logits(runner)
+    file.unlink()  # the mapping stays
+    assert np.array_equal(logits(runner), expected)
+
+
+def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
-    assert np.array_equal(logits(load(tmp_path / "file")), logits(load(None)))
+    with caplog.at_level("INFO", "outrider.worker"):
+        assert np.array_equal(logits(load(tmp_path / "file")), logits(load(None)))
+    assert "the packed weights are not kept" in caplog.text
+
+
+def test_a_disk_that_fills_up_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = logits(load(None))
+    written, write = list[int](), os.write
+
+    def fills_up(file: int, content: memoryview) -> int:
+        if sum(written) > 10 << 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(write(file, content[: 1 << 20]))  # a disk may also take a part
+        return written[-1]
+
+    monkeypatch.setattr(os, "write", fills_up)
+    runner = load(tmp_path)
+    assert written and not [*tmp_path.iterdir()] and not runner.maps_weights
+    assert np.array_equal(logits(runner), expected)
+
+
+def test_weights_that_take_more_than_their_share_of_the_disk_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = logits(load(None, dtype="float32"))
+    size = sum(each.stat().st_size for each in Path(models.TARGET).glob("*.safetensors"))
+    monkeypatch.setattr(packed_file, "MOST_BYTES", size + 1000)  # the packed form is larger than the files
+    runner = load(tmp_path, dtype="float32")
+    assert not [*tmp_path.iterdir()] and not runner.maps_weights
+    assert np.array_equal(logits(runner), expected)
+
+
+def test_a_disk_that_loses_what_was_written_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(file: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fails)
+    load(tmp_path)
+    assert not [*tmp_path.iterdir()]
+    assert "restart with another model.packed_folder, or null" in caplog.text
+
+
+def test_what_interrupted_writers_have_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "x.partial").write_bytes(bytes(1000))
+    load(tmp_path)
+    assert [each.suffix for each in tmp_path.iterdir()] == [SUFFIX]
 
 
 def test_files_that_were_used_longest_ago_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

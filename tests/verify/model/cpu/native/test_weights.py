@@ -10,11 +10,13 @@ from outrider.verify.model.cpu.native import structures
 from outrider.verify.model.cpu.native import weights as packed
 from outrider.verify.model.cpu.native.library import Engine, compiled_library, load
 from outrider.verify.model.cpu.native.variants import runnable
-from outrider.verify.model.cpu.native.weights import Kind, Weights
+from outrider.verify.model.cpu.native.weights import KINDS, Kind, Weights
+from outrider.verify.model.stored import Stored
 from tests.verify.model.cpu.native.blocks import STORED, dequantized, random_blocks
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 ROUNDED = [kind for kind in Kind if kind <= Kind.INT4]  # to which any weights are rounded
+TYPES = {kind: type for type, kind in KINDS.items()}
 # The largest relative error of a weight, in its block's range: half a step, and the rounding of the scale to float16.
 STEP = {Kind.FLOAT32: 0.0, Kind.BFLOAT16: 2**-8, Kind.INT8: 0.51 / 127, Kind.INT4: 0.16}
 
@@ -41,9 +43,12 @@ def weights_of(engine: Engine, kind: Kind, outputs: int, inputs: int) -> Weights
     """Rounded or stored weights."""
     if kind in ROUNDED:
         return rounded_to(engine, kind, matrix(outputs, inputs))
-    found = Weights(engine, kind, outputs, inputs)
-    found.pack_blocks(random_blocks(kind, outputs, inputs))
-    return found
+    return stored_in(engine, kind, random_blocks(kind, outputs, inputs), inputs)
+
+
+def stored_in(engine: Engine, kind: Kind, blocks: np.ndarray, inputs: int) -> Weights:
+    """The weights of a file's blocks, [outputs, bytes]."""
+    return Weights.stored(engine, Stored(blocks, TYPES[kind], (len(blocks), inputs)))
 
 
 def matrix(outputs: int, inputs: int, seed: int = 0) -> torch.Tensor:
@@ -125,8 +130,7 @@ def test_a_library_of_other_kinds_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_blocks_of_a_file_keep_their_values_in_every_variant(kind: Kind, outputs: int) -> None:
     blocks = random_blocks(kind, outputs, 768)
     for file in runnable():
-        weights = Weights(Engine(2, load(file)), kind, outputs, 768)
-        weights.pack_blocks(blocks)
+        weights = stored_in(Engine(2, load(file)), kind, blocks, 768)
         assert torch.equal(unpacked(weights), torch.from_numpy(dequantized(kind, blocks))), file.name
 
 
@@ -140,7 +144,13 @@ def test_weights_on_the_steps_of_a_block_are_packed_as_a_file_has_them(engine: E
     head = np.tile(np.array(fields, np.float16).view(np.uint8), (40, 24, 1))
     values = levels.numpy().astype(np.uint8)
     body = values if kind == Kind.INT8 else values[..., :16] | values[..., 16:] << 4
-    stored = Weights(engine, kind, 40, 768)
-    stored.pack_blocks(np.concatenate([head, body], -1).reshape(40, -1))
+    stored = stored_in(engine, kind, np.concatenate([head, body], -1).reshape(40, -1), 768)
     rounded = rounded_to(engine, kind, (levels * scale + minimum).flatten(1))
     assert np.array_equal(rounded.data, stored.data)
+
+
+@pytest.mark.parametrize("kind", [Kind.FLOAT32, Kind.INT4, Kind.Q6_K])
+def test_weights_that_are_packed_in_parts_are_the_same(engine: Engine, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = weights_of(engine, kind, 200, 256)
+    monkeypatch.setattr(packed, "AT_ONCE", 70 * 256)  # of 64, and the last one of 8, in a panel that is not full
+    assert np.array_equal(weights_of(engine, kind, 200, 256).data, whole.data)
