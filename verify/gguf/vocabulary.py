@@ -70,12 +70,14 @@ class Vocabulary:
 
     def ids_and_merges(self) -> tuple[dict[str, int], list[tuple[str, str]]]:
         """The ids by token, and the pairs to merge, first the best: as listed, or else as the tokens' scores imply."""
-        ids = {token: id for id, token in enumerate(self.tokens)}
+        tokens = [*self.tokens]
+        ids = {token: id for id, token in enumerate(tokens)}
         listed: Sequence[str] | None = self.get("merges")
         if listed is None:
             return ids, list(self._implied_merges(ids))
         pairs = (merge.partition(" ") for merge in listed)
-        return ids, [(left, right) for left, _, right in pairs if left in ids and right in ids and left + right in ids]
+        known = ((left, right) for left, _, right in pairs if left in ids and right in ids and left + right in ids)
+        return ids, [(tokens[ids[left]], tokens[ids[right]]) for left, right in known]  # one object for each token
 
     def _implied_merges(self, ids: Mapping[str, int]) -> Iterator[tuple[str, str]]:
         scores = self.get("scores")
