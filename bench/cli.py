@@ -227,6 +227,20 @@ def bench_serve(
             load.run(server.url, requests, rates, clients, out)
 
 
+@app.command("start", context_settings=EXTRA_FLAGS)
+def bench_start(
+    context: typer.Context,
+    files: Annotated[list[Path], typer.Argument(help="GGUF files.")],
+    turns: Annotated[int, typer.Option(help="First and later starts of each file.", min=1)] = 3,
+    out: Out = None,
+) -> None:
+    """Measure starts of `outrider serve`: seconds, and memory at the peak. Settings also work as flags."""
+    from bench.start import run
+
+    with errors_as_sentences():
+        run(files, turns, context.args, out)
+
+
 @app.command("pair")
 def bench_pair(
     urls: Annotated[list[str], typer.Argument(help="Servers that speak OpenAI's API; the others are compared with the first.")],

@@ -47,7 +47,7 @@ class ServerProcess:
             with suppress(httpx.TransportError):  # it does not listen yet
                 if self.client.get(path).status_code == 200:
                     return time.perf_counter() - self.started
-            time.sleep(0.1)
+            time.sleep(0.02)
         last = next((line.strip() for line in reversed(self.log) if line.strip()), "it printed nothing")
         raise BenchError(f"{self.name} did not start: {last}")
 

@@ -22,7 +22,7 @@ def test_the_entry_point_adds_the_commands() -> None:
     assert "bench" in listed
     assert "verify-lossless" in listed and "verify-quality" in listed
     commands = CliRunner().invoke(app, ["bench", "--help"]).output
-    assert all(name in commands for name in ("decode", "gpu", "live", "replay", "serve"))
+    assert all(name in commands for name in ("decode", "gpu", "live", "replay", "serve", "start"))
 
 
 def test_nothing_heavy_is_imported_with_the_commands() -> None:
@@ -41,6 +41,7 @@ def test_nothing_heavy_is_imported_with_the_commands() -> None:
         (["bench", "decode", "--draft.no_such", "1"], "no option --draft.no_such"),
         (["bench", "live", "--prompts", "no-such-file"], "Cannot read questions from no-such-file"),
         (["bench", "replay", "--stream", "x", "--tokenizer", "x", "--nodes", "many"], "--nodes takes whole numbers"),
+        (["bench", "start", "no-such-file"], "there is no file no-such-file"),
         (["bench", "serve", "--rate", "0"], "--rate takes numbers above 0"),
         (["bench", "serve", "--concurrency", "1.5"], "--concurrency takes whole numbers"),
     ],
