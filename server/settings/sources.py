@@ -109,7 +109,7 @@ def _check(settings: Settings) -> None:
 
 
 def parse_flags(arguments: Sequence[str], options: Iterable[str] = ()) -> dict[str, Any]:
-    """Parses `--section.name VALUE` and `--section.name=VALUE` into values by dotted name, and JSON lists into lists.
+    """Parses `--section.name VALUE` and `--section.name=VALUE` into values by dotted name. Lists and null are JSON.
 
     `options` are the command's other flags, such as `--port`, which an error may suggest. Raises SettingsError.
     """
@@ -125,7 +125,8 @@ def parse_flags(arguments: Sequence[str], options: Iterable[str] = ()) -> dict[s
             if not rest:
                 raise SettingsError(f"{flag} needs a value.")
             value = rest.pop(0)
-        found[flag.removeprefix("--")] = parse_list(flag, value) if value.startswith("[") else value
+        known = None if value == "null" else parse_list(flag, value) if value.startswith("[") else value
+        found[flag.removeprefix("--")] = known
     return found
 
 

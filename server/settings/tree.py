@@ -73,7 +73,12 @@ class Settings(BaseSettings):
     """The root of the tree."""
 
     model_config = SettingsConfigDict(
-        env_prefix="OUTRIDER_", env_nested_delimiter="__", frozen=True, extra="forbid", nested_model_default_partial_update=True
+        env_prefix="OUTRIDER_",
+        env_nested_delimiter="__",
+        env_parse_none_str="null",
+        frozen=True,
+        extra="forbid",
+        nested_model_default_partial_update=True,
     )
 
     server: Server = Server()

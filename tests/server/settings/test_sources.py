@@ -32,6 +32,14 @@ def test_flags_override_environment_overrides_file_overrides_defaults(tmp_path: 
     }
 
 
+def test_null_means_not_set_wherever_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "c.yaml").write_text("model: {packed_folder: null}")
+    assert load_settings(tmp_path / "c.yaml").model.packed_folder is None
+    assert load_settings(None, parse_flags(["--model.packed_folder", "null"])).model.packed_folder is None
+    monkeypatch.setenv("OUTRIDER_MODEL__PACKED_FOLDER", "null")
+    assert load_settings().model.packed_folder is None
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
