@@ -26,7 +26,7 @@ from outrider.verify.model.cpu.native.library import compiled_library, variant
 
 log = logging.getLogger("outrider.worker")
 # The version of the files. It changes with the layout of packed weights.
-FORMAT, SUFFIX = 2, ".packed"
+FORMAT, SUFFIX = 3, ".packed"
 # Smaller models are packed in a moment.
 LEAST_BYTES = 64 << 20
 # All files of a folder, and the share of the free disk that a new one may take. Those that were used longest ago are removed.

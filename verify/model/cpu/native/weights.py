@@ -51,8 +51,9 @@ class Kind(IntEnum):
     IQ3_S = 21
     TQ1_0 = 22
     TQ2_0 = 23
-    ZERO4 = 24  # of GPTQ and AWQ: a float16 scale and an integer zero per block
-    ZERO8 = 25
+    NVFP4 = 24
+    ZERO4 = 25  # of GPTQ and AWQ: a float16 scale and an integer zero per block
+    ZERO8 = 26
 
     @property
     def is_quantized(self) -> bool:
@@ -64,6 +65,8 @@ class Kind(IntEnum):
         """The number that a layer's inputs must be a multiple of."""
         if not self.is_quantized:
             return 2
+        if self == Kind.NVFP4:
+            return 2 * BLOCK
         of_superblocks = self in (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_XS) or Kind.Q2_K <= self <= Kind.TQ2_0
         return SUPERBLOCK if of_superblocks else BLOCK
 
@@ -120,6 +123,7 @@ class Weights:
             kind = KINDS.get(tensor.type, Kind.FLOAT32 if tensor.type in FLOATS else Kind.BFLOAT16)
             kind = kind if kind.fits(inputs) else Kind.FLOAT32
         found = cls(engine, kind, outputs, inputs, file)
+        found.scale(tensor.scales)
         if file is not None and file.is_filled:
             return found
         read = tensor.take(slice(None))  # once, if its rows are computed
@@ -127,9 +131,14 @@ class Weights:
             found.pack_blocks(read.rows)
         else:
             for first in range(0, outputs, CHUNK):
-                found.pack(first, np.ascontiguousarray(read.floats(first, first + CHUNK)))
+                found.pack(first, np.ascontiguousarray(read.unscaled(first, first + CHUNK)))
         tensor.release()
         return found
+
+    def scale(self, scales: NDArray[np.float32] | None) -> None:
+        """Multiplies outputs by `scales`, float32 [outputs]; None = by 1."""
+        self.scales = None if scales is None else np.ascontiguousarray(scales)
+        self.matrix.scales = None if self.scales is None else self.scales.ctypes.data
 
     def pack(self, first: int, rows: NDArray[np.float32]) -> None:
         """Writes the outputs from `first` on: float32 [count, inputs]."""
@@ -166,7 +175,7 @@ def grid_of(kind: Kind) -> NDArray[np.uint8] | None:
 def table_of(stored: Stored, width: int) -> tuple[Table, Stored]:
     """A table of rows of this width, and the tensor that it refers to: a file's, or its values rounded to bfloat16."""
     kind = TABLES.get(stored.type)
-    if kind is None or width % quants.GGML_QUANT_SIZES[stored.type][0]:
+    if kind is None or stored.scales is not None or width % quants.GGML_QUANT_SIZES[stored.type][0]:
         chunks = (stored.floats(first, first + CHUNK) for first in range(0, len(stored.rows), CHUNK))
         rows = np.concatenate([quants.quantize(each, GGMLQuantizationType.BF16) for each in chunks])
         kind, stored = Kind.BFLOAT16, Stored(rows, GGMLQuantizationType.BF16, stored.shape)
