@@ -29,15 +29,28 @@ FORMATS = ("*.safetensors", "*.bin")
 LAYER_COUNTS, TEXT_CONFIGS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), ("text_config", "llm_config")
 # The key of an object that is an infinite number.
 FLOAT = "__float__"
-# Maps each quantization_config.quant_method to the packages it needs: what pip installs, by the name that Python imports.
+# Maps each quantization_config.quant_method that transformers reads to the packages it needs: what pip installs, by the name
+# that Python imports.
 REQUIRED: dict[str, dict[str, str]] = {
+    "aqlm": {"aqlm": "aqlm"},
+    "auto-round": {"auto_round": "auto-round"},
     "awq": {"gptqmodel": "gptqmodel", "accelerate": "accelerate"},
+    "bitnet": {"accelerate": "accelerate"},
+    "bitsandbytes": {"bitsandbytes": "bitsandbytes", "accelerate": "accelerate"},
     "compressed-tensors": {"compressed_tensors": "compressed-tensors"},
+    "fbgemm_fp8": {"accelerate": "accelerate"},
     "fp8": {"accelerate": "accelerate"},
     "gptq": {"optimum": "optimum", "gptqmodel": "gptqmodel"},
+    "hqq": {"hqq": "hqq"},
+    "mxfp4": {},
+    "mxfp8": {"accelerate": "accelerate"},
+    "quanto": {"optimum": "optimum-quanto"},
+    "quark": {"quark": "amd-quark"},
     "torchao": {"torchao": "torchao"},
 }
 QUANTIZATION = "quantization_config"
+# ModelOpt's own file beside the configuration, which may lack the same.
+MODELOPT = "hf_quant_config.json"
 # Types of models whose answers about pictures were compared with transformers' own.
 READERS = frozenset(
     {
@@ -92,16 +105,28 @@ def locate(path: str, revision: str = DEFAULT_REVISION) -> Location:
     return Location(path)
 
 
-def quantization_method(config: Any) -> str | None:
-    """How a checkpoint's weights are quantised, by its configuration as a file or transformers has it; None if they are not."""
-    quantization = config.get(QUANTIZATION) if isinstance(config, Mapping) else getattr(config, QUANTIZATION, None)
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else getattr(quantization, "quant_method", None)
-    return None if method is None else str(getattr(method, "value", method))
+def quantization_settings(source: str, revision: str) -> dict[str, Any]:
+    """How a checkpoint's weights are quantised, by its files on this machine; empty if they are not. Raises ValueError."""
+    whole = read_json(source, CONFIG, revision)
+    parts = [whole, *(each for name in TEXT_CONFIGS if isinstance(each := whole.get(name), dict))]
+    found = next((each[QUANTIZATION] for each in parts if each.get(QUANTIZATION)), None)
+    if found is None:
+        found = read_json(source, MODELOPT, revision)
+    method = str(found.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in found else "modelopt"))
+    return {**found, "quant_method": "modelopt" if method.startswith("modelopt") else method} if found else {}
 
 
-def check_packages(path: str, method: str) -> None:
-    """Raises ModelError if a package is missing that the checkpoint's format needs."""
-    missing = [package for module, package in REQUIRED.get(method, {}).items() if find_spec(module) is None]
+def check_format(path: str, settings: Mapping[str, Any]) -> None:
+    """Raises ModelError if transformers does not read a format, or if a package is missing that it needs."""
+    method = settings.get("quant_method")
+    if method is None:
+        return
+    if method not in REQUIRED:
+        raise ModelError(
+            f"The weights of {path!r} are in the format {method!r}, which is not read here; serve a GGUF file of the model, or"
+            " another checkpoint."
+        )
+    missing = [package for module, package in REQUIRED[method].items() if find_spec(module) is None]
     if missing:
         raise ModelError(
             f"The weights of {path!r} are in the format {method}, which needs {' and '.join(missing)};"

@@ -12,7 +12,7 @@ import requests
 from huggingface_hub import errors
 
 from outrider.verify import checkpoint
-from outrider.verify.checkpoint import Location, check_packages, locate
+from outrider.verify.checkpoint import Location, check_format, locate
 from outrider.verify.download import DownloadLine, download_progress
 from outrider.verify.errors import ModelError
 from outrider.verify.hub import check_reachable, model_file
@@ -115,5 +115,5 @@ def test_a_folder_of_files_names_one(tmp_path: Path) -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match="needs gptqmodel and accelerate; install with pip install gptqmodel acc"):
-        check_packages("m", "awq")
-    check_packages("m", "unknown")  # transformers knows what it needs
+        check_format("m", {"quant_method": "awq"})
+    check_format("m", {})

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from gguf import GGMLQuantizationType
 
-from outrider.verify.model.stored import Stored
+from outrider.verify.model.stored import Stored, halved
 
 # Of one expert, in a checkpoint.
 SINGLE = re.compile(r"\.layers\.(\d+)\..*\bexperts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.(weight|bias)$")
@@ -128,9 +128,6 @@ def turned(stored: Stored) -> Stored:
 def mxfp4(blocks: Stored, scales: Stored) -> Stored:
     """Blocks of gpt-oss's checkpoints as GGUF files have them: the scale first, and the halves of a block side by side."""
     shape = blocks.shape[:-2]
-    values = blocks.rows.reshape(-1, 16)
-    nibbles = np.stack([values & 15, values >> 4], -1).reshape(-1, 32)  # in the order of inputs
-    packed = nibbles[:, :16] | nibbles[:, 16:] << 4
-    rows = np.concatenate([scales.rows.reshape(-1, 1), packed], 1)
+    rows = np.concatenate([scales.rows.reshape(-1, 1), halved(blocks.rows, 32)], 1)
     inputs = blocks.shape[-2] * 32
     return Stored(rows.reshape(int(np.prod(shape)), -1), GGMLQuantizationType.MXFP4, (*shape, inputs))

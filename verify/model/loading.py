@@ -88,7 +88,7 @@ def read_model(options: LoadOptions, location: Location, device: torch.device) -
         config = AutoConfig.from_pretrained(location.source, **source, **location.arguments)
     except hub_errors() as error:
         raise does_not_load(f"The model at {options.path!r}", error) from None
-    arguments = loading_arguments(options.path, config, location, bool(options.quantization) or device.type == "cpu")
+    arguments = loading_arguments(config, location, bool(options.quantization) or device.type == "cpu")
     try:
         return auto_class(config).from_pretrained(
             location.source,

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils.quantization_config import GgufConfig
 
-from outrider.verify.checkpoint import Location, check_packages, quantization_method
+from outrider.verify.checkpoint import QUANTIZATION, Location
 from outrider.verify.errors import ModelError
 from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native import layers
@@ -78,19 +78,14 @@ def _replace(model: PreTrainedModel, name: str, bits: int, device: torch.device 
     model.set_submodule(name, layer)
 
 
-def loading_arguments(path: str, config: Any, location: Location, unpacks: bool) -> dict[str, Any]:
-    """Further arguments of `from_pretrained`; with `unpacks`, formats without kernels for CPUs are unpacked.
-
-    Raises ModelError if the checkpoint's format needs a package.
-    """
+def loading_arguments(config: Any, location: Location, unpacks: bool) -> dict[str, Any]:
+    """Further arguments of `from_pretrained`; with `unpacks`, formats without kernels for CPUs are unpacked."""
     if location.gguf is not None:
         # The kernels for its blocks are downloaded code; weights are unpacked instead.
         return location.arguments | {"quantization_config": GgufConfig(dequantize=True)}
-    method = quantization_method(config)
-    if method is not None:
-        check_packages(path, method)
-        if method in DEQUANTIZED and unpacks:
-            config.quantization_config["dequantize"] = True
+    settings = getattr(config, QUANTIZATION, None)
+    if unpacks and isinstance(settings, dict) and settings.get("quant_method") in DEQUANTIZED:
+        settings["dequantize"] = True
     return {}
 
 

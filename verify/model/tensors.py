@@ -19,11 +19,18 @@ from outrider.verify.errors import ModelError
 from outrider.verify.gguf.metadata import Metadata
 from outrider.verify.model.architecture.description import Architecture
 from outrider.verify.model.experts import split_checkpoint, split_file
-from outrider.verify.model.stored import Stored
+from outrider.verify.model.stored import Part, Stored, StoredType
 
 # ggml's types by the names of safetensors.
 TYPES = {"F32": GGMLQuantizationType.F32, "F16": GGMLQuantizationType.F16, "BF16": GGMLQuantizationType.BF16}
-INTEGERS = {"U8": "I8", "F8_E4M3": "I8", "I32": "I32", "I64": "I64"}  # parts of quantised weights
+# Types of the parts of quantised weights, and their bytes.
+PARTS: dict[str, tuple[StoredType, int]] = {
+    **{name: (kind, quants.GGML_QUANT_SIZES[kind][1]) for name, kind in TYPES.items()},
+    **{f"I{8 * size}": (GGMLQuantizationType[f"I{8 * size}"], size) for size in (1, 4, 8)},
+    "U8": (Part.UINT8, 1),
+    "F8_E8M0": (Part.UINT8, 1),
+    "F8_E4M3": (Part.FLOAT8, 1),
+}
 HEADER = struct.Struct("<Q")
 LAYER = re.compile(r"(?:\.layers|^blk)\.(\d+)\.")
 ROUTER_SCALES = re.compile(r"\.layers\.(\d+)\.router\.(scale|per_expert_scale)$")
@@ -48,6 +55,8 @@ OWN_NAME = re.compile(r"^model\.layers\.(\d+)\.(.+?)(\.bias)?$")
 RESIDUALS = re.compile(r"\.altup_(unembed_)?projections\.(\d+)\.weight$")
 # The ends of names without a kind in files.
 BARE = (".ssm_a", ".ssm_d", ".ffn_norm")
+# The ends of names of scales of files' weights; those of routers and of experts' outputs; and those of activations.
+SCALE, OTHER_SCALES, UNUSED = ".scale", (".ffn_gate_inp.scale", ".ffn_down_exps.scale"), (".input_scale",)
 # The ends of names of tensors that are computed from the configuration.
 COMPUTED = ("rotary_emb.inv_freq", "attn.masked_bias", "attention.masked_bias")
 
@@ -82,7 +91,23 @@ def read_gguf(path: Path, metadata: Metadata) -> Tensors:
             raise ModelError(f"{str(path)!r} ends within the tensor {name}; download the file again.")
         rows = content[tensor.start : end].reshape(prod(tensor.shape[:-1]), -1)
         found[f"{name}.weight" if name.endswith(BARE) else name] = Stored(rows, kind, tensor.shape, mapping)
-    return Tensors(str(path), split_file(found))
+    return Tensors(str(path), with_scales(str(path), split_file(found)))
+
+
+def with_scales(path: str, tensors: dict[str, Stored]) -> dict[str, Stored]:
+    """Weights of a file times their own scales, which each one or each expert may have. Raises ModelError."""
+    scales = {name: each for name, each in tensors.items() if name.endswith(SCALE) and not name.endswith(OTHER_SCALES)}
+    found = {name: each for name, each in tensors.items() if name not in scales and not name.endswith(UNUSED)}
+    for name, scale in scales.items():
+        stem, values = name.removesuffix(SCALE), scale.floats().reshape(-1)
+        weights = [f"{stem}.{number}.weight" for number in range(len(values))]
+        if len(values) == 1 and f"{stem}.weight" in found:
+            weights = [f"{stem}.weight"]
+        for each, value in zip(weights, values, strict=True):
+            if each not in found:
+                raise ModelError(f"The tensor {name} of {path!r} scales {each}, which is not there; serve another file.")
+            found[each] = found[each].times(float(value))
+    return found
 
 
 def mapped(path: Path) -> tuple[mmap.mmap, NDArray[np.uint8]]:
@@ -95,21 +120,20 @@ def mapped(path: Path) -> tuple[mmap.mmap, NDArray[np.uint8]]:
 def read_safetensors(path: str, files: Iterable[Path]) -> dict[str, Stored] | None:
     """The tensors of a checkpoint by their own names; None if one has another type. Raises ModelError."""
     found: dict[str, Stored] = {}
-    known = TYPES | {name: GGMLQuantizationType[kind] for name, kind in INTEGERS.items()}
     for file in files:
         mapping, content = mapped(file)
         try:
-            (size,) = HEADER.unpack_from(content[: HEADER.size].tobytes())
-            head = json.loads(content[HEADER.size : HEADER.size + size].tobytes())
-            start = HEADER.size + size
+            (length,) = HEADER.unpack_from(content[: HEADER.size].tobytes())
+            head = json.loads(content[HEADER.size : HEADER.size + length].tobytes())
+            start = HEADER.size + length
             for name, each in head.items():
                 if name == "__metadata__":
                     continue
-                if each["dtype"] not in known:
+                if each["dtype"] not in PARTS:
                     return None
                 shape, (first, end) = tuple(each["shape"]), each["data_offsets"]
-                kind = known[each["dtype"]]
-                if end - first != prod(shape) * quants.GGML_QUANT_SIZES[kind][1] or start + end > len(content):
+                kind, size = PARTS[each["dtype"]]
+                if end - first != prod(shape) * size or start + end > len(content):
                     raise ValueError(f"it ends within {name}")
                 rows = content[start + first : start + end].reshape(prod(shape[:-1]), -1)
                 found[name] = Stored(rows, kind, shape, mapping)

@@ -111,7 +111,7 @@ def test_a_model_without_full_weights_is_reported(tiny_config: LlamaConfig) -> N
 
 @pytest.mark.parametrize(
     ("method", "packages"),
-    [("awq", "gptqmodel and accelerate"), ("gptq", "optimum and gptqmodel"), ("torchao", "torchao"), ("fp8", "accelerate")],
+    [("aqlm", "aqlm"), ("hqq", "hqq"), ("quanto", "optimum-quanto"), ("torchao", "torchao")],
 )
 def test_a_format_whose_package_is_missing_is_one_sentence(
     method: str, packages: str, saved: Path, monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,7 @@ enum Kind : int32_t {
   IQ3_S,
   TQ1_0,
   TQ2_0,
+  NVFP4,
   ZERO4,  // of GPTQ and AWQ, whose zeros are integers; no type of GGUF
   ZERO8,
 };
@@ -42,7 +43,7 @@ enum Kind : int32_t {
 enum Scales { HALVES = 16, BYTES = 8, NIBBLES = 4 };
 // Minimums: none, stored as scales are and with a factor of their own, or signed bytes that are multiplied by the scale.
 enum Minimums { NONE, ALIKE, ZEROS };
-// Tables that values are indices of: for IQ4, for MXFP4 (doubled), and for types with fewer bits.
+// Tables that values are indices of: for IQ4, for MXFP4 and NVFP4 (doubled), and for types with fewer bits.
 enum TableOf { VALUES, IQ4, FP4, SIGNED3, TERNARY, SHIFTED, MOVED, IQ2, IQ3_EVEN, IQ3_ODD };
 constexpr int8_t TABLES[][16] = {{},
                                  {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
@@ -63,8 +64,9 @@ struct Format {
   Scales scales;
   Minimums minimums;
   TableOf table;
-  float unit;  // of scales with a factor: a power of two
-  int stored;  // bytes of a block, or of a superblock if it has factors, of one output in a file
+  float unit;               // of scales with a factor: a power of two
+  int stored;               // bytes of a block, or of a superblock if it has factors, of one output in a file
+  int stored_together = 1;  // blocks without factors that these bytes hold
 
   constexpr int low() const { return bits < 4 ? 2 : 4; }  // bits that lie together, and further ones
   constexpr int high() const { return bits == 8 ? 0 : bits - low(); }
@@ -77,7 +79,9 @@ struct Format {
   constexpr int block_bytes() const { return scale_bytes() + minimum_bytes() + bits * BLOCK / 8 * PANEL; }
   constexpr int factor_bytes() const { return 2 * factors() * PANEL; }
   constexpr int blocks() const { return has_factors() ? SUPERBLOCK / BLOCK : 1; }  // that lie together, after their factors
+  constexpr int stored_blocks() const { return std::max(blocks(), stored_together); }
   constexpr int inputs() const { return blocks() * BLOCK; }
+  constexpr int stored_inputs() const { return stored_blocks() * BLOCK; }
   constexpr int bytes() const { return factor_bytes() + blocks() * block_bytes(); }
   // Whether weights are multiplied by the same instructions, with another table or unit.
   constexpr bool is_like(const Format& other) const {
@@ -109,6 +113,7 @@ constexpr Format FORMATS[] = {
     {4, 0, 32, BYTES, NONE, IQ3_ODD, 1, 110},      // IQ3_S
     {2, 0, 32, BYTES, NONE, TERNARY, 1, 54},       // TQ1_0
     {2, 0, 32, BYTES, NONE, TERNARY, 1, 66},       // TQ2_0
+    {4, 0, 16, HALVES, NONE, FP4, 1, 36, 2},       // NVFP4
     {4, 0, 32, HALVES, ZEROS, VALUES, 1, 19},      // ZERO4
     {8, 0, 32, HALVES, ZEROS, VALUES, 1, 35},      // ZERO8
 };

@@ -59,7 +59,7 @@ void outrider_matrix_pack(Engine* engine, const Matrix* matrix, int32_t first, i
 void outrider_matrix_pack_stored(Engine* engine, const Matrix* matrix, int32_t first, int32_t count, const uint8_t* blocks,
                                  const uint8_t* grid) {
   const Format& format = format_of(matrix->kind);
-  const size_t bytes = (size_t)format.stored * (matrix->inputs / format.inputs());
+  const size_t bytes = (size_t)format.stored * (matrix->inputs / format.stored_inputs());
   share_panels(*engine, first, count,
                [&](int output, int outputs) { put_stored(*matrix, output, outputs, {blocks + (output - first) * bytes, bytes, grid}); });
 }

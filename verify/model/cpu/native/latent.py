@@ -7,6 +7,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from outrider.verify.model.architecture.description import Latent, Layer
 from outrider.verify.model.cpu.native import structures
 from outrider.verify.model.cpu.native.packing import Packer, order, stored_as
@@ -63,11 +65,8 @@ def ups(packer: Packer, place: str, heads: int, known: Latent) -> tuple[Stored, 
         return flat(keys), flat(values)
     both = packer.tensors[f"{place}{BOTH_UP}.weight"]
     packer.check(place + BOTH_UP, both, (heads * (known.key_dim + known.value_dim), known.rank))
-    rows = both.rows.reshape(heads, known.key_dim + known.value_dim, -1)
-    parts = rows[:, : known.key_dim], rows[:, known.key_dim :]
-    keys, values = (
-        flat(replace(both, rows=part.reshape(-1, part.shape[2]), shape=(*part.shape[:2], known.rank))) for part in parts
-    )
+    rows = np.arange(len(both.rows)).reshape(heads, -1)
+    keys, values = (both.take(part.reshape(-1)) for part in (rows[:, : known.key_dim], rows[:, known.key_dim :]))
     columns = keys.floats().reshape(heads, known.key_dim, known.rank).swapaxes(1, 2)
     return stored_as(keys, columns.reshape(-1, known.key_dim)), values
 

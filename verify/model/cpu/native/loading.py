@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.verify.checkpoint import INDEX, QUANTIZATION, READERS, WEIGHTS, Location, quantization_method, read_json
+from outrider.verify.checkpoint import INDEX, MODELOPT, READERS, REQUIRED, WEIGHTS, Location, quantization_settings, read_json
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.hub import CONFIG, model_file, model_folder
@@ -23,7 +23,8 @@ from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import Kind
 from outrider.verify.model.data_types import BFLOAT16, FLOAT16, FLOAT32, HostType
 from outrider.verify.model.load_options import LoadOptions, Quantization
-from outrider.verify.model.quantized_tensors import METHODS, whole_layers
+from outrider.verify.model.quantized.formats import METHODS, whole_layers
+from outrider.verify.model.quantized.parts import UnknownFormatError
 from outrider.verify.model.stored import Stored
 from outrider.verify.model.tensors import Tensors, as_gguf, read_gguf, read_safetensors, stored_tensor
 
@@ -73,7 +74,7 @@ def load_gguf(options: LoadOptions, location: Location) -> NativeRunner | None:
 
 def load_checkpoint(options: LoadOptions, location: Location) -> NativeRunner | None:
     """The model in a folder or of a hub id; None also if its weights are quantised in a way that is not known."""
-    folder = model_folder(location.source, options.revision, (CONFIG, GENERATION, INDEX))
+    folder = model_folder(location.source, options.revision, (CONFIG, GENERATION, INDEX, MODELOPT))
     whole = read_json(str(folder), CONFIG, options.revision)
     if "model_type" not in whole:
         raise ModelError(f"No model at {options.path!r}: it has no {CONFIG} that names a model_type; name another one.")
@@ -81,13 +82,14 @@ def load_checkpoint(options: LoadOptions, location: Location) -> NativeRunner | 
         return None
     config = text_config(whole)  # what reads pictures or sounds is left out
     known = read_config(config)
-    method = quantization_method(whole) or quantization_method(config)
+    settings = quantization_settings(str(folder), options.revision)
+    method = settings.get("quant_method")
     if known is None or not supports(known) or method not in (None, "mxfp4", *METHODS):
         return None
     files = weight_files(options, location, folder)
     stored = read_safetensors(options.path, files)
     if stored is not None and method in METHODS:
-        stored = with_whole_layers(options.path, stored, whole.get(QUANTIZATION) or config[QUANTIZATION])
+        stored = with_whole_layers(options.path, stored, settings)
     named = None if stored is None else by_names(known, stored, is_tied(config), options.path)
     if named is None:
         return None
@@ -96,9 +98,18 @@ def load_checkpoint(options: LoadOptions, location: Location) -> NativeRunner | 
 
 
 def with_whole_layers(path: str, tensors: Mapping[str, Stored], settings: Mapping[str, Any]) -> dict[str, Stored] | None:
-    """The tensors of a quantised checkpoint, one for each layer; None if their form is not known. Raises ModelError."""
+    """The tensors of a quantised checkpoint, one for each layer; None if only transformers may read them. Raises ModelError."""
+    method = settings["quant_method"]
     try:
         return whole_layers(tensors, settings)
+    except UnknownFormatError as error:
+        if method in REQUIRED:
+            log.info("the library does not read the weights of %s, in the format %s: %s", path, method, error)
+            return None
+        raise ModelError(
+            f"The weights of {path!r} are in a form of {method} that is not read here ({error}); serve a GGUF file of the"
+            " model, or another checkpoint."
+        ) from None
     except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise ModelError(
             f"The quantised weights of {path!r} are not as its {CONFIG} says ({error!r}); download it again."

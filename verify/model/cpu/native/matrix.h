@@ -15,6 +15,7 @@ namespace outrider {
 struct Matrix {
   int32_t kind, outputs, inputs;  // inputs are even, and multiples of the format's if quantised
   void* data;
+  const float* scales;  // of outputs, by which sums are multiplied; null = none
 
   int panels() const { return (outputs + PANEL - 1) / PANEL; }
   bool quantized() const { return kind >= INT8; }
@@ -206,8 +207,8 @@ inline void put_floats(const Matrix& matrix, int output, const float* weights) {
     }
 }
 
-// The weights of one output, float32 [inputs].
-inline void take(const Matrix& matrix, int output, float* weights) {
+// The weights of one output without the output's scale, float32 [inputs].
+inline void take_unscaled(const Matrix& matrix, int output, float* weights) {
   char* panel = matrix.panel(output / PANEL);
   const int lane = output % PANEL;
   if (matrix.kind == FLOAT32)
@@ -219,6 +220,12 @@ inline void take(const Matrix& matrix, int output, float* weights) {
       const Format& format = format_of(matrix.kind);
       to_floats(format, get_block(format, block_of(format, panel, b), lane), weights + b * BLOCK);
     }
+}
+
+// The weights of one output, float32 [inputs].
+inline void take(const Matrix& matrix, int output, float* weights) {
+  take_unscaled(matrix, output, weights);
+  for (int i = 0; matrix.scales && i < matrix.inputs; i++) weights[i] *= matrix.scales[output];
 }
 
 }  // namespace outrider

@@ -147,6 +147,13 @@ constexpr auto kernels_for(std::index_sequence<ROWS...>) {
 // By rows - 1, and kind. No template has a static variable: processes that load several variants would share it.
 constexpr auto KERNELS = kernels_for(std::make_index_sequence<MOST>());
 
+// Multiplies sums, [count, PANEL], by the scales of a panel's outputs.
+inline void scale_outputs(const Matrix& matrix, int panel, int count, float* out) {
+  const int first = panel * PANEL, size = std::min(PANEL, matrix.outputs - first);
+  for (int r = 0; r < count; r++)
+    for (int i = 0; i < size; i++) out[r * PANEL + i] *= matrix.scales[first + i];
+}
+
 // Multiplies all rows with a panel, part by part, and calls `use(row, sums)` with float32 [PANEL].
 template <class Use>
 void multiply_panel(const Matrix& matrix, int panel, const Rows& rows, const Use& use) {
@@ -156,6 +163,7 @@ void multiply_panel(const Matrix& matrix, int panel, const Rows& rows, const Use
   for (int part = 0; part < parts.number; part++) {
     const int first = parts.first(part);
     KERNELS[parts.size(part) - 1][matrix.kind](matrix, weights, rows, first, out);
+    if (matrix.scales) scale_outputs(matrix, panel, parts.size(part), out);
     for (int r = 0; r < parts.size(part); r++) use(first + r, out + r * PANEL);
   }
 }

@@ -29,7 +29,7 @@ from outrider.verify.model.cpu.native.library import compiled_library, variant
 
 log = logging.getLogger("outrider.worker")
 # The version of the files. It changes with the layout of packed weights.
-FORMAT, SUFFIX, PARTIAL = 2, ".packed", ".partial"
+FORMAT, SUFFIX, PARTIAL = 3, ".packed", ".partial"
 NOT_KEPT = "the packed weights are not kept: %s"
 # Smaller models are packed in a moment.
 LEAST_BYTES = 64 << 20

@@ -76,7 +76,7 @@ class Packer:
         fits = self.precision.layers is not None and self.precision.layers.fits(shape[1])
         kind = self.precision.layers if fits else self.precision.rest
         if not np.isscalar(scale) or scale != 1:
-            stored = scaled(stored, scale)
+            stored = stored.times(scale)
         weights = Weights.stored(self.engine, stored, kind, self.file)
         self.kept.append(weights)
         self.size.add(weights)
@@ -152,11 +152,6 @@ class Packer:
     def multiplier(self, name: str) -> float:
         """The multiplier of a linear layer's outputs."""
         return self.architecture.multipliers.get(name, 1.0)
-
-
-def scaled(stored: Stored, scale: float | NDArray[np.float32]) -> Stored:
-    """A tensor times a number, or times numbers for its rows."""
-    return stored_as(stored, stored.floats() * np.float32(scale))
 
 
 def stored_as(stored: Stored, values: NDArray[np.float32]) -> Stored:

@@ -109,6 +109,15 @@ inline Values read_block(const uint8_t* from, int block, const uint8_t* grid = n
       found.scales[0] = to_half(std::ldexp(1.0f, from[0] - 128));
       read_values<KIND>(0, from + 1, nullptr, found);
       break;
+    case NVFP4:
+      for (int group = 0; group < 2; group++) {
+        // Without their sign, the bits of float8_e4m3 are those of a float16 that is 2^8 times smaller. Half of it is left.
+        const uint8_t scale = from[2 * block + group] & 0x7f;
+        found.scales[group] = to_half(from_half((uint16_t)(scale == 0x7f ? 0 : scale << 7)) * 128);
+        const uint8_t* pairs = from + 4 + 8 * (2 * block + group);
+        for (int i = 0; i < 16; i++) found.values[16 * group + i] = pairs[i % 8] >> i / 8 * 4 & 15;
+      }
+      break;
     case Q2_K:
       found.factor = half_at(from + 80);
       found.minimum_factor = half_at(from + 82) ^ 0x8000;  // minimums are subtracted there
@@ -165,9 +174,9 @@ void put_stored_of(const Matrix& matrix, int first, int count, const StoredRows&
   constexpr Format format = FORMATS[KIND - INT8];
   for (int b = 0; b < matrix.inputs / BLOCK; b++) {
     const PackedBlock block = block_of(format, matrix.panel(first / PANEL), b);
-    const uint8_t* stored = from.blocks + b / format.blocks() * format.stored;
+    const uint8_t* stored = from.blocks + b / format.stored_blocks() * format.stored;
     for (int i = 0; i < count; i++, stored += from.bytes)
-      put_block<FORMATS[KIND - INT8]>(block, (first + i) % PANEL, read_block<KIND>(stored, b % format.blocks(), from.grid));
+      put_block<FORMATS[KIND - INT8]>(block, (first + i) % PANEL, read_block<KIND>(stored, b % format.stored_blocks(), from.grid));
   }
 }
 
@@ -175,7 +184,7 @@ template <int KIND>
 void take_stored_of(const uint8_t* from, int inputs, float* to) {
   constexpr Format format = FORMATS[KIND - INT8];
   for (int b = 0; b < inputs / BLOCK; b++)
-    to_floats(format, read_block<KIND>(from + b / format.blocks() * format.stored, b % format.blocks()), to + b * BLOCK);
+    to_floats(format, read_block<KIND>(from + b / format.stored_blocks() * format.stored, b % format.stored_blocks()), to + b * BLOCK);
 }
 
 template <int... KINDS>
@@ -199,7 +208,7 @@ inline void put_stored(const Matrix& matrix, int first, int count, const StoredR
 inline void take(const Table& table, int64_t row, float* to) {
   if (table.kind >= INT8) {
     const Format& format = format_of(table.kind);
-    return TAKES[table.kind - INT8](table.data + row * format.stored * (table.width / format.inputs()), table.width, to);
+    return TAKES[table.kind - INT8](table.data + row * format.stored * (table.width / format.stored_inputs()), table.width, to);
   }
   if (table.kind == FLOAT32) {
     std::memcpy(to, table.data + 4 * row * table.width, 4 * (size_t)table.width);

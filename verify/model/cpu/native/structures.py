@@ -22,7 +22,7 @@ NORMS = (
 class Matrix(Structure):
     """Packed weights."""
 
-    _fields_ = (("kind", c_int32), ("outputs", c_int32), ("inputs", c_int32), ("data", c_void_p))
+    _fields_ = (("kind", c_int32), ("outputs", c_int32), ("inputs", c_int32), ("data", c_void_p), ("scales", c_void_p))
 
 
 class Norm(Structure):
@@ -222,7 +222,7 @@ ALL: tuple[type[Structure], ...] = (
 
 
 # The number of quantised kinds of weights (format.h).
-FORMATS = 24
+FORMATS = 25
 
 
 def fit(library: ctypes.CDLL) -> bool:

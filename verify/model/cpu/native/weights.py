@@ -55,8 +55,9 @@ class Kind(IntEnum):
     IQ3_S = 21
     TQ1_0 = 22
     TQ2_0 = 23
-    ZERO4 = 24  # of GPTQ and AWQ: a float16 scale and an integer zero per block
-    ZERO8 = 25
+    NVFP4 = 24
+    ZERO4 = 25  # of GPTQ and AWQ: a float16 scale and an integer zero per block
+    ZERO8 = 26
 
     @property
     def is_quantized(self) -> bool:
@@ -68,6 +69,8 @@ class Kind(IntEnum):
         """The number that a layer's inputs must be a multiple of."""
         if not self.is_quantized:
             return 2
+        if self == Kind.NVFP4:
+            return 2 * BLOCK
         of_superblocks = self in (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_XS) or Kind.Q2_K <= self <= Kind.TQ2_0
         return SUPERBLOCK if of_superblocks else BLOCK
 
@@ -118,7 +121,14 @@ class Weights:
             kind = kind if kind.fits(inputs) else Kind.FLOAT32
         size, parts = packed_bytes(engine, kind, outputs, inputs), partial(packed_parts, engine, kind, tensor)
         data = (file or PackedFile()).take(size, parts)
-        return cls(engine, kind, outputs, inputs, data)
+        found = cls(engine, kind, outputs, inputs, data)
+        found.scale(tensor.scales)
+        return found
+
+    def scale(self, scales: NDArray[np.float32] | None) -> None:
+        """Multiplies outputs by `scales`, float32 [outputs]; None = by 1."""
+        self.scales = None if scales is None else np.ascontiguousarray(scales)
+        self.matrix.scales = None if self.scales is None else self.scales.ctypes.data
 
     def unpack(self, outputs: NDArray[np.int64]) -> NDArray[np.float32]:
         """The weights of some outputs, [...], as float32 [..., inputs]."""
@@ -154,7 +164,7 @@ def packed_parts(
         if KINDS.get(tensor.type) == kind:
             pack_blocks(engine, part, read.rows[first : first + count])
         else:
-            rows = np.ascontiguousarray(read.floats(first, first + count))
+            rows = np.ascontiguousarray(read.unscaled(first, first + count))
             arguments = (ctypes.byref(part), 0, len(rows), ctypes.c_void_p(rows.ctypes.data))
             engine.call("outrider_matrix_pack", *arguments)
         tensor.release()
@@ -185,7 +195,7 @@ def grid_of(kind: Kind) -> NDArray[np.uint8] | None:
 def table_of(stored: Stored, width: int) -> tuple[Table, Stored]:
     """A table of rows of this width, and the tensor that it refers to: a file's, or its values rounded to bfloat16."""
     kind = TABLES.get(stored.type)
-    if kind is None or width % quants.GGML_QUANT_SIZES[stored.type][0]:
+    if kind is None or stored.scales is not None or width % quants.GGML_QUANT_SIZES[stored.type][0]:
         chunks = (stored.floats(first, first + CHUNK) for first in range(0, len(stored.rows), CHUNK))
         rows = np.concatenate([quants.quantize(each, GGMLQuantizationType.BF16) for each in chunks])
         kind, stored = Kind.BFLOAT16, Stored(rows, GGMLQuantizationType.BF16, stored.shape)

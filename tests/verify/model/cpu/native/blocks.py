@@ -26,6 +26,9 @@ def random_blocks(kind: Kind, outputs: int, inputs: int, seed: int = 0) -> NDArr
     if kind == Kind.MXFP4:  # scales are powers of two, 2 ** (byte - 127)
         blocks[..., 0] = generator.integers(118, 124, blocks.shape[:2])
         return blocks.reshape(outputs, -1)  # type: ignore[no-any-return]
+    if kind == Kind.NVFP4:  # float8_e4m3 scales without a sign
+        blocks[..., :4] = generator.integers(1, 30, (*blocks.shape[:2], 4))
+        return blocks.reshape(outputs, -1)  # type: ignore[no-any-return]
     places = FACTORS.get(kind, (0,))
     factors = generator.standard_normal((len(places), *blocks.shape[:2], 1))
 

@@ -37,13 +37,20 @@ struct Random {
 // The place of the first float16 in blocks.
 int first_half(int kind) {
   switch (kind) {
-    case Q6_K: return 208;
-    case Q2_K: return 80;
-    case Q3_K: return 108;
-    case TQ1_0: return 52;
-    case TQ2_0: return 64;
-    case IQ1_M: return 54;  // its upper 4 bits
-    default: return 0;
+    case Q6_K:
+      return 208;
+    case Q2_K:
+      return 80;
+    case Q3_K:
+      return 108;
+    case TQ1_0:
+      return 52;
+    case TQ2_0:
+      return 64;
+    case IQ1_M:
+      return 54;  // its upper 4 bits
+    default:
+      return 0;
   }
 }
 
@@ -56,6 +63,10 @@ std::vector<uint8_t> random_blocks(int kind, size_t count, Random& random) {
     uint8_t* block = blocks.data() + i * format.stored;
     if (kind == MXFP4) {  // whose scales are powers of two
       block[0] = (uint8_t)(118 + block[0] % 6);
+      continue;
+    }
+    if (kind == NVFP4) {  // whose scales are float8_e4m3, without a sign
+      for (int place = 0; place < 4; place++) block[place] &= 0x3f;
       continue;
     }
     const int first = first_half(kind), last = first + (format.minimums == ALIKE ? 2 : 0);
@@ -74,7 +85,9 @@ uint64_t digest(uint64_t found, const float* values, size_t count) {
 }
 
 uint64_t digest_of(int kind, Shape shape, Random& random) {
-  Matrix matrix{kind, shape.outputs, shape.inputs, nullptr};
+  std::vector<float> scales(shape.outputs);
+  for (float& scale : scales) scale = random.value();
+  Matrix matrix{kind, shape.outputs, shape.inputs, nullptr, kind % 2 ? scales.data() : nullptr};
   matrix.data = std::aligned_alloc(64, (matrix.bytes() + 63) / 64 * 64);
   std::memset(matrix.data, 0, matrix.bytes());
   std::vector<float> weights(shape.inputs);
@@ -82,7 +95,7 @@ uint64_t digest_of(int kind, Shape shape, Random& random) {
   for (uint8_t& value : grid) value = (uint8_t)(random.next() % 3);
   for (int output = 0; output < shape.outputs; output++) {
     if (kind > INT4) {
-      const auto blocks = random_blocks(kind, shape.inputs / format_of(kind).inputs(), random);
+      const auto blocks = random_blocks(kind, shape.inputs / format_of(kind).stored_inputs(), random);
       put_stored(matrix, output, 1, {blocks.data(), blocks.size(), grid.data()});
       continue;
     }

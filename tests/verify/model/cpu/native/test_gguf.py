@@ -14,12 +14,14 @@ from transformers import LlamaConfig
 
 from outrider import models
 from outrider.verify.errors import ModelError
+from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import GRIDS, Kind
 from outrider.verify.model.load_options import LoadOptions, Quantization
+from outrider.verify.model.tensors import read_gguf
 from tests.gguf_folders import write_folder
 from tests.verify.model.cpu.native import files
 from tests.verify.model.cpu.native.blocks import STORED, dequantized, random_blocks
@@ -47,18 +49,21 @@ UNSAID: dict[str, dict[str, Any]] = {
 NORMS = ["output_norm", *(f"blk.{layer}.{name}_norm" for layer in range(2) for name in ("attn", "ffn"))]
 
 
-def write(file: Path, kind: Kind, unpacked: bool) -> Path:
-    """A small Llama with random blocks; `unpacked` are their values in float32."""
+def write(file: Path, kind: Kind, unpacked: bool, scale: float = 1.0) -> Path:
+    """A small Llama with random blocks, which have a `scale` of their own; `unpacked` are their values in float32."""
     writer = gguf.GGUFWriter(file, "llama")
     files.write_sizes(writer, CONFIG)
     files.write_positions(writer, CONFIG, has_local=False)
     for name in NORMS:
         writer.add_tensor(f"{name}.weight", np.ones(256, np.float32))
     for seed, (name, shape) in enumerate(SHAPES.items()):
-        blocks = random_blocks(kind, *shape, seed=seed)
+        blocks, own = random_blocks(kind, *shape, seed=seed), 1.0 if name == "token_embd" else scale
         if unpacked:
-            writer.add_tensor(f"{name}.weight", dequantized(kind, blocks))
+            writer.add_tensor(f"{name}.weight", dequantized(kind, blocks) * np.float32(own))
         else:
+            if own != 1:
+                writer.add_tensor(f"{name}.scale", np.array([own], np.float32))
+                writer.add_tensor(f"{name}.input_scale", np.array([9], np.float32))
             writer.add_tensor(f"{name}.weight", blocks, raw_dtype=GGMLQuantizationType(STORED[kind]))
     finish(writer)
     return file
@@ -79,6 +84,32 @@ def test_logits_are_those_of_the_unpacked_weights(kind: Kind, tmp_path: Path) ->
     expected = plain.forward(plain.new_cache(), tokens)
     found = packed.forward(packed.new_cache(), tokens)
     assert norm(found - expected) < 0.05 * norm(expected)  # rows are rounded to 9 bits in every layer
+
+
+def test_scales_of_tensors_multiply_their_weights(tmp_path: Path) -> None:
+    tokens = ForwardBatch.chain(torch.arange(40))
+    scaled, plain = (runner(write(tmp_path / f"{each}.gguf", Kind.NVFP4, each, scale=0.7)) for each in (False, True))
+    found, expected = (each.forward(each.new_cache(), tokens) for each in (scaled, plain))
+    assert scaled.decoder.layers[1].down.matrix.kind == Kind.NVFP4
+    assert norm(found - expected) < 0.05 * norm(expected)
+
+
+def test_experts_have_scales_of_their_own(tmp_path: Path) -> None:
+    blocks, scales = random_blocks(Kind.NVFP4, 8, 64), np.array([0.5, 3], np.float32)
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "qwen3moe")
+    writer.add_tensor("blk.0.ffn_up_exps.weight", blocks.reshape(2, 4, -1), raw_dtype=GGMLQuantizationType.NVFP4)
+    writer.add_tensor("blk.0.ffn_up_exps.scale", scales)
+    finish(writer)
+    tensors = read_gguf(tmp_path / "x.gguf", read_metadata(tmp_path / "x.gguf"))
+    found = np.stack([tensors[f"blk.0.ffn_up_exps.{number}.weight"].floats() for number in range(2)])
+    assert np.array_equal(found, dequantized(Kind.NVFP4, blocks).reshape(2, 4, 64) * scales[:, None, None])
+
+
+def test_a_scale_of_no_known_tensor_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "x.gguf", Kind.NVFP4, False, scale=0.7)
+    file.write_bytes(file.read_bytes().replace(b"blk.0.ffn_up.scale", b"blk.0.ffn_xx.scale"))
+    with pytest.raises(ModelError, match=r"ffn_xx\.scale .* scales blk\.0\.ffn_xx"):
+        runner(file)
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in IN_CHECKPOINTS])

@@ -1,0 +1,133 @@
+"""Quantised checkpoints: their weights' values, as blocks where these lose nothing; what is not read is one sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outrider.verify import checkpoint
+from outrider.verify.errors import ModelError
+from outrider.verify.model.backend import load as load_weights
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cpu.native.interface import NativeRunner, compiled_library
+from outrider.verify.model.cpu.native.weights import KINDS, Kind
+from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.quantized.formats import whole_layers
+from outrider.verify.model.stored import Stored
+from outrider.verify.model.tensors import read_safetensors
+from tests.verify.model.cpu.native.models import build
+from tests.verify.model.quantized.checkpoints import BY_NAME, FORMS, ROUNDED, Form, save
+
+needs_library = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
+SIZES: dict[str, Any] = {"intermediate_size": 128}  # NVFP4 has blocks of 64 inputs
+TOKENS = ForwardBatch.chain(np.arange(40))
+
+
+def layers_of(folder: Path, form: Form, outputs: int, inputs: int) -> tuple[dict[str, Stored], torch.Tensor]:
+    """A layer in a file, and the weights that it means."""
+    parts, weights = form.write(np.random.default_rng(0), outputs, inputs)
+    tensors = {f"layer{end}": each for end, each in parts.items()}
+    save_file({**tensors, "layer.bias": torch.ones(outputs)}, folder / "file")
+    stored = read_safetensors("a model", [folder / "file"])
+    assert stored is not None
+    return whole_layers(stored, form.config), weights
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_weights_have_the_values_of_the_formula(form: Form, tmp_path: Path) -> None:
+    layers, weights = layers_of(tmp_path, form, 40, 192)
+    assert {*layers} == {"layer.weight", "layer.bias"}
+    layer = layers["layer.weight"]
+    assert KINDS.get(layer.type, Kind.BFLOAT16) == form.kind
+    found, expected = layer.floats(), weights.numpy()
+    if form.name in ROUNDED:
+        assert np.array_equal(found, weights.bfloat16().float().numpy())
+    else:
+        np.testing.assert_allclose(found, expected, rtol=2e-7)  # the product of two scales is rounded
+    some = layer.take(np.array([7, 3, 39]))
+    assert np.array_equal(some.floats(), found[[7, 3, 39]])
+
+
+def runner(folder: Path) -> NativeRunner:
+    found = load_weights(LoadOptions(str(folder), device="cpu"))
+    assert isinstance(found, NativeRunner)
+    found.start(64)
+    return found
+
+
+def forward(model: NativeRunner, tokens: ForwardBatch = TOKENS) -> Any:
+    return np.asarray(model.forward(model.new_cache(), tokens))
+
+
+@needs_library
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "phi3"])
+def test_a_checkpoint_is_packed_as_it_is(family: str, form: Form, tmp_path: Path) -> None:
+    model = build(family, **({"moe_intermediate_size": 64} if family == "qwen3_moe" else SIZES))
+    packed, plain = (runner(save(tmp_path / str(each), model, [form], plain=each)) for each in (False, True))
+    assert packed.decoder.layers[1].query.matrix.kind == form.kind
+    found, expected = forward(packed), forward(plain)
+    if family != "qwen3_moe":  # whose rows choose other experts when they are rounded to 9 bits
+        assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
+    assert np.array_equal(forward(packed, ForwardBatch.chain(np.arange(3))), found[:3])
+
+
+@needs_library
+def test_layers_of_a_checkpoint_may_differ(tmp_path: Path) -> None:
+    forms = [BY_NAME["GPTQ"], BY_NAME["GPTQ, 8 bits"], None]  # what the setting `dynamic` of GPTQModel leads to
+    packed, plain = (runner(save(tmp_path / str(each), build("llama"), forms, plain=each)) for each in (False, True))
+    kinds = {getattr(packed.decoder.layers[1], name).matrix.kind for name in ("query", "key", "value", "output", "gate", "up")}
+    assert kinds == {Kind.ZERO4, Kind.ZERO8, Kind.FLOAT32}
+    found, expected = forward(packed), forward(plain)
+    assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
+
+
+@needs_library
+def test_the_file_of_modelopt_names_the_format_alone(tmp_path: Path) -> None:
+    folder = save(tmp_path / "model", build("llama", **SIZES), [BY_NAME["NVFP4 of ModelOpt"]])
+    config = json.loads((folder / "config.json").read_text())
+    settings = config.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(config))
+    own = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": settings["quant_algo"]}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(own))
+    assert runner(folder).decoder.layers[0].down.matrix.kind == Kind.NVFP4
+
+
+@needs_library
+def test_tensors_that_do_not_belong_together_are_one_sentence(tmp_path: Path) -> None:
+    folder = save(tmp_path / "model", build("llama"), [BY_NAME["GPTQ"]])
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.0.mlp.up_proj.scales"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"mlp\.up_proj\.scales.*download it again"):
+        load_weights(LoadOptions(str(folder), device="cpu"))
+
+
+@needs_library
+@pytest.mark.parametrize("settings", [{"version": "gemv_fast"}, {"version": "marlin"}, {"backend": "llm-awq"}])
+def test_another_packing_needs_the_packages_of_transformers(
+    settings: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = BY_NAME["AWQ"]
+    folder = save(tmp_path / "model", build("llama"), [Form("", form.config | settings, form.kind, form.write)])
+    monkeypatch.setattr(checkpoint, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match="in the format awq, which needs gptqmodel and accelerate; install"):
+        load_weights(LoadOptions(str(folder), device="cpu"))
+
+
+@needs_library
+def test_what_transformers_does_not_read_either_is_one_sentence(tmp_path: Path) -> None:
+    folder = save(tmp_path / "model", build("llama", **SIZES), [BY_NAME["NVFP4 of ModelOpt"]])
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.pre_quant_scale"] = torch.ones(64)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"a form of modelopt that is not read here \(.*pre_quant_scale.*serve a GGUF file"):
+        load_weights(LoadOptions(str(folder), device="cpu"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "exl3"}}))
+    with pytest.raises(ModelError, match="in the format 'exl3', which is not read here; serve a GGUF file"):
+        load_weights(LoadOptions(str(folder), device="cpu"))
