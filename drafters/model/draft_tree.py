@@ -29,6 +29,7 @@ from outrider.drafters.interface import (
     Work,
     arrange,
 )
+from outrider.drafters.model.expectation import Expectation
 from outrider.drafters.model.language_model import Candidates, LanguageModel
 from outrider.drafters.model.pair import FEW_TOKENS, Estimate, Pair
 from outrider.drafters.options import DraftTreeOptions
@@ -55,7 +56,7 @@ class Node:
 class DraftTreeDrafter:
     """A draft model's tree for one session. Implements `Drafter`."""
 
-    feedback = 0
+    feedback = 1  # the target's confidence tells kinds of text apart
     prunable = True
 
     def __init__(self, model: LanguageModel, options: DraftTreeOptions, pair: Pair) -> None:
@@ -63,7 +64,8 @@ class DraftTreeDrafter:
         self._options = options
         self._only_if_worth = options.only_if_worth  # levels that would cost more time than they save are not drafted
         self._pair = pair
-        self._acceptance = pair.acceptance(True)
+        self._expectation = Expectation(pair)
+        self._acceptance = self._expectation.acceptance
         self._sequence = Sequence()
         self._greedy = True
         self._nodes: list[Node] = []
@@ -76,7 +78,8 @@ class DraftTreeDrafter:
         self._sequence = sequence
         self._model.begin(sequence, sampling)
         self._greedy = sampling is None or sampling.greedy
-        self._acceptance = self._pair.acceptance(self._greedy)
+        self._expectation.begin(sequence, sampling)
+        self._acceptance = self._expectation.acceptance
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         self._nodes, self._q, self._drafting = [], None, 0.0
@@ -95,6 +98,7 @@ class DraftTreeDrafter:
         return replace(self._tree(budget), work=Work(self._drafting))
 
     def observe(self, verdict: Verdict) -> None:
+        self._expectation.observe(verdict)
         self._learn(verdict)
         self._model.advance(verdict.tokens)
         self._pair.save_for_probes(time.perf_counter() - self._started)
@@ -103,21 +107,22 @@ class DraftTreeDrafter:
         self._nodes, self._q = [], None
 
     def state(self) -> State:
-        return {}
+        return self._expectation.state()
 
     def load(self, saved: State, text: Sequence) -> None:
-        """Nothing: what is learned belongs to the pair of models."""
+        self._expectation.load(saved)
 
     def _is_worth_starting(self) -> bool:
         """Whether the first level is expected to pay, or may be a probe."""
-        share, seconds = self._acceptance.kind(None).mean, self._pair.draft_seconds
-        if not self._only_if_worth or Estimate.of(EMPTY.probability, self._costs).gains_from_chain(
-            share, share, share, seconds, 0.0
-        ):
+        if not self._only_if_worth:
             return True
-        if not self._pair.may_probe(seconds):
+        share, seconds = self._expectation.share, self._pair.draft_seconds
+        reading = self._expectation.reading_price(self._model.unread, 1.0)
+        if Estimate.of(EMPTY.probability, self._costs).gains_from_chain(share, share, share, seconds, reading):
+            return True
+        if not self._expectation.may_probe(self._model.unread, seconds):
             return False
-        self._pair.spend(seconds)
+        self._pair.spend(self._expectation.reading_seconds(self._model.unread) + seconds)
         return True
 
     def _timed(self, forward: Callable[[], Candidates]) -> Candidates:
@@ -144,7 +149,7 @@ class DraftTreeDrafter:
         """How many nodes with these path probabilities, likeliest first, one forward should expand; 0 = it does not pay."""
         probability = np.array([node.path for node in self._nodes], np.float32)
         estimate = Estimate.of(probability, self._costs, self._drafting)
-        share, best, worth = self._acceptance.kind(None).mean, 0.0, 0
+        share, best, worth = self._expectation.share, 0.0, 0
         for count, gain in enumerate(accumulate(paths), start=1):
             seconds = self._pair.draft_seconds + (count - 1) * self._pair.read_seconds
             if (rate := estimate.rate(gain * share, seconds, count)) > best and estimate.gains(gain * share, seconds, count):
@@ -216,7 +221,7 @@ class DraftTreeDrafter:
                 return
             tokens = [self._nodes[index].token for index in children]
             accepted = tokens.index(token) if token in tokens else None
-            self._acceptance.kind(None).record(accepted is not None)
+            self._expectation.learn(accepted is not None)
             ranks, shares = zip(*((self._nodes[index].rank, self._nodes[index].share) for index in children), strict=True)
             self._acceptance.calibration.record(ranks, shares, accepted)
             if accepted is None:

@@ -72,7 +72,7 @@ class Pair:
         self.target_slowdown = self.draft_slowdown = 1.0
         self.answer_tokens = ANSWER_TOKENS  # of a finished answer (EMA)
         self._acceptance = {greedy: Acceptance() for greedy in (False, True)}
-        self._allowance = 0.0  # seconds that probes may take
+        self._allowance = PROBE_SECONDS  # seconds that probes may take; a pair that is known has to save them up
         self.is_corrected = False  # whether it has changed since it was loaded or saved
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pair:
@@ -151,6 +151,7 @@ class Pair:
             raise ValueError("its seconds must be numbers of at least 0")
         for name, value in figures.items():
             setattr(self, name, value)
+        self._allowance = 0.0
 
 
 FIGURES = ("target_seconds", "draft_seconds", "read_seconds", "target_slowdown", "draft_slowdown", "answer_tokens")

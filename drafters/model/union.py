@@ -34,22 +34,14 @@ from outrider.drafters.interface import (
     arrange,
 )
 from outrider.drafters.model.chain import LEAST_GUESS, ModelChain
-from outrider.drafters.model.pair import FEW_TOKENS, Estimate, Pair
+from outrider.drafters.model.expectation import FEW_UNREAD, Expectation
+from outrider.drafters.model.pair import Estimate, Pair
 from outrider.drafters.options import DraftTime
-from outrider.drafters.policy import Share, ema
 from outrider.drafters.sequence import Sequence
-from outrider.drafters.state import State, array, join, numbers, part
+from outrider.drafters.state import State, join, part
 
-# A longer part of the text is read apart from the first draft: in chunks, and only if the rest of the answer repays that.
-FEW_UNREAD = 16
-# An answer is expected to have at most this many times as many tokens to come as it has: short answers read little.
-REST = 2.0
-# A probe that must read the text first waits until the answer has this many tokens.
-PROBE_AFTER = 8
 # A step reads at least this many tokens of a long text, and as many as take the time of a verification.
 READ_TOKENS = 64
-# What is known of the pair counts as this many cases in a session of its own, of which the last ones count.
-OWN_PRIOR, OWN_CASES = 6.0, 60.0
 # A probe ends after this many tokens, or at one that is probably wrong.
 PROBE_TOKENS, PROBE_PATH = 4, 0.5
 
@@ -69,7 +61,7 @@ class UnionDrafter:
         only_if_worth: bool = True,
     ) -> None:
         """Up to `longest` tokens are drafted before a verification; exactly as many if `only_if_worth` is false."""
-        self.feedback = tables.feedback
+        self.feedback = max(1, tables.feedback)  # the target's confidence tells kinds of text apart
         self._tables = tables
         self._chain = chain
         self._pair = pair
@@ -77,9 +69,7 @@ class UnionDrafter:
         self._time = time
         self._only_if_worth = only_if_worth
         self._sequence = Sequence()
-        self._greedy = True
-        self._own: Share | None = None  # acceptance of tokens that the tables lack, in this session
-        self._confidence: float | None = None  # the target's probability of its likeliest token (EMA)
+        self._expectation = Expectation(pair)  # of tokens that the tables lack
         self._table_tree = EMPTY
         self._work = NO_WORK
         self._alone = 0.0  # predicted seconds of this verification without the draft model beside it
@@ -89,9 +79,8 @@ class UnionDrafter:
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._tables.begin(sequence, prediction, sampling)
         self._chain.start(sequence, sampling)
-        greedy = sampling is None or sampling.greedy
-        self._own = self._own if greedy == self._greedy else None
-        self._sequence, self._greedy, self._steps = sequence, greedy, 0
+        self._expectation.begin(sequence, sampling)
+        self._sequence, self._steps = sequence, 0
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         self._started, self._work = time.perf_counter(), NO_WORK
@@ -112,14 +101,11 @@ class UnionDrafter:
 
     def observe(self, verdict: Verdict) -> None:
         self._tables.observe(verdict)
+        self._expectation.observe(verdict)
         lacked = len(self._table_tree.follow(verdict.tokens))
         for number, was_right in enumerate(self._chain.observe(verdict)):
             if number >= lacked:  # the tables have no draft there
-                self._learn(was_right)
-        if verdict.topk_probs.size:
-            rows = [0, *(verdict.path + 1).tolist()]
-            for probability in verdict.topk_probs[rows, 0].tolist():
-                self._confidence = ema(self._confidence, probability)
+                self._expectation.learn(was_right)
         if self._work.beside:
             self._pair.record_beside(verdict.seconds - self._chain.take_waited_seconds(), self._alone)
         self._pair.save_for_probes(time.perf_counter() - self._started)
@@ -133,13 +119,10 @@ class UnionDrafter:
             self._pair.record_answer(self._sequence.emitted)
 
     def state(self) -> State:
-        own = (0.0, 0.0, 0.0) if self._own is None else self._own.state()
-        return {"own": numbers(*own, self._confidence or 0.0, self._greedy)} | join(tables=self._tables.state())
+        return self._expectation.state() | join(tables=self._tables.state())
 
     def load(self, saved: State, text: Sequence) -> None:
-        *own, confidence, greedy = array(saved, "own", np.float64, 5).tolist()
-        self._own = Share(*own) if own[2] else None
-        self._confidence, self._greedy = confidence or None, bool(greedy)
+        self._expectation.load(saved)
         self._tables.load(part(saved, "tables"), text)
 
     def _draft(self, budget: int, costs: NDArray[np.float64]) -> None:
@@ -165,7 +148,7 @@ class UnionDrafter:
             spent, invested = (spent, invested + seconds) if probes else (spent + seconds, invested)
         if probes:
             self._pair.spend(invested)
-        why = "to probe" if probes else f"right in {self._share:.2f}"
+        why = "to probe" if probes else f"right in {self._expectation.share:.2f}"
         reason = f"the draft model adds {drafted} tokens, {why}, in {1e3 * (spent + invested):.1f} ms"
         self._work = Work(spent, invested, reason=reason)
 
@@ -173,26 +156,17 @@ class UnionDrafter:
         """Whether one more forward of the model is expected to pay."""
         if not self._only_if_worth:
             return True
-        found = prospect(self._table_tree, self._chain.tokens, self._chain.path, self._share)
-        # Reading pays for the rest of the answer, of which this step is a part.
-        expected = min(float(self._sequence.remaining), self._pair.answer_tokens, REST * self._sequence.emitted)
-        rest = max(estimate.tokens, expected)
-        fixed = self._reading_seconds * estimate.tokens / rest
+        share = self._expectation.share
+        found = prospect(self._table_tree, self._chain.tokens, self._chain.path, share)
+        fixed = self._expectation.reading_price(self._chain.unread, estimate.tokens)
         if found.guessed:
             fixed += found.guessed * self._pair.read_seconds + (0.0 if len(self._chain) else self._pair.draft_seconds)
-        return estimate.gains_from_chain(found.gain, found.path, self._share, self._pair.draft_seconds, fixed)
+        return estimate.gains_from_chain(found.gain, found.path, share, self._pair.draft_seconds, fixed)
 
     def _may_probe(self) -> bool:
         """Whether a draft that is not expected to pay may show more about the model."""
-        seconds = self._reading_seconds + PROBE_TOKENS * self._pair.draft_seconds
-        waits = self._chain.unread > FEW_UNREAD and self._sequence.emitted < PROBE_AFTER
-        return not waits and not len(self._chain) and self._pair.may_probe(seconds)
-
-    @property
-    def _reading_seconds(self) -> float:
-        """Seconds that the model needs to read the text before it drafts."""
-        unread = self._chain.unread
-        return unread * self._pair.read_seconds if unread > FEW_TOKENS else 0.0
+        seconds = PROBE_TOKENS * self._pair.draft_seconds
+        return not len(self._chain) and self._expectation.may_probe(self._chain.unread, seconds)
 
     def _read(self, estimate: Estimate) -> bool:
         """Reads a chunk of a long text; returns whether only few of its tokens are unread."""
@@ -210,28 +184,12 @@ class UnionDrafter:
         """
         if not self._chain.can_grow or self._chain.unread > FEW_UNREAD:
             return False
-        pair, seconds = self._pair, estimate.seconds - estimate.drafting
-        token_seconds, value, path = estimate.seconds / estimate.tokens, 0.0, self._chain.path * self._share
+        pair, share, seconds = self._pair, self._expectation.share, estimate.seconds - estimate.drafting
+        token_seconds, value, path = estimate.seconds / estimate.tokens, 0.0, self._chain.path * share
         for _ in range(int(pair.tokens_beside(seconds)) - 1):
-            value += path * min(pair.draft_seconds, self._share * token_seconds)
+            value += path * min(pair.draft_seconds, share * token_seconds)
         waiting = pair.draft_seconds * pair.draft_slowdown / 2
         return value > seconds * (pair.target_slowdown - 1) + waiting
-
-    @property
-    def _share(self) -> float:
-        """The probability that the model's next token is accepted where the tables lack it."""
-        return self._kind.mean if self._own is None else self._own.mean
-
-    @property
-    def _kind(self) -> Share:
-        """Acceptance in text of this kind."""
-        return self._pair.acceptance(self._greedy).kind(self._confidence)
-
-    def _learn(self, was_right: bool) -> None:
-        """Records whether the model's token was right."""
-        self._own = self._own or Share(self._kind.mean, OWN_PRIOR, OWN_CASES)
-        self._own.record(was_right)
-        self._kind.record(was_right)
 
     def _merged(self, budget: int, extends: bool = False) -> DraftTree:
         """The tree of both. `extends` if the model goes on beside the verification."""

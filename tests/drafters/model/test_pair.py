@@ -5,17 +5,23 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.interface import DraftTree, Ints, Verdict
+from outrider.drafters.interface import Drafter, DraftTree, Ints, Verdict
 from outrider.drafters.model.chain import ModelChain
+from outrider.drafters.model.draft_graph import DraftGraphDrafter
+from outrider.drafters.model.draft_tree import DraftTreeDrafter
+from outrider.drafters.model.expectation import Expectation
 from outrider.drafters.model.pair import PROBE_SHARE, Estimate, Pair
 from outrider.drafters.model.union import UnionDrafter
 from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import DraftGraphOptions, DraftTreeOptions
+from outrider.drafters.sequence import Sequence
 from tests.drafts import Driven
 from tests.language import ToyModel
 
@@ -36,9 +42,28 @@ def ring(share: float) -> ToyModel:
     return ToyModel(table)
 
 
-def drafted(pair: Pair, share: float, is_right: bool, steps: int = 300) -> list[DraftTree]:
-    """What is proposed in each step, where the model is always right or always wrong."""
-    drafter = Driven(UnionDrafter(NoDrafter(), ModelChain(ring(share), pair), pair, 8))
+def draft(pair: Pair, share: float) -> Drafter:
+    return UnionDrafter(NoDrafter(), ModelChain(ring(share), pair), pair, 8)
+
+
+def draft_tree(pair: Pair, share: float) -> Drafter:
+    return DraftTreeDrafter(ring(share), DraftTreeOptions(1, 8, 0.1, 0.0), pair)
+
+
+def draft_graph(pair: Pair, share: float) -> Drafter:
+    return DraftGraphDrafter(ring(share), DraftGraphOptions(1, 8, 0.1, 0.0), pair)
+
+
+def drafted(
+    pair: Pair,
+    share: float,
+    is_right: bool,
+    steps: int = 300,
+    make: Callable[[Pair, float], Drafter] = draft,
+    confidence: float | None = None,
+) -> list[DraftTree]:
+    """What is proposed in each step, where the model is always right or always wrong, and the target so confident."""
+    drafter = Driven(make(pair, share))
     drafter.begin(PROMPT)
     trees = []
     for _ in range(steps):
@@ -46,7 +71,9 @@ def drafted(pair: Pair, share: float, is_right: bool, steps: int = 300) -> list[
         last, count = int(drafter.sequence.tokens[-1]), len(tree) + 1 if is_right else 1
         tokens = [(last + 1 + number if is_right else last) % 5 for number in range(count)]
         path = np.arange(count - 1, dtype=np.int32)
-        drafter.observe(Verdict(tree, path, np.array(tokens, np.int32), seconds=0.04))
+        shape = (len(tree) + 1, 0 if confidence is None else drafter.feedback)
+        topk = np.zeros(shape, np.int32), np.full(shape, confidence or 0.0, np.float32)
+        drafter.observe(Verdict(tree, path, np.array(tokens, np.int32), *topk, seconds=0.04))
         trees.append(tree)
     return trees
 
@@ -88,6 +115,30 @@ def test_what_is_known_of_a_pair_serves_the_next_session() -> None:
     pair = Pair(0.040, 0.010)
     drafted(pair, share=0.95, is_right=False)
     assert sum(len(tree) for tree in drafted(pair, share=0.95, is_right=False, steps=50)) <= 8
+
+
+@pytest.mark.parametrize("make", [draft, draft_tree, draft_graph])
+def test_a_new_session_expects_what_equally_confident_text_had(make: Callable[[Pair, float], Drafter]) -> None:
+    pair = Pair(0.040, 0.020)
+    drafted(pair, 0.95, is_right=True, make=make, confidence=0.95)
+    drafted(pair, 0.95, is_right=False, make=make, confidence=0.3)
+    drafts = []
+    for confidence in (0.95, 0.3):
+        known = Pair()
+        known.load(pair.state())  # has no time for probes yet
+        drafts.append(len(drafted(known, 0.95, False, 2, make, confidence)[1]))
+    assert drafts[0] > drafts[1] == 0
+
+
+def test_the_whole_answer_repays_the_reading_of_a_prompt() -> None:
+    expectation = Expectation(Pair(0.040, 0.010, 0.002))
+    prices = []
+    for emitted in (0, 10, 100):
+        sequence = Sequence(PROMPT)
+        sequence.append(np.zeros(emitted, np.int32))
+        expectation.begin(sequence, None)
+        prices.append(expectation.reading_price(unread=100, tokens=2.0))
+    assert prices[0] == pytest.approx(0.2) and prices[0] > prices[1] > prices[2]
 
 
 def test_probes_take_a_small_share_of_the_time() -> None:

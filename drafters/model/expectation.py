@@ -1,0 +1,88 @@
+"""How often one session expects the target to accept the draft model's tokens, and what reading its text costs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outrider.drafters.interface import Sampling, Verdict
+from outrider.drafters.model.pair import FEW_TOKENS, Acceptance, Pair
+from outrider.drafters.policy import Share, ema
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.state import State, array, numbers
+
+# What is known of the pair counts as this many cases in a session of its own, of which the last ones count.
+OWN_PRIOR, OWN_CASES = 6.0, 60.0
+# A longer part of the text is read apart from the first draft: in chunks, and only if the rest of the answer repays that.
+FEW_UNREAD = 16
+# An answer is expected to have at most this many times as many tokens to come as it has: short answers read little.
+REST = 2.0
+# A probe that must read the text first waits until the answer has this many tokens.
+PROBE_AFTER = 8
+
+
+class Expectation:
+    """Starts with what the pair knows of text of which the target is equally confident, and follows the session's own cases."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._sequence = Sequence()
+        self._greedy = True
+        self._own: Share | None = None  # in this session
+        self._confidence: float | None = None  # the target's probability of its likeliest token (EMA)
+
+    @property
+    def share(self) -> float:
+        """The probability that the next token is accepted."""
+        return self._kind.mean if self._own is None else self._own.mean
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """What the pair knows of requests that are greedy, or of those that sample."""
+        return self._pair.acceptance(self._greedy)
+
+    def begin(self, sequence: Sequence, sampling: Sampling | None) -> None:
+        """Starts a request. Its cases go on with those of the session's last request if both are greedy, or neither is."""
+        greedy = sampling is None or sampling.greedy
+        self._own = self._own if greedy == self._greedy else None
+        self._sequence, self._greedy = sequence, greedy
+
+    def learn(self, was_right: bool) -> None:
+        """Records whether a token was accepted."""
+        self._own = self._own or Share(self._kind.mean, OWN_PRIOR, OWN_CASES)
+        self._own.record(was_right)
+        self._kind.record(was_right)
+
+    def observe(self, verdict: Verdict) -> None:
+        """Follows the target's confidence along the accepted path."""
+        if verdict.topk_probs.size:
+            rows = [0, *(verdict.path + 1).tolist()]
+            for probability in verdict.topk_probs[rows, 0].tolist():
+                self._confidence = ema(self._confidence, probability)
+
+    def reading_seconds(self, unread: int) -> float:
+        """Seconds that the model needs to read `unread` tokens before it drafts."""
+        return unread * self._pair.read_seconds if unread > FEW_TOKENS else 0.0
+
+    def reading_price(self, unread: int, tokens: float) -> float:
+        """The part of these seconds that a step of `tokens` tokens has to repay; the rest of the answer repays the others."""
+        expected = min(float(self._sequence.remaining), self._pair.answer_tokens, REST * self._sequence.emitted)
+        return self.reading_seconds(unread) * tokens / max(tokens, expected)
+
+    def may_probe(self, unread: int, seconds: float) -> bool:
+        """Whether a draft of so many seconds, which is not expected to pay, may show more about the model."""
+        waits = unread > FEW_UNREAD and self._sequence.emitted < PROBE_AFTER
+        return not waits and self._pair.may_probe(self.reading_seconds(unread) + seconds)
+
+    def state(self) -> State:
+        own = (0.0, 0.0, 0.0) if self._own is None else self._own.state()
+        return {"own": numbers(*own, self._confidence or 0.0, self._greedy)}
+
+    def load(self, saved: State) -> None:
+        *own, confidence, greedy = array(saved, "own", np.float64, 5).tolist()
+        self._own = Share(*own) if own[2] else None
+        self._confidence, self._greedy = confidence or None, bool(greedy)
+
+    @property
+    def _kind(self) -> Share:
+        """Acceptance in text of this kind."""
+        return self.acceptance.kind(self._confidence)
