@@ -24,6 +24,7 @@ from outrider.drafters.interface import (
     EMPTY,
     NO_WORK,
     NOTHING,
+    Corpora,
     Drafter,
     DraftTree,
     Draws,
@@ -86,8 +87,10 @@ class UnionDrafter:
         self._steps = 0  # of this request
         self._started = 0.0  # time.perf_counter() at the start of the step
 
-    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
-        self._tables.begin(sequence, prediction, sampling)
+    def begin(
+        self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None, corpora: Corpora | None = None
+    ) -> None:
+        self._tables.begin(sequence, prediction, sampling, corpora)
         self._chain.start(sequence, sampling)
         greedy = sampling is None or sampling.greedy
         self._own = self._own if greedy == self._greedy else None

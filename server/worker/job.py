@@ -36,6 +36,7 @@ class Job:
         self.session = session
         max_nodes = settings.speculation.max_nodes if request.max_nodes is None else request.max_nodes
         name = request.drafter or settings.speculation.drafter
+        resources = runtime.resources_of(request.principal, request.adapter)
         options = DecodeOptions(
             params=request.params,
             max_tokens=request.max_tokens,
@@ -44,9 +45,9 @@ class Job:
             wants_prompt_logprobs=request.wants_prompt_logprobs,
             adapter=None if request.adapter is None else runtime.adapters[request.adapter],
             pictures=[placed(picture, runtime.runner) for picture in request.pictures],
+            corpora=runtime.with_corpus(resources, request.corpus),
             **runtime.budget(max_nodes),
         )
-        resources = runtime.resources_of(request.principal, request.adapter)
         if runtime.has_library or name == "none":
             drafter = session.drafter(name, resources)
         else:
@@ -59,8 +60,7 @@ class Job:
         constraint: Constraint | None = grammar
         if request.reasoning is not None:
             constraint = ReasoningBudget(request.reasoning, runtime.runner.vocabulary, grammar)
-        with runtime.chosen(request.corpus):
-            self.stream = Stream(session.verifier, drafter, np.array(request.prompt, np.int32), options, constraint)
+        self.stream = Stream(session.verifier, drafter, np.array(request.prompt, np.int32), options, constraint)
         self._text = AnswerText(
             detokenizer=make_detokenizer(request, runtime.tokens),
             stops=request.stop,

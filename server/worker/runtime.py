@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Hashable, Mapping
@@ -21,7 +20,7 @@ from outrider.server.http.body_budget import TOTAL_BYTES
 from outrider.server.settings import DraftModel, Model, Settings
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
 from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
-from outrider.server.worker.resources import MAX_PRINCIPALS, ChosenCorpus, LearnedTexts, Stores, Tables, load_resources
+from outrider.server.worker.resources import MAX_PRINCIPALS, ClientCorpora, LearnedTexts, Stores, Tables, load_resources
 from outrider.verify.checkpoint import SMALL_MODEL_BYTES, stored_bytes
 from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.cost import CostCurve
@@ -72,7 +71,7 @@ class Runtime:
     curve: CostCurve | None  # None unless speculation.max_nodes is auto
     curve_file: Path | None = None
     pair_file: Path | None = None  # of what is known of the draft model; None without one
-    corpus: ChosenCorpus | None = None  # None if there are no corpora
+    corpora: ClientCorpora | None = None  # None if there are none
     learned: LearnedTexts | None = None  # None if sessions learn only from themselves
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # the target's, by name
     has_library: bool = AVAILABLE  # of the drafters; without it, one stands in for them
@@ -88,11 +87,15 @@ class Runtime:
         if self.learned is None:
             return resources
         assert isinstance(resources.corpus, Stores)
-        return replace(resources, corpus=resources.corpus.learning(self.learned.of(self.owner_of(principal, adapter))))
+        learned = self.learned.of(self.owner_of(principal, adapter))
+        return replace(resources, corpus=replace(resources.corpus, learned=learned))
 
-    def chosen(self, corpus: str | None) -> contextlib.AbstractContextManager[None]:
-        """Within it, a request begins whose drafts may use the corpus of this file."""
-        return contextlib.nullcontext() if self.corpus is None else self.corpus.chosen(corpus)
+    def with_corpus(self, resources: Resources, file: str | None) -> Stores | None:
+        """The corpora of `resources` with the chosen corpus of this file; None without a choice."""
+        if file is None or self.corpora is None:
+            return None
+        assert isinstance(resources.corpus, Stores)
+        return replace(resources.corpus, chosen=self.corpora.open(file))
 
     def learn(self, owner: str, session: Hashable, text: Ints) -> None:
         """Keeps the text (int32 [N]) of an owner's session for the drafts of its others."""
@@ -141,8 +144,7 @@ def load(settings: Settings) -> Runtime:
         shared_draft = share_draft(draft, runner, slots, pair)
         session = shared_draft.session
     tables = Tables(lambda: fingerprint(tokenizer), vocabulary=max(runner.vocabulary, len(tokenizer)) + 1)
-    corpus = ChosenCorpus(tables)
-    resources, own = load_resources(settings, tables, session, pair, corpus)
+    resources, own = load_resources(settings, tables, session, pair)
     if not AVAILABLE:
         log.warning("%s Until then, drafts come from the text's own repetitions only.", MISSING)
     ends = stop_ids(runner.stop_tokens, tokenizer)
@@ -160,7 +162,7 @@ def load(settings: Settings) -> Runtime:
         curve_file=cost_file(runner, cost_folder(settings)),
         pair_file=pair_file,
         run_drafts=in_turns if shared_draft is None else shared_draft.run_drafts,
-        corpus=corpus,
+        corpora=ClientCorpora(tables) if settings.corpora.total_bytes else None,
         learned=LearnedTexts(LEARNED_TOKENS, tables.vocabulary) if settings.learns_from_sessions else None,
         adapters={name: backend.load_adapter(runner, path) for name, path in model.adapters.items()},
     )
