@@ -309,7 +309,7 @@ class Drafter(Protocol):
         """Starts a request whose prompt is the sequence's text; `prediction` (int32 [M]) is the output the client expects.
 
         `sampling` is for drafters that sample as the target does; None = greedy. `corpora` takes the place of the drafter's own
-        corpora for this request and has as many blocks.
+        corpora for this request and has the same number of blocks.
         """
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:

@@ -43,11 +43,11 @@ from outrider.drafters.state import State, array, join, numbers, part
 
 # A longer part of the text is read apart from the first draft: in chunks, and only if the rest of the answer repays that.
 FEW_UNREAD = 16
-# An answer is expected to have at most this many times as many tokens to come as it has: short answers read little.
+# The tokens that an answer is expected to have to come, at most, per token that it has: short answers read little.
 REST = 2.0
 # A probe that must read the text first waits until the answer has this many tokens.
 PROBE_AFTER = 8
-# A step reads at least this many tokens of a long text, and as many as take the time of a verification.
+# A step reads at least this many tokens of a long text, and more if the time of a verification allows it.
 READ_TOKENS = 64
 # What is known of the pair counts as this many cases in a session of its own, of which the last ones count.
 OWN_PRIOR, OWN_CASES = 6.0, 60.0
@@ -69,7 +69,7 @@ class UnionDrafter:
         time: DraftTime = "auto",
         only_if_worth: bool = True,
     ) -> None:
-        """Up to `longest` tokens are drafted before a verification; exactly as many if `only_if_worth` is false."""
+        """Up to `longest` tokens are drafted before a verification, or exactly `longest` if `only_if_worth` is false."""
         self.feedback = tables.feedback
         self._tables = tables
         self._chain = chain

@@ -23,8 +23,8 @@ class Scheduling(Section):
         None,
         ge=1,
         le=64,
-        description="Maximum requests that answer concurrently; null allows up to 8, as many as have KV caches and speed up "
-        "decoding.",
+        description="Maximum requests that answer concurrently; with null, the number that decodes fastest, at most 8 "
+        "and at most the number of KV caches.",
     )
     max_waiting: int = Field(64, ge=0, description="Maximum queued requests, above which keys have equal shares.")
     queue_seconds: float | None = Field(None, gt=0, description="Maximum time in the queue before a 503; null sets no limit.")
