@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal
 
 from outrider.drafters.interface import Ints
 from outrider.drafters.native.library import AVAILABLE, MISSING
@@ -46,13 +46,6 @@ log = logging.getLogger("outrider.worker")
 LEARNED_TOKENS = 1 << 15
 # A token of a principal's earlier texts takes this much in the text itself, its index and their table.
 LEARNED_TOKEN_BYTES = 16
-
-
-class BudgetOptions(TypedDict):
-    """The fields of DecodeOptions that set the draft budget."""
-
-    max_nodes: int
-    curve: CostCurve | None
 
 
 @dataclass
@@ -102,12 +95,10 @@ class Runtime:
         if self.learned is not None:
             self.learned.of(owner).add(session, text)
 
-    def budget(self, max_nodes: int | Literal["auto"]) -> BudgetOptions:
-        """The draft budget of a request, as fields of DecodeOptions."""
+    def budget(self, max_nodes: int | Literal["auto"]) -> tuple[int, CostCurve | None]:
+        """The most draft nodes of a request's steps, and the costs that choose their number if that is `auto`."""
         most = self.runner.draft_nodes
-        if max_nodes != "auto":
-            return {"max_nodes": min(max_nodes, most), "curve": None}
-        return {"max_nodes": most, "curve": self.curve}
+        return (most, self.curve) if max_nodes == "auto" else (min(max_nodes, most), None)
 
     def save_findings(self) -> None:
         """Saves what steps have shown for the next start: the cost curve, and what is known of the draft model."""
@@ -136,7 +127,10 @@ def load(settings: Settings) -> Runtime:
 
         draft = load_draft(settings, shared_options(settings, settings.draft_model), tokenizer, runner)
     slots = start_models(runner, draft, settings, tokenizer)
-    curve = load_curve(runner, settings)
+    curve = None
+    if settings.speculation.max_nodes == "auto":
+        with timed("finding the cost of steps"):
+            curve = load_or_measure(runner, cost_folder(settings))
     shared_draft, pair_file, session, pair = None, None, None, None
     if draft is not None:
         pair_file = pair_file_of(runner, draft, cost_folder(settings))
@@ -200,7 +194,9 @@ def start_models(
 
     Raises ModelError if the settings do not fit.
     """
-    plan = plan_devices(memory_figures(runner, draft, stores=store_bytes(settings)), memory_wishes(settings))
+    kept = settings.sessions
+    wishes = MemoryWishes(settings.model.context_tokens, kept.slots, settings.scheduling.max_active, kept.capacity)
+    plan = plan_devices(memory_figures(runner, draft, stores=store_bytes(settings)), wishes)
     if plan.note:
         log.warning(plan.note)
     draft_plan = plan_draft(runner, draft, plan)
@@ -216,7 +212,7 @@ def start_models(
         backend.start(draft, str(settings.draft_model.path), draft_plan.context_tokens, tokenizer=tokenizer)
     elif draft is not None:
         draft.start(plan.context_tokens)
-    return min(plan.streams, settings.sessions.slots or runner.most_caches)
+    return min(plan.streams, kept.slots or runner.most_caches)
 
 
 def plan_draft(runner: ModelRunner, draft: ModelRunner | HeadModel | None, plan: MemoryPlan) -> MemoryPlan:
@@ -267,12 +263,6 @@ def device_names(runner: ModelRunner) -> dict[str, Device]:
     return {str(part.device): part.device for part in runner.cache_shape.parts}
 
 
-def memory_wishes(settings: Settings) -> MemoryWishes:
-    """The settings that need memory."""
-    sessions = settings.sessions
-    return MemoryWishes(settings.model.context_tokens, sessions.slots, settings.scheduling.max_active, sessions.capacity)
-
-
 def memory_bytes(settings: Settings) -> int:
     """The host's memory for the rows of all sessions: the budget of the KV caches of a model on a CPU."""
     return int((1 - RESERVED_SHARE) * max(0, free_bytes(HOST) - store_bytes(settings)))
@@ -286,19 +276,11 @@ def store_bytes(settings: Settings) -> int:
 
 
 def max_active(settings: Settings, slots: int, curve: CostCurve | None) -> int:
-    """The number of requests served concurrently: as set, or as many as pay on this machine and have KV caches."""
+    """The number of requests served concurrently: as set, or the number that pays on this machine, at most one per KV cache."""
     chosen = settings.scheduling.max_active
     if chosen is not None:
         return chosen
     return min(slots, DEFAULT_MAX_ACTIVE if curve is None else curve.streams_worth_running(DEFAULT_MAX_ACTIVE))
-
-
-def load_curve(runner: ModelRunner, settings: Settings) -> CostCurve | None:
-    """The machine's cost curve, if speculation.max_nodes is auto."""
-    if settings.speculation.max_nodes != "auto":
-        return None
-    with timed("finding the cost of steps"):
-        return load_or_measure(runner, cost_folder(settings))
 
 
 def memory_of(runtime: Runtime, settings: Settings, slot_bytes: int) -> Memory:
