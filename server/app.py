@@ -48,7 +48,7 @@ from outrider.server.openai.requests import RequestBuilder, no_corpus
 from outrider.server.openai.responses.endpoint import ResponsesEndpoint
 from outrider.server.openai.responses.schema import ResponsesBody
 from outrider.server.openai.responses.store import CAPACITY, KEY_BYTES, TTL_SECONDS, ResponseStore
-from outrider.server.openai.responses.stored import new_router as new_responses_router
+from outrider.server.openai.responses.store import new_router as new_responses_router
 from outrider.server.openai.sampling_defaults import load_sampling_defaults
 from outrider.server.openai.schema import ChatBody, CompletionBody
 from outrider.server.pictures.service import PictureService

@@ -28,7 +28,7 @@ from outrider.server.models.gate import Gate
 from outrider.server.models.loaded import Served, Shared, load, reader_of, settings_of
 from outrider.server.models.pool import Model, Pool
 from outrider.server.openai.chat import MAX_MESSAGES
-from outrider.server.openai.responses.stored import new_router as new_responses_router
+from outrider.server.openai.responses.store import new_router as new_responses_router
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import Metrics
 from outrider.verify.system_memory import free_bytes
