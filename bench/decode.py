@@ -132,8 +132,7 @@ def begin(runtime: Runtime, settings: Settings, drafter: DrafterName, prompt: In
     """The stream of one answer, to be run step by step."""
     verifier = Verifier(runtime.runner, runtime.runner.new_cache())
     params = SamplingParams(temperature=temperature, seed=plan.seed)
-    budget = runtime.budget(settings.speculation.max_nodes)
-    options = DecodeOptions(params, plan.max_tokens, runtime.stop_ids, **budget)
+    options = DecodeOptions(params, plan.max_tokens, runtime.stop_ids, *runtime.budget(settings.speculation.max_nodes))
     return Stream(verifier, make(drafter, runtime.resources), prompt, options)
 
 

@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 
 from bench import report
-from bench.model import gpu_kernels, gpu_probes, gpu_streams
+from bench.model import gpu_probes, gpu_streams
 from bench.model.bandwidth import read_bytes_per_second
 from bench.model.shapes import random_runner
 from bench.options import errors_as_sentences
@@ -89,20 +89,7 @@ def machine() -> dict[str, Any]:
 def tests() -> dict[str, Any]:
     """The tests of GPU kernels, in processes of their own."""
     ignored = [f"--ignore={TESTS}/{name}" for name in ("fake", "compiled")]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        "12",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:benchmark",
-        *ignored,
-        TESTS,
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-n12", "-pno:cacheprovider", "-pno:benchmark", *ignored, TESTS]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=110)
     failed = [line[:300] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return {"passed": done.returncode == 0, "summary": done.stdout.strip().splitlines()[-1:], "failed": failed}
@@ -125,7 +112,7 @@ def forwards(shape: str, bits: Quantize = "none", kv: KVDtype = "auto") -> dict[
         figures[f"rows_{text}"] = {str(rows): round(1e3 * forward_seconds(runner, cache, rows), 3) for rows in ROWS}
         for rows in (1, 64):
             step = partial(one_forward, runner, cache, rows)
-            figures[f"kernels_{rows}_{text}"] = gpu_kernels.kernels_of(step)
+            figures[f"kernels_{rows}_{text}"] = gpu_probes.kernels_of(step)
     host = [host_seconds(runner, cache, rows) for rows in (1, 64)]
     figures["host_ms"] = [round(1e3 * seconds, 3) for seconds in host]
     figures["invariant"] = holds(runner, TREES)

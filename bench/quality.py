@@ -108,7 +108,7 @@ def scores(settings: Settings, windows: Sequence[Sequence[int]], likeliest: torc
     torch.set_num_threads(settings.model.threads or default_threads(runner))
     longest = max(map(len, windows))
     if longest > runner.model_tokens:
-        raise BenchError(f"The model supports {runner.model_tokens} tokens; set --window to at most as many.")
+        raise BenchError(f"The model supports {runner.model_tokens} tokens; set --window to at most {runner.model_tokens}.")
     backend.start(runner, settings.model.path, longest)
     bits, parts, before = runner.weight_bits, [], 0
     for window in track(windows, f"reading with {bits:g} bits per weight"):

@@ -12,7 +12,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict
+from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, Corpora, DraftTree, Ints, Sampling, Verdict
 from outrider.drafters.native.library import native
 from outrider.drafters.options import FusionOptions
 from outrider.drafters.prediction import MEMORY, realign
@@ -69,9 +69,12 @@ class FusionDrafter:
         self._expected_before = 0  # position in the prediction before the last step
         self._dice = new_dice()
 
-    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+    def begin(
+        self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None, corpora: Corpora | None = None
+    ) -> None:
         expected = np.concatenate([[len(prediction)], prediction]).astype(np.int32)
-        self._sources = self._sources._replace(corpora=tuple(self._corpora), expected=expected)
+        blocks = tuple(self._corpora if corpora is None else corpora)
+        self._sources = self._sources._replace(corpora=blocks, expected=expected)
         self._dice = throw(self._dice, sampling, sequence.tokens)
         self._sequence = sequence
         known = self._reader.begin(sequence)

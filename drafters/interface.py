@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,12 @@ from outrider.drafters.options import MAX_NODES as MAX_NODES
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import State
 
+if TYPE_CHECKING:
+    from outrider.drafters.tables.suffix import Corpus
+
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+Corpora: TypeAlias = Collection["Corpus"]
 
 NOTHING: Ints = np.empty(0, np.int32)
 
@@ -299,10 +303,13 @@ class Drafter(Protocol):
     def prunable(self) -> bool:
         """Whether nodes of the last proposed tree may be dropped before verification."""
 
-    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+    def begin(
+        self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None, corpora: Corpora | None = None
+    ) -> None:
         """Starts a request whose prompt is the sequence's text; `prediction` (int32 [M]) is the output the client expects.
 
-        `sampling` is for drafters that sample as the target does; None = greedy.
+        `sampling` is for drafters that sample as the target does; None = greedy. `corpora` takes the place of the drafter's own
+        corpora for this request and has the same number of blocks.
         """
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:

@@ -15,7 +15,7 @@ from collections import OrderedDict
 
 import numpy as np
 
-from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
+from outrider.drafters.interface import EMPTY, NOTHING, Corpora, DraftTree, Ints, Sampling, Source, Verdict
 from outrider.drafters.options import LookaheadOptions
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import State, array, numbers
@@ -45,7 +45,9 @@ class LookaheadDrafter:
         self._proposed = False  # whether the window is part of the last draft
         self._refines = False  # whether the verifier reports the target's choices, without which no window is worth its rows
 
-    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+    def begin(
+        self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None, corpora: Corpora | None = None
+    ) -> None:
         self._levels = [np.random.default_rng(0).choice(sequence.tokens, self._options.window)]
         self._sequence = sequence
         self._learn(0)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict
+from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, Corpora, DraftTree, Ints, Sampling, Verdict
 from outrider.drafters.native.library import native, structure
 from outrider.drafters.options import LookupOptions
 from outrider.drafters.sequence import Reader, Sequence
@@ -45,7 +45,9 @@ class LookupDrafter:
         size = 1 + MAX_NODES * BRANCHES
         self._candidates = Candidates(new_nodes(size), np.zeros(size, np.int32))
 
-    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+    def begin(
+        self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None, corpora: Corpora | None = None
+    ) -> None:
         self._sequence, self._dice = sequence, throw(self._dice, sampling, sequence.tokens)
         append(self._automaton, sequence.tokens[self._reader.begin(sequence) :])
 

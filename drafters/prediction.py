@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
+from outrider.drafters.interface import EMPTY, NOTHING, Corpora, DraftTree, Ints, Sampling, Source, Verdict, chain
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import Stateless
 
@@ -30,7 +30,9 @@ class PredictionDrafter(Stateless):
         self._position = 0  # position of the next expected token
         self._sequence = Sequence()
 
-    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+    def begin(
+        self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None, corpora: Corpora | None = None
+    ) -> None:
         self._expected = np.asarray(prediction, np.int32)
         self._position = 0
         self._sequence = sequence

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, chain
+from outrider.drafters.interface import EMPTY, NOTHING, Corpora, DraftTree, Ints, Sampling, Source, chain
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import Stateless
 
@@ -21,7 +21,9 @@ class PromptLookupDrafter(Stateless):
     def __init__(self) -> None:
         self._sequence = Sequence()
 
-    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+    def begin(
+        self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None, corpora: Corpora | None = None
+    ) -> None:
         self._sequence = sequence
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Verdict
+from outrider.drafters.interface import EMPTY, NOTHING, Corpora, DraftTree, Ints, Sampling, Verdict
 from outrider.drafters.native.library import native
 from outrider.drafters.options import RetrievalOptions
 from outrider.drafters.sequence import Sequence
@@ -39,8 +39,10 @@ class RetrievalDrafter(Stateless):
         self._sequence = Sequence()
         self._dice = new_dice()
 
-    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
-        self._blocks = tuple(self._corpus)
+    def begin(
+        self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None, corpora: Corpora | None = None
+    ) -> None:
+        self._blocks = tuple(self._corpus if corpora is None else corpora)
         self._sequence, self._dice = sequence, throw(self._dice, sampling, sequence.tokens)
         self._low[:], self._high[:] = 0, 0
         self._read(sequence.tokens[-MAX_MATCH:])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict
+from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, Corpora, DraftTree, Ints, Sampling, Verdict
 from outrider.drafters.options import TrigramOptions
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
@@ -50,7 +50,9 @@ class TrigramDrafter:
         self._reader = Reader()
         self._dice = new_dice()
 
-    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+    def begin(
+        self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None, corpora: Corpora | None = None
+    ) -> None:
         self._sequence = sequence
         self._dice = throw(self._dice, sampling, sequence.tokens)
         self._learn(self._reader.begin(sequence))

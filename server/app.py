@@ -10,9 +10,11 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.types import Lifespan
@@ -32,7 +34,7 @@ from outrider.server.http import errors
 from outrider.server.http.auth import Authenticator
 from outrider.server.http.exposition import MetricsPage, add_metrics_route
 from outrider.server.http.json_route import BodyPool, JSONRoute
-from outrider.server.http.middleware import BodyLimit, ClosedRequests, CountRequests, HeadRequests, LogRequests, ResponseHeaders
+from outrider.server.http.middleware import BodyLimit, ClosedRequests, HeadRequests, RecordRequests, ResponseHeaders
 from outrider.server.http.origins import OriginGuard
 from outrider.server.http.protocol import READ_SECONDS
 from outrider.server.http.quotas import HoldQuota, QuotaKeeper, Quotas
@@ -48,12 +50,11 @@ from outrider.server.openai.requests import RequestBuilder, no_corpus
 from outrider.server.openai.responses.endpoint import ResponsesEndpoint
 from outrider.server.openai.responses.schema import ResponsesBody
 from outrider.server.openai.responses.store import CAPACITY, KEY_BYTES, TTL_SECONDS, ResponseStore
-from outrider.server.openai.responses.stored import new_router as new_responses_router
+from outrider.server.openai.responses.store import new_router as new_responses_router
 from outrider.server.openai.sampling_defaults import load_sampling_defaults
 from outrider.server.openai.schema import ChatBody, CompletionBody
 from outrider.server.pictures.service import PictureService
 from outrider.server.settings import Settings
-from outrider.server.status import add_status_routes
 from outrider.server.telemetry import tracing
 from outrider.server.telemetry.metrics import Metrics
 from outrider.verify.errors import ModelError, loading
@@ -65,8 +66,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Endpoints:
-    """The endpoints of the API."""
-
     chat: ChatEndpoint
     completions: CompletionsEndpoint
     responses: ResponsesEndpoint
@@ -175,16 +174,50 @@ def new_corpora(
 
 
 def add_routes(app: FastAPI, endpoints: Endpoints, corpora: Corpora | None) -> None:
-    """The routes of all endpoints."""
-    v1 = APIRouter(prefix="/v1", route_class=JSONRoute)
-    add_generation_routes(v1, endpoints)
-    add_message_routes(v1, endpoints.messages)
-    add_model_routes(v1, endpoints.models)
-    app.include_router(v1)
-    unversioned = APIRouter(route_class=JSONRoute)
-    add_tokenization_routes(unversioned, endpoints.models)
-    add_editor_routes(unversioned, endpoints.infill)
-    app.include_router(unversioned)
+    """The routes of all endpoints. Those of Anthropic's API have errors in its format."""
+    api, of_anthropic = APIRouter(route_class=JSONRoute), errors.ANTHROPIC_RESPONSES
+
+    @api.post("/v1/chat/completions")
+    async def chat(http: Request, body: ChatBody) -> Response:
+        return await cancel_on_disconnect(http, endpoints.chat.create(http, body))
+
+    @api.post("/v1/completions")
+    async def completions(http: Request, body: CompletionBody) -> Response:
+        return await cancel_on_disconnect(http, endpoints.completions.create(http, body))
+
+    @api.post("/v1/responses")
+    async def responses(http: Request, body: ResponsesBody) -> Response:
+        return await cancel_on_disconnect(http, endpoints.responses.create(http, body))
+
+    @api.post("/v1/messages", responses=of_anthropic)
+    async def messages(http: Request, body: MessagesBody) -> Response:
+        return await cancel_on_disconnect(http, endpoints.messages.create(http, body))
+
+    @api.post("/v1/messages/count_tokens", responses=of_anthropic)
+    async def count_tokens(http: Request, body: CountTokensBody) -> Response:
+        return await endpoints.messages.count_tokens(http, body)
+
+    @api.get("/v1/models")
+    async def models(client_version: str | None = None) -> dict[str, Any]:
+        return endpoints.models.list(client_version)
+
+    @api.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        return endpoints.models.retrieve(name)
+
+    @api.post("/tokenize")
+    async def tokenize(http: Request, body: TokenizeBody) -> dict[str, Any]:
+        return await endpoints.models.tokenize(http, body)
+
+    @api.post("/detokenize")
+    async def detokenize(http: Request, body: DetokenizeBody) -> dict[str, Any]:
+        return await endpoints.models.detokenize(http, body)
+
+    @api.post("/infill")
+    async def infill(http: Request, body: InfillBody) -> Response:
+        return await cancel_on_disconnect(http, endpoints.infill.create(http, body))
+
+    app.include_router(api)
     if corpora is not None:
         app.include_router(new_corpora_router(corpora, endpoints.prompts))
 
@@ -229,7 +262,6 @@ def create_endpoints(
 
 
 def new_store(settings: Settings) -> ResponseStore:
-    """An empty store of responses."""
     budget_bytes = min(KEY_BYTES, settings.responses.total_bytes // max(1, len(settings.auth.keys)))
     return ResponseStore(CAPACITY, TTL_SECONDS, budget_bytes)
 
@@ -251,8 +283,7 @@ def add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, quotas: Q
         origins = list(settings.server.cors_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(ClosedRequests)
-    app.add_middleware(CountRequests, metrics=metrics)
-    app.add_middleware(LogRequests, settings=settings.logging)
+    app.add_middleware(RecordRequests, metrics=metrics, settings=settings.logging)
     tracing.install(app, settings.tracing)
     app.add_middleware(ResponseHeaders)
 
@@ -268,61 +299,32 @@ def openapi(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def add_generation_routes(v1: APIRouter, endpoints: Endpoints) -> None:
-    """/v1/chat/completions, /v1/completions and /v1/responses."""
+def add_status_routes(app: FastAPI, engine: EngineLike) -> None:
+    """/health, /ready and /version, which need no key."""
 
-    @v1.post("/chat/completions")
-    async def chat(http: Request, body: ChatBody) -> Response:
-        return await cancel_on_disconnect(http, endpoints.chat.create(http, body))
+    @app.get("/health")
+    @app.get("/v1/health")  # llama-server's
+    async def health() -> Response:
+        if engine.failure is None:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "failed", "detail": engine.failure}, 503)
 
-    @v1.post("/completions")
-    async def completions(http: Request, body: CompletionBody) -> Response:
-        return await cancel_on_disconnect(http, endpoints.completions.create(http, body))
+    @app.get("/ready")
+    async def ready() -> Response:
+        if engine.ready:
+            return JSONResponse({"status": engine.state})
+        return JSONResponse({"status": engine.state, "detail": engine.failure}, 503)
 
-    @v1.post("/responses")
-    async def responses(http: Request, body: ResponsesBody) -> Response:
-        return await cancel_on_disconnect(http, endpoints.responses.create(http, body))
-
-
-def add_message_routes(v1: APIRouter, endpoint: MessagesEndpoint) -> None:
-    """/v1/messages and /v1/messages/count_tokens, with errors in Anthropic's format."""
-
-    @v1.post("/messages", responses=errors.ANTHROPIC_RESPONSES)
-    async def messages(http: Request, body: MessagesBody) -> Response:
-        return await cancel_on_disconnect(http, endpoint.create(http, body))
-
-    @v1.post("/messages/count_tokens", responses=errors.ANTHROPIC_RESPONSES)
-    async def count_tokens(http: Request, body: CountTokensBody) -> Response:
-        return await endpoint.count_tokens(http, body)
-
-
-def add_model_routes(v1: APIRouter, endpoint: ModelEndpoint) -> None:
-    """/v1/models."""
-
-    @v1.get("/models")
-    async def models(client_version: str | None = None) -> dict[str, Any]:
-        return endpoint.list(client_version)
-
-    @v1.get("/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
-        return endpoint.retrieve(name)
-
-
-def add_tokenization_routes(router: APIRouter, endpoint: ModelEndpoint) -> None:
-    """/tokenize and /detokenize."""
-
-    @router.post("/tokenize")
-    async def tokenize(http: Request, body: TokenizeBody) -> dict[str, Any]:
-        return await endpoint.tokenize(http, body)
-
-    @router.post("/detokenize")
-    async def detokenize(http: Request, body: DetokenizeBody) -> dict[str, Any]:
-        return await endpoint.detokenize(http, body)
-
-
-def add_editor_routes(router: APIRouter, endpoint: InfillEndpoint) -> None:
-    """/infill."""
-
-    @router.post("/infill")
-    async def infill(http: Request, body: InfillBody) -> Response:
-        return await cancel_on_disconnect(http, endpoint.create(http, body))
+    @app.get("/version")
+    async def app_version() -> dict[str, Any]:
+        versions: dict[str, Any] = {"version": version("outrider")}
+        if engine.info is not None:
+            info = engine.info
+            versions |= {"dtype": info.dtype, "weight_bits": info.weight_bits, "kv_dtype": info.kv_dtype}
+            versions["invariant_rows"] = info.invariance
+            versions["memory"] = msgspec.to_builtins(info.memory)
+            if info.kernels:
+                versions["kernels"] = info.kernels
+            if info.alone:
+                versions["rows_in_one_thread"] = info.alone
+        return versions

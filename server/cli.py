@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from outrider.server import model_commands
-from outrider.server.command import EXTRA_FLAGS, ConfigOption, ModelOption, SettingsCommand, fail
+from outrider.server.command import EXTRA_FLAGS, ConfigOption, ModelOption, SettingsCommand, failing
 from outrider.server.launch import command as launch_command
 from outrider.server.ray import command as ray_command
 from outrider.server.system import tolerate_stderr
@@ -98,10 +98,8 @@ def with_settings(function: Callable[[LoadSettings], None]) -> Callable[..., Non
             from outrider.server.settings import SettingsError
             from outrider.server.settings.sources import load_effective
 
-            try:
+            with failing(SettingsError):
                 return load_effective(config, setting_flags(context))
-            except SettingsError as error:
-                raise fail(str(error)) from None
 
         function(load)
 
@@ -155,10 +153,8 @@ def show_version(
     from outrider.server.settings import SettingsError, parse_flags
     from outrider.server.settings.sources import load_effective
 
-    try:
+    with failing(SettingsError):
         print(write_report(load_effective(config, parse_flags(context.args))))
-    except SettingsError as error:
-        raise fail(str(error)) from None
 
 
 model_commands.register(app)

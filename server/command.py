@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +38,15 @@ def fail(message: str) -> typer.Exit:
     """Prints `message` to stderr and returns the exception to raise: exit code 2."""
     print(f"outrider: {message}", file=sys.stderr)
     return typer.Exit(2)
+
+
+@contextmanager
+def failing(*errors: type[Exception]) -> Iterator[None]:
+    """Ends the command with the sentence of one of these errors."""
+    try:
+        yield
+    except errors as error:
+        raise fail(str(error)) from None
 
 
 def _completed_options() -> list[Any]:

@@ -13,7 +13,6 @@ from rich.progress import Progress
 
 from outrider.drafters.tables import array_file, base_table, datastore, suffix
 from outrider.drafters.tables.array_file import ArrayFileError
-from outrider.verify.errors import ModelError
 from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
@@ -25,15 +24,15 @@ TEXT_SUFFIXES = {
 }
 
 
-class DatastoreError(ValueError):
-    """The datastore cannot be built or read. The message is one sentence that says why."""
+class DatastoreError(ArrayFileError):
+    """The texts of a datastore cannot be read. The message is one sentence that says why."""
 
 
 def build_ngram(
     paths: Sequence[Path], out: Path, tokenizer: str, successors: int, max_megabytes: float | None, order: int = 3
 ) -> int:
-    """Counts the texts in `paths` into an n-gram table. Returns its number of contexts. Raises DatastoreError."""
-    loaded = open_tokenizer(tokenizer)
+    """Counts the texts in `paths` into an n-gram table; returns its contexts' number. Raises ArrayFileError and ModelError."""
+    loaded = load_tokenizer(tokenizer)
     separator = len(loaded)  # it is no token id, so no n-gram spans two texts
     max_bytes = None if max_megabytes is None else int(max_megabytes * 1e6)
     with Progress() as progress:
@@ -42,11 +41,11 @@ def build_ngram(
 
 
 def build_suffix(paths: Sequence[Path], out: Path, tokenizer: str, append: bool) -> datastore.Description:
-    """Indexes the texts in `paths` as a suffix datastore, or appends them to one. Raises DatastoreError."""
-    loaded = open_tokenizer(tokenizer)
+    """Indexes the texts in `paths` as a suffix datastore, or appends them to one. Raises ArrayFileError and ModelError."""
+    loaded = load_tokenizer(tokenizer)
     tokenizer_fingerprint = fingerprint(loaded)
     if append:
-        _check_existing(out, tokenizer_fingerprint)
+        datastore.open_blocks(out, tokenizer_fingerprint)  # for its errors
     files = find_files(paths)
     versions = (f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)
     plan = "\n".join([tokenizer_fingerprint, str(append), *versions])  # an interrupted build resumes only the same plan
@@ -56,23 +55,11 @@ def build_suffix(paths: Sequence[Path], out: Path, tokenizer: str, append: bool)
     return datastore.describe(out)
 
 
-def merge(out: Path, folders: Sequence[Path]) -> datastore.Description:
-    """Merges the datastores in `folders` into one. Raises DatastoreError."""
-    try:
-        datastore.merge(out, folders)
-    except ArrayFileError as error:
-        raise DatastoreError(str(error)) from None
-    return datastore.describe(out)
-
-
 def describe(path: Path) -> dict[str, object]:
-    """The properties of a suffix datastore or an n-gram table, by name. Raises DatastoreError."""
-    try:
-        if path.is_dir():
-            return {"kind": suffix.KIND, **asdict(datastore.describe(path))}
-        file = array_file.load(path, base_table.KIND)
-    except ArrayFileError as error:
-        raise DatastoreError(str(error)) from None
+    """The properties of a suffix datastore or an n-gram table, by name. Raises ArrayFileError."""
+    if path.is_dir():
+        return {"kind": suffix.KIND, **asdict(datastore.describe(path))}
+    file = array_file.load(path, base_table.KIND)
     return {
         "kind": base_table.KIND,
         "contexts": len(file.arrays["keys"]),
@@ -80,21 +67,6 @@ def describe(path: Path) -> dict[str, object]:
         "bytes": path.stat().st_size,
         "fingerprint": file.metadata["fingerprint"],
     }
-
-
-def open_tokenizer(path: str) -> AnyTokenizer:
-    """The tokenizer of the model at `path`. Raises DatastoreError."""
-    try:
-        return load_tokenizer(path)
-    except ModelError as error:
-        raise DatastoreError(str(error)) from None
-
-
-def _check_existing(folder: Path, tokenizer_fingerprint: str) -> None:
-    try:
-        datastore.open_blocks(folder, tokenizer_fingerprint)
-    except ArrayFileError as error:
-        raise DatastoreError(str(error)) from None
 
 
 def read_all(files: Sequence[Path], progress: Progress) -> Iterator[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.server.command import fail
+from outrider.server.command import failing
 from outrider.server.imports import hide_torch
 
 if TYPE_CHECKING:
@@ -20,6 +21,17 @@ if TYPE_CHECKING:
 NICENESS = 5
 
 app = typer.Typer(help="Build and inspect the tables that drafters read.", no_args_is_help=True)
+
+
+@contextmanager
+def errors_as_sentences() -> Iterator[None]:
+    """Ends a command with the sentence of an error. The command imports no torch, which tokenizers do not need."""
+    hide_torch()
+    from outrider.drafters.tables.array_file import ArrayFileError
+    from outrider.verify.errors import ModelError
+
+    with failing(ArrayFileError, ModelError):
+        yield
 
 
 def register(outrider: typer.Typer) -> None:
@@ -43,11 +55,10 @@ def datastore_build(
     """Build a table from a corpus. Run the command again to resume an interrupted suffix build."""
     from outrider import models
 
-    hide_torch()  # tokenizers need none
-    from outrider.server.datastore_builder import DatastoreError, build_ngram, build_suffix
-
     tokenizer = tokenizer or str(models.TARGET)
-    try:
+    with errors_as_sentences():
+        from outrider.server.datastore_builder import DatastoreError, build_ngram, build_suffix
+
         if kind == "ngram":
             contexts = build_ngram(paths, out, tokenizer, successors, max_megabytes, order)
             print(f"{out}: {contexts} contexts, {out.stat().st_size / 1e6:.1f} MB")
@@ -56,8 +67,6 @@ def datastore_build(
             print(f"{out}: {built.documents} documents, {built.tokens} tokens, {built.bytes / 1e6:.1f} MB")
         else:
             raise DatastoreError(f"There is no datastore kind {kind!r}; use ngram or suffix.")
-    except DatastoreError as error:
-        raise fail(str(error)) from None
 
 
 @app.command("watch")
@@ -71,11 +80,9 @@ def datastore_watch(
     """Keep a suffix datastore up to date with a working tree until Ctrl-C. Running servers load its updates."""
     from outrider import models
 
-    hide_torch()  # tokenizers need none
-    from outrider.server.datastore_builder import DatastoreError
-    from outrider.server.datastore_watch import Watcher, watch
+    with errors_as_sentences():
+        from outrider.server.datastore_watch import Watcher, watch
 
-    try:
         with closing(Watcher(directory, out, tokenizer or str(models.TARGET))) as watcher:
             print(f"{out}: indexing {directory}", flush=True)
             if once:
@@ -83,12 +90,9 @@ def datastore_watch(
             else:
                 os.nice(NICENESS)
                 watch(watcher, interval, print_update)
-    except DatastoreError as error:
-        raise fail(str(error)) from None
 
 
 def print_update(update: Update) -> None:
-    """Prints an update as one line."""
     print(
         f"{time.strftime('%H:%M:%S')}  {update.changed} changed, {update.deleted} deleted: "
         f"{update.files} files, {update.tokens} tokens, {update.seconds:.2f} s",
@@ -102,24 +106,19 @@ def datastore_merge(
     out: Annotated[Path, typer.Option(help="Folder to write.")],
 ) -> None:
     """Merge several suffix datastores into one."""
-    hide_torch()  # tokenizers need none
-    from outrider.server.datastore_builder import DatastoreError, merge
+    with errors_as_sentences():
+        from outrider.drafters.tables import datastore
 
-    try:
-        merged = merge(out, folders)
-    except DatastoreError as error:
-        raise fail(str(error)) from None
+        datastore.merge(out, folders)
+        merged = datastore.describe(out)
     print(f"{out}: {merged.documents} documents, {merged.tokens} tokens, {merged.bytes / 1e6:.1f} MB")
 
 
 @app.command("info")
 def datastore_info(path: Annotated[Path, typer.Argument(help="Suffix datastore or n-gram table.")]) -> None:
     """Describe a table."""
-    hide_torch()  # tokenizers need none
-    from outrider.server.datastore_builder import DatastoreError, describe
+    with errors_as_sentences():
+        from outrider.server.datastore_builder import describe
 
-    try:
         for name, value in describe(path).items():
             print(f"{name}: {value}")
-    except DatastoreError as error:
-        raise fail(str(error)) from None

@@ -24,9 +24,9 @@ from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.drafters.tables.splice import splice
 from outrider.server import system
 from outrider.server.batches import batches
-from outrider.server.datastore_builder import BLOCK_TOKENS, DatastoreError, open_tokenizer
+from outrider.server.datastore_builder import BLOCK_TOKENS, DatastoreError
 from outrider.server.datastore_tree import Stamp, WorkingTree, read_file
-from outrider.verify.tokenizer import fingerprint
+from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
 # The process that updates the store locks this file.
 LOCK = "lock"
@@ -73,8 +73,8 @@ class WatchedStore:
     """A datastore of one block that is updated in place, by one process at a time."""
 
     def __init__(self, folder: Path, root: Path, tokenizer: str) -> None:
-        """Continues the store in `folder`, if there is one. Raises DatastoreError."""
-        self._tokenizer = open_tokenizer(tokenizer)
+        """Continues the store in `folder`, if there is one. Raises ArrayFileError and ModelError."""
+        self._tokenizer = load_tokenizer(tokenizer)
         self._separator = len(self._tokenizer)  # it is no token id
         self._fingerprint = fingerprint(self._tokenizer)
         self._folder = folder
@@ -92,7 +92,7 @@ class WatchedStore:
         self._lock.close()
 
     def update(self, files: Mapping[str, Stamp]) -> Update:
-        """Makes the store hold the text of `files`. Writes nothing if the text is the same. Raises DatastoreError."""
+        """Makes the store hold the text of `files`. Writes nothing if the text is the same. Raises ArrayFileError."""
         started = time.perf_counter()
         old = {document.path: document for document in self._documents}
         kept = {path: old[path] for path, stamp in files.items() if path in old and old[path].stamp == stamp}
@@ -154,8 +154,6 @@ class WatchedStore:
             self._block = block.stem
         except OSError as error:
             raise DatastoreError(f"{self._folder} cannot be written ({error.strerror}).") from None
-        except ArrayFileError as error:
-            raise DatastoreError(str(error)) from None
 
     def _arrays(self) -> tuple[NDArray[Any], NDArray[np.uint32]]:
         """The current block's tokens and suffix array. Raises ArrayFileError."""

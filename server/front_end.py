@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
+from functools import partial
 
 from outrider.server.app import create_app
 from outrider.server.chat.template.trial import load_tried_tokenizer
 from outrider.server.engine.worker_process import WorkerProcess
-from outrider.server.http.server import address, new_server
+from outrider.server.http.server import announce, new_server
 from outrider.server.imports import frozen
 from outrider.server.settings import Settings, SettingsError
 from outrider.server.telemetry.tracing import TracingError
@@ -26,14 +27,11 @@ def serve(
         failures.append(reason)
         server.should_exit = True
 
-    def on_start() -> None:  # the server handles Ctrl-C now
-        print(f"outrider: serving {settings.model.served_name} at {address(listener)}/v1 (loading the model)", file=sys.stderr)
-        if metrics_listener is not None:
-            print(f"outrider: metrics at {address(metrics_listener)}/metrics", file=sys.stderr)
-
     try:
         with frozen():
-            app = create_app(settings, load_tried_tokenizer(settings), on_start, on_failure)
+            name = settings.model.served_name
+            start = partial(announce, name, listener, metrics_listener, "loading the model")  # the server handles Ctrl-C then
+            app = create_app(settings, load_tried_tokenizer(settings), start, on_failure)
     except TracingError as error:
         raise SettingsError(str(error)) from None
     app.state.engine.adopt(worker)

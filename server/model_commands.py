@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.server.command import EXTRA_FLAGS, ConfigOption, fail
+from outrider.server.command import EXTRA_FLAGS, ConfigOption, fail, failing
 
 if TYPE_CHECKING:
     from huggingface_hub import HFCacheInfo
@@ -94,11 +94,9 @@ def show(context: typer.Context, config: ConfigOption = None) -> None:
     from outrider.verify.checkpoint import stored_bytes
     from outrider.verify.stores import stored_models
 
-    try:
+    with failing(SettingsError):
         settings = load_settings(config, parse_flags(context.args))
         entries = find_models(settings)
-    except SettingsError as error:
-        raise fail(str(error)) from None
     table = Table("model", "size", "where", box=None)
     for entry in entries.values():
         table.add_row(entry.name, "" if entry.size_bytes is None else decimal(entry.size_bytes), entry.path)

@@ -21,7 +21,6 @@ GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def report(effective: EffectiveSettings) -> str:
-    """The report, as Markdown."""
     lines = {
         "outrider": version("outrider"),
         "Python": f"{platform.python_version()} on {platform.system()} {platform.release()}, {platform.machine()}",
@@ -37,7 +36,6 @@ def report(effective: EffectiveSettings) -> str:
 
 
 def installed(package: str) -> str:
-    """The version of a package."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -61,7 +61,7 @@ def serve_several(settings: Settings, listener: socket.socket, metrics_listener:
     with frozen():
         if not settings.model.trust_remote_code:
             hide_torch()
-        from outrider.server.models.front_end import serve
+        from outrider.server.models.app import serve
     return serve(settings, entries.values(), listener, metrics_listener)
 
 

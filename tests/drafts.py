@@ -4,7 +4,19 @@ from typing import Any, cast
 
 import numpy as np
 
-from outrider.drafters.interface import EMPTY, NOTHING, Drafter, DraftTree, Ints, Sampling, Source, Verdict, arrange, chain
+from outrider.drafters.interface import (
+    EMPTY,
+    NOTHING,
+    Corpora,
+    Drafter,
+    DraftTree,
+    Ints,
+    Sampling,
+    Source,
+    Verdict,
+    arrange,
+    chain,
+)
 from outrider.drafters.options import DraftGraphOptions, DraftOptions, DraftTreeOptions, Options, PearlOptions
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import Stateless
@@ -28,7 +40,9 @@ class Oracle(Stateless):
         self._wrong = wrong
         self._at = 0
 
-    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+    def begin(
+        self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None, corpora: Corpora | None = None
+    ) -> None:
         self._at = 0
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
@@ -63,7 +77,9 @@ class Chaos(Stateless):
         self._random = np.random.default_rng(seed)
         self._vocabulary = vocabulary
 
-    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+    def begin(
+        self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None, corpora: Corpora | None = None
+    ) -> None:
         pass
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.interface import EMPTY, MAX_NODES, Drafter, DraftTree, Ints, Logprobs, Verdict
+from outrider.drafters.interface import EMPTY, MAX_NODES, Corpora, Drafter, DraftTree, Ints, Logprobs, Verdict
 from outrider.drafters.sequence import Finish
 from outrider.verify.budget import Budget, Choice, Draft
 from outrider.verify.constraints.reasoning import Constraint
@@ -56,6 +56,7 @@ class DecodeOptions:
     wants_prompt_logprobs: bool = False  # also compute the log-probabilities of the prompt's tokens
     adapter: Adapter | None = None  # of the target; the same for all requests of a session
     pictures: Sequence[Picture] = ()  # in the prompt, in its order
+    corpora: Corpora | None = None  # what the drafter reads instead of its own corpora
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Stream:
         self._sequence = verifier.sequence
         scored, pictures = options.wants_prompt_logprobs, options.pictures
         self.reused_tokens = verifier.begin(prompt, params, max_tokens, stop_ids, scored, options.adapter, pictures)
-        drafter.begin(self._sequence, np.array(options.prediction, np.int32), params)
+        drafter.begin(self._sequence, np.array(options.prediction, np.int32), params, options.corpora)
 
     @property
     def runner(self) -> ModelRunner:

@@ -93,7 +93,6 @@ async def metric(client: httpx.AsyncClient, name: str) -> float:
 
 
 async def served_model(client: httpx.AsyncClient) -> str:
-    """Name of the served model."""
     return str((await client.get("/v1/models")).json()["data"][0]["id"])
 
 

@@ -87,7 +87,6 @@ class Clients:
 
 
 def figures(load: Load, kind: str, level: float, outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
-    """The figures of one level."""
     answered = [outcome for outcome in outcomes if outcome.answered]
     in_time = [outcome for outcome in answered if 1e3 * outcome.first_token <= load.target_ms]
     return {
@@ -106,7 +105,6 @@ def figures(load: Load, kind: str, level: float, outcomes: Sequence[Outcome], se
 
 
 async def run_levels(url: str, load: Load, rates: Sequence[float], concurrencies: Sequence[int]) -> list[dict[str, Any]]:
-    """Runs all levels, one after the other."""
     rows = []
     async with new_client(url) as client:
         if load.key:

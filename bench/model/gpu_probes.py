@@ -1,8 +1,9 @@
-"""What a GPU itself does: the price of launches, and of products by the sizes of their tiles. Needs Triton."""
+"""What a GPU itself does: the price of launches, of products by their tiles, and of a step's kernels. Needs Triton."""
 
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,7 @@ from unittest.mock import patch
 import torch
 import triton
 import triton.language as tl
+from torch.profiler import ProfilerActivity, profile
 from triton.language.extra import cuda as gdc
 
 from outrider.verify.model.gpu import triton_products
@@ -123,7 +125,6 @@ def layers_of(name: str, bits: int) -> list[Any]:
 
 
 def layer_of(weight: torch.Tensor, bits: int) -> Any:
-    """A layer with this weight."""
     layer = torch.nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)
     if bits < 16:
@@ -133,7 +134,6 @@ def layer_of(weight: torch.Tensor, bits: int) -> Any:
 
 
 def compiled(job: Job) -> None:
-    """Compiles the kernel of a job."""
     inputs, outputs = SHAPES[job.name]
     layer = layer_of(torch.zeros(outputs, inputs, dtype=torch.bfloat16, device="cuda"), job.bits)
     with tiles_of(job):
@@ -166,3 +166,27 @@ def tiles_of(job: Job) -> Iterator[None]:
             stack.enter_context(patch.object(Tile, "of", staticmethod(tile)))
             stack.enter_context(patch.object(Tile, "stages", stages))
         yield
+
+
+ROUNDS = 21  # timed without the profiler; the first one warms up
+STEPS, SHOWN, NAME = 4, 12, 60  # profiled; kernels with the longest times; characters of a kernel's name
+
+
+def kernels_of(step: Callable[[], float]) -> dict[str, Any]:
+    """Milliseconds in all and in kernels, launches, and each kernel's share of both, of a step that returns its seconds."""
+    times = [step() for _ in range(ROUNDS)]
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(STEPS):
+            step()
+    microseconds, launches = defaultdict[str, float](float), defaultdict[str, int](int)
+    for event in found.events() or ():
+        if event.device_type.name == "CUDA":
+            microseconds[event.name[:NAME]] += event.time_range.elapsed_us() / STEPS
+            launches[event.name[:NAME]] += 1
+    longest = sorted(microseconds, key=microseconds.__getitem__, reverse=True)[:SHOWN]
+    return {
+        "whole_ms": round(1e3 * statistics.median(times[1:]), 3),
+        "launches": sum(launches.values()) // STEPS,
+        "kernels_ms": round(sum(microseconds.values()) / 1e3, 3),
+        "kernels_us": {name: [round(microseconds[name], 1), launches[name] // STEPS] for name in longest},
+    }

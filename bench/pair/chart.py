@@ -12,7 +12,6 @@ STYLE = "text{font:12px system-ui,sans-serif;fill:#222}@media(prefers-color-sche
 
 
 def draw(figures: Mapping[str, Any]) -> str:
-    """An SVG."""
     rows = [row for row in figures["rows"] if "rate" in row]
     most = max([row["rate"] for row in rows] or [1.0]) or 1.0
     parts, y, before = list[str](), GAP, None

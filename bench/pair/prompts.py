@@ -13,7 +13,7 @@ from typing import Any
 
 import outrider.drafters
 
-# About as many characters of code are a token.
+# The mean length of a token of code, in characters.
 TOKEN_CHARACTERS = 4
 
 
@@ -115,7 +115,6 @@ def apart(question: Question, name: str) -> Question:
 
 
 def user(text: str) -> dict[str, Any]:
-    """A message of the user."""
     return {"role": "user", "content": text}
 
 

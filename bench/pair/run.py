@@ -83,8 +83,6 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Choice:
-    """The choice of prompts."""
-
     tasks: Sequence[str]
     contexts: Sequence[int]  # tokens of files before a question
     temperatures: Sequence[float]
@@ -212,7 +210,7 @@ def show(figures: Mapping[str, Any]) -> None:
     legend = [f"{each['name']}: {each['program']} at {each['url']}, {each['model']}" for each in figures["servers"]]
     explained = (
         "tokens/s: after the first one; not told where a server holds most of the text back, as calls of tools are. ratio: "
-        "tokens/s of A over this server's. equal: texts like A's; the others part after so many characters."
+        "tokens/s of A over this server's. equal: texts like A's, and after how many characters the first other one parts."
     )
     report.print_figures("Servers in turns", COLUMNS, figures["rows"], "\n".join([*legend, explained]))
     print(f"\n{markdown(figures['rows'])}\n")
@@ -222,7 +220,6 @@ def show(figures: Mapping[str, Any]) -> None:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as a table in Markdown."""
     heads = [head.replace("\n", " ") for head in COLUMNS]
     figures = [column.partition(":")[::2] for column in COLUMNS.values()]
     lines = [" | ".join(heads), " | ".join("---" for _ in heads)]

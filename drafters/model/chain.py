@@ -50,7 +50,7 @@ class ModelChain:
     def __init__(self, model: LanguageModel, pair: Pair, choices: int = 1, window: int = 0) -> None:
         """More `choices` add the model's next ones beside each token of the chain.
 
-        `window` is the number of tokens that are drafted beside a verification; 0 = as many as fit into its time.
+        `window` is the number of tokens that are drafted beside a verification; 0 = all that fit into its time.
         """
         self._model = model
         self._pair = pair

@@ -19,6 +19,7 @@ from outrider.drafters.interface import (
     EMPTY,
     MAX_NODES,
     NOTHING,
+    Corpora,
     DraftTree,
     Draws,
     Floats,
@@ -74,7 +75,9 @@ class DraftTreeDrafter:
         self._drafting = 0.0  # seconds of this step's drafting, without the reading of the text
         self._started = 0.0  # time.perf_counter() at the start of the step
 
-    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+    def begin(
+        self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None, corpora: Corpora | None = None
+    ) -> None:
         self._sequence = sequence
         self._model.begin(sequence, sampling)
         self._greedy = sampling is None or sampling.greedy

@@ -14,7 +14,7 @@ from outrider.drafters.state import State, array, numbers
 OWN_PRIOR, OWN_CASES = 6.0, 60.0
 # A longer part of the text is read apart from the first draft: in chunks, and only if the rest of the answer repays that.
 FEW_UNREAD = 16
-# An answer is expected to have at most this many times as many tokens to come as it has: short answers read little.
+# The tokens that an answer is expected to have to come, at most, per token that it has: short answers read little.
 REST = 2.0
 # A probe that must read the text first waits until the answer has this many tokens.
 PROBE_AFTER = 8

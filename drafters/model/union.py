@@ -24,6 +24,7 @@ from outrider.drafters.interface import (
     EMPTY,
     NO_WORK,
     NOTHING,
+    Corpora,
     Drafter,
     DraftTree,
     Draws,
@@ -40,7 +41,7 @@ from outrider.drafters.options import DraftTime
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import State, join, part
 
-# A step reads at least this many tokens of a long text, and as many as take the time of a verification.
+# A step reads at least this many tokens of a long text, and more if the time of a verification allows it.
 READ_TOKENS = 64
 # A probe ends after this many tokens, or at one that is probably wrong.
 PROBE_TOKENS, PROBE_PATH = 4, 0.5
@@ -60,7 +61,7 @@ class UnionDrafter:
         time: DraftTime = "auto",
         only_if_worth: bool = True,
     ) -> None:
-        """Up to `longest` tokens are drafted before a verification; exactly as many if `only_if_worth` is false."""
+        """Up to `longest` tokens are drafted before a verification, or exactly `longest` if `only_if_worth` is false."""
         self.feedback = max(1, tables.feedback)  # the target's confidence tells kinds of text apart
         self._tables = tables
         self._chain = chain
@@ -76,8 +77,10 @@ class UnionDrafter:
         self._steps = 0  # of this request
         self._started = 0.0  # time.perf_counter() at the start of the step
 
-    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
-        self._tables.begin(sequence, prediction, sampling)
+    def begin(
+        self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None, corpora: Corpora | None = None
+    ) -> None:
+        self._tables.begin(sequence, prediction, sampling, corpora)
         self._chain.start(sequence, sampling)
         self._expectation.begin(sequence, sampling)
         self._sequence, self._steps = sequence, 0

@@ -143,7 +143,11 @@ def from_assistant(turn: MessageParam) -> Message:
     """A turn of the assistant. Its texts are joined as they were generated."""
     texts = [block.text for block in turn.blocks if isinstance(block, TextBlock)]
     reasoning = [block.thinking for block in turn.blocks if isinstance(block, ThinkingBlock)]
-    calls: list[AnyToolCall] = [to_call(block) for block in turn.blocks if isinstance(block, ToolUseBlock)]
+    calls: list[AnyToolCall] = [
+        ToolCall(id=block.id, function=CalledFunction(name=block.name, arguments=block.input))
+        for block in turn.blocks
+        if isinstance(block, ToolUseBlock)
+    ]
     return Message(
         role="assistant", content="".join(texts), reasoning_content="\n".join(reasoning) or None, tool_calls=calls or None
     )
@@ -178,11 +182,6 @@ def system_texts(blocks: Iterable[object]) -> list[str]:
     texts = [(block.text, BILLING_LINE.match(block.text)) for block in blocks if isinstance(block, TextBlock)]
     kept = [text[found.end() :] if found else text for text, found in texts]
     return [text for text in kept if text]
-
-
-def to_call(block: ToolUseBlock) -> ToolCall:
-    """A call in an earlier turn."""
-    return ToolCall(id=block.id, function=CalledFunction(name=block.name, arguments=block.input))
 
 
 def to_tools(body: CountTokensBody) -> list[Tool]:

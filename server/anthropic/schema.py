@@ -5,7 +5,7 @@ Unknown fields are ignored, and so are `cache_control`, `metadata`, `service_tie
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
@@ -16,15 +16,13 @@ from outrider.server.openai.fields import (
     MAX_PARTS,
     TEXT_OR_LIST,
     Body,
+    CheckedBody,
     FreeForm,
     Name,
     Strings,
     Text,
-    reject_unsupported,
+    Unsupported,
 )
-
-# Fields of Anthropic's API that this server does not support, with the values that have no effect and are accepted.
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {"mcp_servers": (None, [])}
 
 
 class TextBlock(Body):
@@ -187,7 +185,6 @@ class ToolResultBlock(Body):
 
     @property
     def blocks(self) -> list[ResultBlock]:
-        """The content as blocks."""
         return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content or []
 
 
@@ -222,7 +219,6 @@ class MessageParam(Body):
 
     @property
     def blocks(self) -> list[Block]:
-        """The content as blocks."""
         return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
     @model_validator(mode="after")
@@ -290,8 +286,10 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-class CountTokensBody(Body):
+class CountTokensBody(CheckedBody):
     """POST /v1/messages/count_tokens: the fields that make up the prompt."""
+
+    unsupported: ClassVar[Unsupported] = {"mcp_servers": (None, [])}
 
     model: str
     messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_ENTRIES, fail_fast=True)]
@@ -301,14 +299,8 @@ class CountTokensBody(Body):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _reject_unsupported(cls, body: Any) -> Any:
-        return reject_unsupported(body, UNSUPPORTED)
-
     @property
     def system_blocks(self) -> list[TextBlock]:
-        """The system prompt as blocks."""
         return [TextBlock(type="text", text=self.system)] if isinstance(self.system, str) else self.system or []
 
     @property

@@ -56,13 +56,8 @@ def build(job: GrammarJob, refusal: Refusal) -> Grammar:
 
 def structure_grammar(job: GrammarJob, structure: Structure, refusal: Refusal) -> tuple[str, list[Note]]:
     """The grammar of a structure, and what it does not enforce. Raises ValueError."""
-    if structure.kind in ("json_schema", LENIENT):
-        return schema_grammar(job, structure, refusal)
-    return to_grammar(structure, job.special), []
-
-
-def schema_grammar(job: GrammarJob, structure: Structure, refusal: Refusal) -> tuple[str, list[Note]]:
-    """The grammar of JSON that follows a schema. Raises ValueError."""
+    if structure.kind not in ("json_schema", LENIENT):
+        return to_grammar(structure, job.special), []
     normal = normalised(structure.value)
     relax(normal, partial(schema_reason, refusal), Budget())
     if structure.kind != LENIENT and normal.notes:

@@ -109,7 +109,6 @@ class GrammarJob:
 
 
 def decode(line: str) -> GrammarJob:
-    """The job of a line."""
     fields = json.loads(line)
     format: str | ToolFormat = fields["format"]
     if not isinstance(format, str):

@@ -36,20 +36,18 @@ STACK_SHARE = 4
 
 
 def main(argument: str) -> None:
-    """Validates grammars from the socket until the front end closes it."""
-    limit_process()
+    """Validates grammars from the socket until the front end closes it.
+
+    Limits memory, and drops core dumps and panic messages, which contain text of clients.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    with contextlib.suppress(OSError, ValueError):  # some systems have no such limit
+        limit_memory(MEMORY_BYTES)
     threading.stack_size(stack_bytes())
     wire = connected(argument)
     thread = threading.Thread(target=serve, args=(wire,))
     thread.start()
     thread.join()
-
-
-def limit_process() -> None:
-    """Limits memory, and drops core dumps and panic messages, which contain text of clients."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    with contextlib.suppress(OSError, ValueError):  # some systems have no such limit
-        limit_memory(MEMORY_BYTES)
 
 
 def stack_bytes() -> int:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from outrider.server.batches import batches
 from outrider.server.chat.fill_in import MARKER_COUNT, FillInText, FillInTokens, assemble, encode_parts, find_tokens, fit
-from outrider.server.chat.marks import Marks, count_marks
-from outrider.server.chat.plain_text import PlainText, encode
+from outrider.server.chat.plain_text import Marks, PlainText, count_marks, encode
 from outrider.server.chat.template import TEMPLATE_ERRORS, ChatTemplate, ChatTemplates
 from outrider.server.chat.tools import FORMATS, ToolFormat
 from outrider.server.fair_threads import ANYONE, FairThreads

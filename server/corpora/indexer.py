@@ -78,7 +78,9 @@ def apply(change: Change) -> Outcome:
         block.unlink()
         return Outcome(size_bytes=size_bytes)
     listing = Listing(change.name, block.name, size_bytes, documents)
-    write_listing(folder, listing)
+    partial = folder / f"{LISTING}.partial"
+    partial.write_bytes(encode_listing(listing))
+    os.replace(partial, folder / LISTING)
     for path in block_paths(folder):
         if path.name not in (block.name, before and before.block):
             path.unlink()
@@ -108,10 +110,3 @@ def read_listing(folder: Path) -> Listing | None:
         return decode_listing(read_file(folder / LISTING))
     except (OSError, ValueError):
         return None
-
-
-def write_listing(folder: Path, listing: Listing) -> None:
-    """Replaces the folder's listing in one step."""
-    partial = folder / f"{LISTING}.partial"
-    partial.write_bytes(encode_listing(listing))
-    os.replace(partial, folder / LISTING)

@@ -48,8 +48,6 @@ class NewDocument(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A change of one corpus."""
-
     folder: str
     name: str
     removed: list[str]  # paths

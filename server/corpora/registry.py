@@ -141,7 +141,7 @@ class Corpora(Shelves):
     async def _choose(self, shelf: Shelf, default: str | None) -> None:
         """Sets the default corpus. Raises APIError if it cannot be written."""
         try:
-            await asyncio.to_thread(write_default, shelf.folder, default)
+            await asyncio.to_thread((shelf.folder / DEFAULT).write_text, default or "")
         except OSError as error:
             raise self._unavailable(reason(error)) from None
         shelf.default = default
@@ -187,8 +187,3 @@ def decoded(answer: bytes) -> Outcome:
     if outcome.listing is not None:
         _ = outcome.listing.tokens  # counted here, once, and not on the event loop
     return outcome
-
-
-def write_default(folder: Path, name: str | None) -> None:
-    """Saves which corpus is the default. Raises OSError."""
-    (folder / DEFAULT).write_text(name or "")

@@ -6,18 +6,18 @@ import time
 import uuid
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from outrider.server.chat.prompt import PromptEncoder
 from outrider.server.corpora.messages import DOCUMENT_BYTES, Listing
 from outrider.server.corpora.registry import Corpora
 from outrider.server.corpora.shelves import Shelves, short_digest
 from outrider.server.http.json_route import JSONRoute, in_turn, turn_of
-from outrider.server.openai.fields import MAX_ENTRIES, Body, reject_unsupported
+from outrider.server.openai.fields import MAX_ENTRIES, Body, CheckedBody, Unsupported
 
 NAME_CHARACTERS = 64
 PATH_CHARACTERS = 1024
@@ -55,16 +55,13 @@ class CorpusBody(Body):
     default: bool | None = None  # whether requests that choose no corpus use this one; null = as before
 
 
-class ExternalCorpusBody(Body):
+class ExternalCorpusBody(CheckedBody):
     """SGLang's POST /add_external_corpus."""
+
+    unsupported: ClassVar[Unsupported] = {"file_path": (None,), "token_chunks": (None,)}
 
     corpus_id: CorpusName | None = None
     documents: Annotated[Texts, Field(min_length=1)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _reject_unsupported(cls, body: Any) -> Any:
-        return reject_unsupported(body, {"file_path": (None,), "token_chunks": (None,)})
 
 
 class RemoveCorpusBody(Body):
@@ -74,10 +71,34 @@ class RemoveCorpusBody(Body):
 
 
 def new_router(corpora: Corpora, prompts: PromptEncoder) -> APIRouter:
-    """All routes."""
     router = new_reading_router(corpora)
-    add_own_routes(router, corpora, prompts)
-    add_sglang_routes(router, corpora, prompts)
+
+    @router.post("/v1/outrider/corpora")
+    async def post(http: Request, body: CorpusBody) -> dict[str, Any]:
+        started = time.perf_counter()
+        texts = await in_turn(http, lambda: {each.path: each.text for each in body.files or ()} | unnamed(body.texts or ()))
+        encode = partial(prompts.documents, http.state.principal)
+        corpus = await corpora.change(turn_of(http), body.name, texts, body.remove or (), encode, body.default)
+        return {**card(corpora, http, corpus), "seconds": round(time.perf_counter() - started, 3)}
+
+    @router.delete("/v1/outrider/corpora/{name}")
+    async def delete(http: Request, name: str) -> dict[str, Any]:
+        await corpora.delete(turn_of(http), name)
+        return {"object": "corpus", "name": name, "deleted": True}
+
+    @router.post("/add_external_corpus")
+    async def add_external(http: Request, body: ExternalCorpusBody) -> dict[str, Any]:
+        name = body.corpus_id or f"corpus-{uuid.uuid4().hex[:12]}"
+        texts = await in_turn(http, lambda: unnamed(body.documents))
+        encode = partial(prompts.documents, http.state.principal)
+        corpus = await corpora.change(turn_of(http), name, texts, (), encode, None)
+        return {"success": True, "corpus_id": name, "message": "", "loaded_token_count": corpus.tokens}
+
+    @router.post("/remove_external_corpus")
+    async def remove_external(http: Request, body: RemoveCorpusBody) -> dict[str, Any]:
+        await corpora.delete(turn_of(http), body.corpus_id)
+        return {"success": True, "message": ""}
+
     return router
 
 
@@ -117,45 +138,6 @@ def card(corpora: Shelves, http: Request, corpus: Listing) -> dict[str, Any]:
         "bytes": corpus.size_bytes,
         "default": corpora.default_of(turn_of(http)) == corpus.name,
     }
-
-
-def add_own_routes(router: APIRouter, corpora: Corpora, prompts: PromptEncoder) -> None:
-    """/v1/outrider/corpora, for changes."""
-
-    @router.post("/v1/outrider/corpora")
-    async def post(http: Request, body: CorpusBody) -> dict[str, Any]:
-        started = time.perf_counter()
-        texts = await in_turn(http, lambda: texts_by_path(body))
-        encode = partial(prompts.documents, http.state.principal)
-        corpus = await corpora.change(turn_of(http), body.name, texts, body.remove or (), encode, body.default)
-        return {**card(corpora, http, corpus), "seconds": round(time.perf_counter() - started, 3)}
-
-    @router.delete("/v1/outrider/corpora/{name}")
-    async def delete(http: Request, name: str) -> dict[str, Any]:
-        await corpora.delete(turn_of(http), name)
-        return {"object": "corpus", "name": name, "deleted": True}
-
-
-def add_sglang_routes(router: APIRouter, corpora: Corpora, prompts: PromptEncoder) -> None:
-    """/add_external_corpus and /remove_external_corpus."""
-
-    @router.post("/add_external_corpus")
-    async def add_external(http: Request, body: ExternalCorpusBody) -> dict[str, Any]:
-        name = body.corpus_id or f"corpus-{uuid.uuid4().hex[:12]}"
-        texts = await in_turn(http, lambda: unnamed(body.documents))
-        encode = partial(prompts.documents, http.state.principal)
-        corpus = await corpora.change(turn_of(http), name, texts, (), encode, None)
-        return {"success": True, "corpus_id": name, "message": "", "loaded_token_count": corpus.tokens}
-
-    @router.post("/remove_external_corpus")
-    async def remove_external(http: Request, body: RemoveCorpusBody) -> dict[str, Any]:
-        await corpora.delete(turn_of(http), body.corpus_id)
-        return {"success": True, "message": ""}
-
-
-def texts_by_path(body: CorpusBody) -> dict[str, str]:
-    """The texts of a body by path."""
-    return {file.path: file.text for file in body.files or ()} | unnamed(body.texts or ())
 
 
 def unnamed(texts: Sequence[str]) -> dict[str, str]:

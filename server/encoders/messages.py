@@ -41,15 +41,11 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Vectors(msgspec.Struct, frozen=True, tag=True):
-    """The vectors of texts."""
-
     values: bytes  # float32 [N, D]
     tokens: list[int]  # [N]; before the texts are cut to max_tokens
 
 
 class Scores(msgspec.Struct, frozen=True, tag=True):
-    """The scores of documents."""
-
     values: list[float]
     tokens: list[int]  # see `Vectors`; of each query and document together
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from outrider.server.encoders.service import EncoderService
@@ -22,13 +22,6 @@ from outrider.server.openai.fields import Body
 # OpenAI's limit.
 MAX_TEXTS = 2048
 MAX_DIMENSIONS = 1 << 16
-
-
-def check_text(text: str) -> str:
-    """Raises PydanticCustomError for an empty text."""
-    if not text:
-        raise PydanticCustomError("empty", "a text must not be empty")
-    return text
 
 
 def check_input(value: Any) -> Any:
@@ -47,7 +40,7 @@ def text_of(value: Any) -> Any:
     return value["text"] if isinstance(value, dict) and isinstance(value.get("text"), str) else value
 
 
-Text = Annotated[str, AfterValidator(check_text)]
+Text = Annotated[str, Field(min_length=1)]
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS), BeforeValidator(check_input)]
 Document = Annotated[str, BeforeValidator(text_of)]
 
@@ -121,7 +114,8 @@ async def embed(http: Request, body: EmbeddingsBody, name: str, service: Encoder
 
     def content() -> bytes:
         vectors = np.frombuffer(values, "<f4").reshape(len(body.input), -1)
-        encoded = map(in_base64, vectors) if body.encoding_format == "base64" else vectors.tolist()
+        in_base64 = body.encoding_format == "base64"
+        encoded = (base64.b64encode(each.tobytes()).decode() if in_base64 else each.tolist() for each in vectors)
         data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(encoded)]
         return msgspec.json.encode({"object": "list", "data": data, "model": name, "usage": usage(tokens, service)})
 
@@ -147,11 +141,6 @@ async def score(http: Request, body: RerankBody, name: str, service: EncoderServ
     response = Response(await in_turn(http, content), media_type="application/json")
     cut = cut_texts("documents", body.documents, tokens, service)
     return report_ignored(http, response, [*(["query"] if is_long(body.query, service) else []), *cut])
-
-
-def in_base64(vector: np.ndarray[Any, Any]) -> str:
-    """float32 numbers, little-endian."""
-    return base64.b64encode(vector.tobytes()).decode()
 
 
 def usage(tokens: Sequence[int], service: EncoderService) -> dict[str, int]:

@@ -8,7 +8,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 from outrider.server.encoders.kind import Kind
 from outrider.server.encoders.messages import Embed, Failed, Load, Loaded, Score, Scores, Vectors, decode_answer, encode
@@ -35,6 +35,9 @@ class EncoderFailed(EngineError):
 
 class EncoderService:
     """A model that encodes texts. All methods are called on the event loop, which they never block."""
+
+    failure: ClassVar[str | None] = None  # a process that ends is started again
+    seconds_per_request: ClassVar[float] = 1.0
 
     def __init__(self, settings: Settings, kind: Kind, metrics: EncoderMetrics) -> None:
         self._model, self.kind, self.metrics = settings.model, kind, metrics
@@ -83,6 +86,15 @@ class EncoderService:
         pairs = [(query, document[: self.read_characters]) for document in documents]
         found = [part async for part in self._parts(principal, pairs, None)]
         return [score for values, _ in found for score in values], [count for _, tokens in found for count in tokens]
+
+    def card(self) -> dict[str, Any]:
+        """The model's entry in /v1/models."""
+        tokens, dimensions = self.loaded.max_tokens, self.loaded.dimensions
+        found = {"max_model_len": tokens, "context_length": tokens, "capabilities": [self.kind]}
+        return found if dimensions is None else found | {"dimensions": dimensions}
+
+    def drain(self) -> None:
+        """Does nothing: the pool refuses new requests."""
 
     def abort(self) -> None:
         """Fails all requests, and ends the process."""

@@ -32,7 +32,7 @@ class WorkerProcess:
         """Has the process load the model. The settings cross the socket without the API keys."""
         from outrider.server.engine import messages
         from outrider.server.engine.transport import framed
-        from outrider.server.settings.plain import encode_settings
+        from outrider.server.settings.tree import encode_settings
 
         start = messages.Start(encode_settings(settings), self._started_at)
         with contextlib.suppress(ConnectionError):  # the closed socket reports a worker that has already ended
@@ -40,12 +40,10 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The id of the process."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the process is running."""
         return self._process.poll() is None
 
     @property

@@ -64,8 +64,11 @@ class BodyBudget:
             self._returning = asyncio.get_running_loop().call_later(RETURN_SECONDS, self._return)
 
     def _return(self) -> None:
+        """Returns the memory of freed bodies to the system, which glibc would keep."""
         self._returning = None
-        return_memory()
+        if sys.platform == "linux":
+            with suppress(AttributeError):  # another C library
+                ctypes.CDLL(None).malloc_trim(0)
 
     def _grant(self) -> None:
         for waiting in list(self._waiting):
@@ -76,10 +79,3 @@ class BodyBudget:
                 self._waiting.remove(waiting)
                 self._held[waiting.client] += waiting.size
                 waiting.room.set_result(None)
-
-
-def return_memory() -> None:
-    """Returns the memory of freed bodies to the system, which glibc would keep."""
-    if sys.platform == "linux":
-        with suppress(AttributeError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)

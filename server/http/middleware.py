@@ -1,4 +1,4 @@
-"""ASGI middleware: body limit, response headers, request metrics, request log."""
+"""ASGI middleware: body limit, response headers, request metrics and log."""
 
 from __future__ import annotations
 
@@ -192,38 +192,15 @@ class ClosedRequests:
         await self._app(scope, noting_receive, send_with_status)
 
 
-class CountRequests:
-    """Counts responses by route and status."""
+class RecordRequests:
+    """Counts responses by route and status, and logs one line per request after its response, with its timings.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    Logs bodies only with `logging.prompts`.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, settings: Logging) -> None:
         self._app = app
         self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        counted = False
-
-        async def counting_send(message: Message) -> None:
-            nonlocal counted
-            if message["type"] == "http.response.start":
-                counted = True
-                self._metrics.record_answer(route_of(scope), message["status"])
-            await send(message)
-
-        try:
-            await self._app(scope, receive, counting_send)
-        except Exception:  # an outer handler answers with a 500
-            if not counted:
-                self._metrics.record_answer(route_of(scope), 500)
-            raise
-
-
-class LogRequests:
-    """Logs one line per request after its response: route, status, timings. Logs bodies only with `logging.prompts`."""
-
-    def __init__(self, app: ASGIApp, settings: Logging) -> None:
-        self._app = app
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -238,14 +215,19 @@ class LogRequests:
                 body.extend(message.get("body", b""))
             return message
 
-        async def timing_send(message: Message) -> None:
+        async def recording_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 status["status"] = message["status"]
                 status["first_byte_ms"] = round(1e3 * (time.monotonic() - started), 1)
+                self._metrics.record_answer(route_of(scope), message["status"])
             await send(message)
 
         try:
-            await self._app(scope, recording_receive, timing_send)
+            await self._app(scope, recording_receive, recording_send)
+        except Exception:  # an outer handler answers with a 500
+            if "first_byte_ms" not in status:
+                self._metrics.record_answer(route_of(scope), 500)
+            raise
         finally:
             state, route = scope.get("state", {}), route_of(scope)
             fields = {

@@ -70,15 +70,9 @@ class OriginGuard:
         return ANY in self._origins or origin in self._origins or origin.partition("://")[2] in own
 
     def _is_allowed(self, host: str) -> bool:
-        name = host_name(host)
+        """Whether the name or address in a Host header is allowed."""
+        name = (host[1:].partition("]") if host.startswith("[") else host.partition(":"))[0].lower()
         return ANY in self._hosts or name in self._hosts or is_address(name)
-
-
-def host_name(host: str) -> str:
-    """The name or address in a Host header, without its port and in lower case."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
 
 
 def is_address(name: str) -> bool:

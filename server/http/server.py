@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from math import ceil
@@ -49,11 +50,6 @@ class MetricsServer(uvicorn.Server):
             await self._task
 
 
-def is_main_thread() -> bool:
-    """Whether this thread may handle signals."""
-    return threading.current_thread() is threading.main_thread()
-
-
 class Drainable(Protocol):
     """An engine, or the engines of several models."""
 
@@ -94,8 +90,8 @@ class DrainingServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Drains also when the terminal is closed, unless the process was started to outlive it, as by nohup."""
         with super().capture_signals():
-            number = getattr(signal, "SIGHUP", None)
-            if number is None or signal.getsignal(number) == signal.SIG_IGN or not is_main_thread():
+            number, is_main = getattr(signal, "SIGHUP", None), threading.current_thread() is threading.main_thread()
+            if number is None or signal.getsignal(number) == signal.SIG_IGN or not is_main:
                 yield
                 return
             before = signal.signal(number, self.handle_exit)
@@ -160,6 +156,13 @@ def new_config(app: FastAPI, settings: Settings, metrics: Metrics, grace_seconds
 def max_connections(settings: Settings) -> int:
     """The most open connections."""
     return max(MAX_CONNECTIONS, 2 * (settings.scheduling.most_active + settings.scheduling.max_waiting))
+
+
+def announce(names: str, listener: socket.socket, metrics_listener: socket.socket | None, state: str) -> None:
+    """Tells on stderr where the models of these names are served, and the metrics if they have a port of their own."""
+    print(f"outrider: serving {names} at {address(listener)}/v1 ({state})", file=sys.stderr)
+    if metrics_listener is not None:
+        print(f"outrider: metrics at {address(metrics_listener)}/metrics", file=sys.stderr)
 
 
 def address(listener: socket.socket) -> str:

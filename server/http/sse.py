@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 from fastapi import Request, Response
-from fastapi.responses import StreamingResponse
 
 from outrider.server.http.errors import CLIENT_CLOSED_REQUEST
 
@@ -114,13 +113,8 @@ async def coalesce(source: AsyncGenerator[T | None, None], tick_seconds: float) 
         await asyncio.wait({pumping})
 
 
-async def stream_response(chunks: AsyncGenerator[bytes, None]) -> Response:
-    """Responds with a stream of events. Re-raises errors before the first chunk, so that they get their own status."""
-    return StreamingResponse(await start(chunks), media_type="text/event-stream", headers=HEADERS)
-
-
 async def start(chunks: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-    """Waits for the first chunk, and returns the whole stream, that chunk included."""
+    """Waits for the first chunk, and returns the whole stream, that chunk included. Raises what precedes the first chunk."""
     first = await anext(chunks, b"")
 
     async def stream() -> AsyncIterator[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
@@ -23,9 +23,7 @@ from outrider.server.openai.schema import GenerationBody
 
 # Other endpoints reject these fields.
 ACCEPTED = ("t_max_predict_ms",)
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    name: values for name, values in unsupported.UNSUPPORTED.items() if name not in ACCEPTED
-}
+UNSUPPORTED = {name: values for name, values in unsupported.UNSUPPORTED.items() if name not in ACCEPTED}
 RANDOM_SEEDS = (-1, (1 << 32) - 1)
 
 
@@ -70,7 +68,7 @@ class LineLimits:
 class InfillBody(GenerationBody):
     """POST /infill. Sampling has llama-server's defaults where the model has none."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
+    unsupported = UNSUPPORTED
     api_defaults: ClassVar[SamplingFields] = LLAMA_SERVER_DEFAULTS
 
     input_prefix: str
@@ -102,13 +100,17 @@ class InfillBody(GenerationBody):
 
     @property
     def text(self) -> FillInText:
-        """The texts of the prompt."""
         files = tuple(ContextFile(file.filename, file.text) for file in self.input_extra or ())
         return FillInText(self.input_prefix + (self.prompt or ""), self.input_suffix, files)
 
     @property
     def candidates(self) -> int:
         return self.n_cmpl or self.n or 1
+
+    @property
+    def session(self) -> str | None:
+        """The name of the request's session: its own, or one for its slot; None if it names neither."""
+        return self.session_id or (f"slot-{self.id_slot}" if self.id_slot is not None and self.id_slot >= 0 else None)
 
     def new_stop(self) -> LineLimits:
         """The limits that end the answer at a line."""

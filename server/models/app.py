@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -22,16 +23,31 @@ from outrider.server.corpora.shelves import Usage
 from outrider.server.http.exposition import MetricsPage, add_metrics_route, merged
 from outrider.server.http.json_route import BodyPool
 from outrider.server.http.quotas import Quotas
+from outrider.server.http.server import announce, new_server
 from outrider.server.models.catalog import Entry
 from outrider.server.models.dispatcher import Dispatcher
 from outrider.server.models.gate import Gate
 from outrider.server.models.loaded import Served, Shared, load, reader_of, settings_of
 from outrider.server.models.pool import Model, Pool
 from outrider.server.openai.chat import MAX_MESSAGES
-from outrider.server.openai.responses.stored import new_router as new_responses_router
+from outrider.server.openai.responses.store import new_router as new_responses_router
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import Metrics
 from outrider.verify.system_memory import free_bytes
+
+
+def serve(
+    settings: Settings, entries: Collection[Entry], listener: socket.socket, metrics_listener: socket.socket | None = None
+) -> int:
+    """Serves on the listeners until a signal; returns the exit code."""
+    names = ", ".join(entry.name for entry in entries)
+    app = create_app(
+        settings, entries, lambda: announce(names, listener, metrics_listener, "each is loaded when it is asked for")
+    )
+    server = new_server(app, settings, app.state.pool, metrics_listener)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
+    return 0
 
 
 def create_app(settings: Settings, entries: Iterable[Entry], on_start: Callable[[], None] = lambda: None) -> FastAPI:
@@ -87,11 +103,10 @@ def with_folder(settings: Settings, stack: contextlib.ExitStack) -> Settings:
 
 def seconds_per_request(pool: Pool[Served]) -> float:
     """The longest mean time of a request among the loaded models."""
-    return max((model.loaded.seconds_per_request for model in pool.models.values() if model.loaded), default=1.0)
+    return max((model.loaded.engine.seconds_per_request for model in pool.models.values() if model.loaded), default=1.0)
 
 
 def add_model_routes(app: FastAPI, pool: Pool[Served]) -> None:
-    """/v1/models."""
     created = int(time.time())
 
     @app.get("/v1/models")
@@ -110,7 +125,7 @@ def card(model: Model[Served], created: int, name: str) -> dict[str, Any]:
     status = "loaded" if model.loaded else "loading" if model.loading else "unloaded"
     found: dict[str, Any] = {"id": model.entry.name, "object": "model", "created": created, "owned_by": "outrider"}
     if model.loaded is not None:
-        found |= model.loaded.card
+        found |= model.loaded.card()
     if name in model.entry.settings.model.adapters:
         found |= {"id": name, "parent": model.entry.name}
     return found | {"status": {"value": status}, "size_bytes": model.entry.size_bytes}

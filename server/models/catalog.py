@@ -48,7 +48,9 @@ def find_models(settings: Settings) -> dict[str, Entry]:
         shared, path = (settings, listed) if isinstance(listed, str) else own_settings(settings, listed)
         for each in expand(path):
             own = shared.model_copy(update={"model": shared.model.model_copy(update={"path": each})})
-            entry = Entry(own, size_of_all(each, own.draft_model.path), kind_of(each, own.model.revision, download=False))
+            draft, size = own.draft_model.path, stored_bytes(each)
+            total = None if size is None else size + ((draft and stored_bytes(draft)) or 0)
+            entry = Entry(own, total, kind_of(each, own.model.revision, download=False))
             other = found.get(entry.name, entry)
             if other.path != each:
                 message = f"models.paths has two models named {entry.name!r}: {other.path} and {each}; rename one of them."
@@ -77,7 +79,8 @@ def expand(path: str) -> Iterator[str]:
     if located.is_file() or is_checkpoint(located):
         yield str(located)
     elif located.is_dir():
-        models = [each for each in sorted(located.iterdir()) if is_file(each) or is_checkpoint(each)]
+        files = sorted(located.iterdir())
+        models = [each for each in files if (each.is_file() and is_model(each.name)) or is_checkpoint(each)]
         if not models:
             raise SettingsError(f"{path} in models.paths holds no GGUF file and no folder with a config.json.")
         yield from map(str, models)
@@ -98,17 +101,6 @@ def named(path: str) -> str:
     return found
 
 
-def is_file(path: Path) -> bool:
-    """Whether this is a GGUF file of a model."""
-    return path.is_file() and is_model(path.name)
-
-
 def is_checkpoint(path: Path) -> bool:
     """Whether this is the folder of a checkpoint."""
     return any((path / name).is_file() for name in (MODEL, MODULES))
-
-
-def size_of_all(path: str, draft: str | None) -> int | None:
-    """The bytes of a model's weights and of its draft model's, as far as these are here; None for a Hugging Face id."""
-    size = stored_bytes(path)
-    return None if size is None else size + ((draft and stored_bytes(draft)) or 0)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.dependencies import models as dependencies
 from prometheus_client import CollectorRegistry
 
-from outrider.server.app import Endpoints, add_routes, create_endpoints, new_corpora, new_fastapi
+from outrider.server.app import add_routes, create_endpoints, new_corpora, new_fastapi
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.template.trial import load_tried_tokenizer
-from outrider.server.corpora.registry import Corpora
 from outrider.server.corpora.routes import new_reading_router
 from outrider.server.corpora.shelves import FOLDER, Shelves, Usage, stored
 from outrider.server.encoders.kind import Kind, kind_of
@@ -24,7 +24,6 @@ from outrider.server.engine.engine import Engine, WorkerLost
 from outrider.server.http.json_route import BodyPool
 from outrider.server.http.quotas import QuotaKeeper
 from outrider.server.models.catalog import Entry
-from outrider.server.models.pool import Loaded
 from outrider.server.openai.responses.store import ResponseStore
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import EncoderMetrics, Metrics
@@ -43,46 +42,16 @@ class Shared:
     usage: Usage  # of the corpora of all models
 
 
-class Served(Loaded, Protocol):
-    """A model in memory, with what the server shows of it."""
-
-    @property
-    def app(self) -> FastAPI:
-        """The application of its routes."""
-
-    @property
-    def registry(self) -> CollectorRegistry:
-        """Its metrics."""
-
-    @property
-    def seconds_per_request(self) -> float:
-        """The mean time of a request."""
-
-    @property
-    def card(self) -> dict[str, Any]:
-        """The model's entry in /v1/models."""
-
-
 @dataclass(frozen=True, eq=False)
-class LoadedModel:
-    """A model that writes text. Implements `Served`."""
+class Served:
+    """A model in memory. Implements `outrider.server.models.pool.Loaded`."""
 
-    kind: ClassVar[Kind | None] = None
-    app: FastAPI
-    engine: Engine
-    endpoints: Endpoints
-    registry: CollectorRegistry
-    corpora: Corpora | None
-
-    @property
-    def seconds_per_request(self) -> float:
-        """See `Served`."""
-        return self.engine.seconds_per_request
-
-    @property
-    def card(self) -> dict[str, Any]:
-        """See `Served`."""
-        return self.endpoints.models.card
+    kind: Kind | None
+    app: FastAPI  # of its routes
+    registry: CollectorRegistry  # of its metrics
+    engine: Engine | EncoderService
+    card: Callable[[], dict[str, Any]]  # its entry in /v1/models
+    closed_with_it: Sequence[Callable[[], Awaitable[None]]] = ()
 
     @property
     def failure(self) -> str | None:
@@ -100,49 +69,11 @@ class LoadedModel:
     async def stop(self) -> None:
         """See `Loaded`."""
         await self.engine.stop()
-        await self.endpoints.pictures.close()
-        if self.corpora is not None:
-            await self.corpora.close()
-        forget_routes()
-
-
-@dataclass(frozen=True, eq=False)
-class LoadedEncoder:
-    """A model that encodes texts. Implements `Served`."""
-
-    seconds_per_request: ClassVar[float] = 1.0
-    failure: ClassVar[str | None] = None  # a process that ends is started again
-    app: FastAPI
-    service: EncoderService
-    registry: CollectorRegistry
-
-    @property
-    def kind(self) -> Kind | None:
-        """See `Loaded`."""
-        return self.service.kind
-
-    @property
-    def card(self) -> dict[str, Any]:
-        """See `Served`."""
-        tokens, dimensions = self.service.loaded.max_tokens, self.service.loaded.dimensions
-        return {
-            "max_model_len": tokens,
-            "context_length": tokens,
-            "capabilities": [self.service.kind],
-            **({} if dimensions is None else {"dimensions": dimensions}),
-        }
-
-    def drain(self) -> None:
-        """See `Loaded`. The pool refuses new requests."""
-
-    def abort(self) -> None:
-        """See `Loaded`."""
-        self.service.abort()
-
-    async def stop(self) -> None:
-        """See `Loaded`."""
-        await self.service.stop()
-        forget_routes()
+        for close in self.closed_with_it:
+            await close()
+        for each in vars(dependencies).values():  # FastAPI's caches would keep the endpoints of the application
+            if hasattr(each, "cache_clear"):
+                each.cache_clear()
 
 
 async def load(entry: Entry, shared: Shared) -> Served:
@@ -152,7 +83,7 @@ async def load(entry: Entry, shared: Shared) -> Served:
     return await (load_model(entry, shared) if kind is None else load_encoder(entry, shared, kind))
 
 
-async def load_encoder(entry: Entry, shared: Shared, kind: Kind) -> LoadedEncoder:
+async def load_encoder(entry: Entry, shared: Shared, kind: Kind) -> Served:
     """An encoder. Raises EngineError."""
     metrics, app = EncoderMetrics(), new_fastapi(shared.bodies)
     service = EncoderService(entry.settings, kind, metrics)
@@ -162,10 +93,10 @@ async def load_encoder(entry: Entry, shared: Shared, kind: Kind) -> LoadedEncode
     except BaseException:
         await asyncio.shield(service.stop())
         raise
-    return LoadedEncoder(app, service, metrics.registry)
+    return Served(kind, app, metrics.registry, service, service.card)
 
 
-async def load_model(entry: Entry, shared: Shared) -> LoadedModel:
+async def load_model(entry: Entry, shared: Shared) -> Served:
     """A model that writes text. Raises EngineError."""
     settings = settings_of(entry, shared.settings.sessions.folder)
     metrics = Metrics(coarse=settings.server.coalesce_ms > 0)
@@ -179,7 +110,8 @@ async def load_model(entry: Entry, shared: Shared) -> LoadedModel:
     except ModelError as error:
         raise WorkerLost(str(error)) from None
     add_routes(app, endpoints, corpora)
-    loaded = LoadedModel(app, engine, endpoints, metrics.registry, corpora)
+    closed_with_it = [endpoints.pictures.close, *([] if corpora is None else [corpora.close])]
+    loaded = Served(None, app, metrics.registry, engine, endpoints.models.card, closed_with_it)
     await engine.start(lambda _: None)  # `wait_started` raises what it would say
     try:
         await asyncio.gather(endpoints.prompts.prepare(), engine.wait_started())
@@ -202,10 +134,3 @@ def settings_of(entry: Entry, sessions: Path | None) -> Settings:
     model = entry.settings.model.model_copy(update={"name": entry.name})
     own = entry.settings.sessions.model_copy(update={"folder": sessions and sessions / entry.name})
     return entry.settings.model_copy(update={"model": model, "sessions": own})
-
-
-def forget_routes() -> None:
-    """Empties FastAPI's caches of the functions of routes, which would keep the endpoints of an application that is gone."""
-    for each in vars(dependencies).values():
-        if hasattr(each, "cache_clear"):
-            each.cache_clear()

@@ -58,8 +58,6 @@ L = TypeVar("L", bound=Loaded)
 
 @dataclass(eq=False)
 class Model(Generic[L]):
-    """A model, in memory or not."""
-
     entry: Entry
     loaded: L | None = None
     loading: asyncio.Task[L] | None = None

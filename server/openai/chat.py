@@ -345,5 +345,4 @@ def call_fields(part: Part) -> tuple[str, str]:
 
 
 def new_call_id() -> str:
-    """A new id of a tool call."""
     return f"call_{uuid.uuid4().hex[:24]}"

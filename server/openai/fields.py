@@ -7,10 +7,10 @@ validation, and a look at the value picks the branch of a union.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from outrider.drafters.options import MAX_NODES, DrafterName
@@ -87,17 +87,24 @@ INSTEAD = {
 }
 
 
-def reject_unsupported(body: Any, unsupported: Mapping[str, tuple[Any, ...]], prefix: str = "") -> Any:
-    """The body, if its unsupported fields have only values without effect. Raises PydanticCustomError.
+Unsupported = Mapping[str, tuple[Any, ...]]
 
-    `prefix` comes before the names of the fields in the error.
-    """
-    for name, without_effect in unsupported.items():
-        if isinstance(body, dict) and body.get(name) not in without_effect:
-            message = "'{name}' is not supported by this server; leave it out{instead}"
-            instead = f", or {INSTEAD[name]}" if name in INSTEAD else ""
-            raise PydanticCustomError("unsupported", message, {"name": prefix + name, "instead": instead})
-    return body
+
+class CheckedBody(Body):
+    """A body whose unsupported fields are rejected by name, unless they have one of the values without effect."""
+
+    unsupported: ClassVar[Unsupported] = {}  # values without effect, by field
+    prefix: ClassVar[str] = ""  # of the fields' names in errors
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reject_unsupported(cls, body: Any) -> Any:
+        for name, without_effect in cls.unsupported.items():
+            if isinstance(body, dict) and body.get(name) not in without_effect:
+                message = "'{name}' is not supported by this server; leave it out{instead}"
+                instead = f", or {INSTEAD[name]}" if name in INSTEAD else ""
+                raise PydanticCustomError("unsupported", message, {"name": cls.prefix + name, "instead": instead})
+        return body
 
 
 def json_type(value: Any) -> str | None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from fastapi import Request as HTTPRequest
 from fastapi import Response
+from fastapi.responses import StreamingResponse
 from msgspec.structs import fields, replace
 
 from outrider.drafters.sequence import Finish
@@ -59,7 +60,6 @@ class ChoiceOutput:
 
     @property
     def text(self) -> str:
-        """The text of all events."""
         return "".join(text for text, _ in self.pieces)
 
     @property
@@ -142,8 +142,6 @@ class TokenSource(Protocol):
 
 
 class ChoiceEvent(NamedTuple):
-    """An event of one choice."""
-
     choice: int
     event: TokenEvent
 
@@ -186,7 +184,8 @@ class GenerationRunner:
         task.stats["stream"] = stream
         http.state.stats = task.stats
         if stream:
-            return await sse.stream_response(self.stream(task))
+            stream_of_events = await sse.start(self.stream(task))
+            return StreamingResponse(stream_of_events, media_type="text/event-stream", headers=sse.HEADERS)
         outputs = await self._outputs(task)
         size_bytes = sum(output.size_bytes for output in outputs)
         content = await in_turn(http, lambda: msgspec.json.encode(task.formatter.body(outputs, task.usage)), size_bytes)
@@ -207,12 +206,13 @@ class GenerationRunner:
 
     async def stream(self, task: GenerationTask) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events, from its turn on. Raises EngineError before that; later errors become events."""
-        formatter = task.formatter
-        padding_bytes = self._padding_bytes(task)
+        formatter, events = task.formatter, self._events(task)
+        coalesced = sse.coalesce(events, self._tick_seconds) if self._tick_seconds else sse.singly(events)
+        padding_bytes = task.padded * (sse.COALESCED_PADDED_BYTES if self._tick_seconds else sse.PADDED_BYTES)
         begun: set[int] = set()  # choices
         started, sent_at = False, time.monotonic()
         try:
-            async with aclosing(self._batches(task)) as batches:
+            async with aclosing(coalesced) as batches:
                 async for batch in batches:
                     chunks = [] if started else [event.encode() for event in formatter.start()]
                     started = True
@@ -238,15 +238,6 @@ class GenerationRunner:
             await task.on_complete()
         for event in last:
             yield event.encode()
-
-    def _padding_bytes(self, task: GenerationTask) -> int:
-        if not task.padded:
-            return 0
-        return sse.COALESCED_PADDED_BYTES if self._tick_seconds else sse.PADDED_BYTES
-
-    def _batches(self, task: GenerationTask) -> AsyncGenerator[list[ChoiceEvent], None]:
-        events = self._events(task)
-        return sse.coalesce(events, self._tick_seconds) if self._tick_seconds else sse.singly(events)
 
     async def _events(self, task: GenerationTask) -> AsyncGenerator[ChoiceEvent | None, None]:
         """The events of all choices in order, recorded in `task.usage` and the metrics; None after each keep-alive interval.

@@ -110,7 +110,6 @@ class ModelEndpoint:
         self._names.check(name)
         return self._card(name)
 
-    @property
     def card(self) -> dict[str, Any]:
         """The model under its own name."""
         return self._card(self._names.listed[0])

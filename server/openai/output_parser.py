@@ -103,7 +103,6 @@ class ItemsFormatter(Formatter, ABC):
 
     @property
     def _item(self) -> dict[str, Any]:
-        """The last item."""
         return self._items[-1]
 
     @property

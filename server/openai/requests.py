@@ -33,7 +33,7 @@ MAX_LOGPROBS = 1 << 20
 MAX_STOP_CHARACTERS = 500
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
-# Prompts that are not chats share a replica of a cluster if they begin with the same tokens, this many.
+# Prompts that are not chats share a replica of a cluster if their first tokens are the same; this is their number.
 AFFINITY_TOKENS = 64
 # The stride is odd, so that the choices' seeds differ.
 SEED_STRIDE = 0x9E3779B97F4A7C15
@@ -122,6 +122,7 @@ class RequestBuilder:
         session, shared = self._session_name(http, body), await self._shared(http, body, context_tokens)
         max_tokens = self._max_tokens(body, prompts, context_tokens)
         self._charge(principal, len(prompts) * choices - 1)
+        rule = (body.speculation and body.speculation.rule) or "keyed"
         requests: list[Request] = []
         for prompt in prompts:
             own = msgspec.structs.replace(
@@ -139,16 +140,18 @@ class RequestBuilder:
                 pictures=list(pictures),
                 affinity=affinity_of(principal, session, body, prompt),
             )
-            params = self._sampling_params(body)  # without a seed, each prompt gets its own
+            params = body.sampling_params(self._sampling_defaults)  # without a seed, each prompt gets its own
             for choice in range(choices):
                 scores_prompt, id = body.returns_prompt_logprobs and choice == 0, f"{request_id}-{len(requests)}"
-                seeded = choice_params(params, choice)
+                seeded = replace(params, rule=rule, seed=(params.seed + choice * SEED_STRIDE) % (1 << 64))
                 requests.append(msgspec.structs.replace(own, id=id, params=seeded, wants_prompt_logprobs=scores_prompt))
         return requests
 
     async def _shared(self, http: HTTPRequest, body: GenerationBody, context_tokens: int) -> Request:
         """What the requests of a body have in common, as far as the body says it. Raises APIError."""
-        speculation, principal = body.speculation or SpeculationBody(), http.state.principal
+        speculation, principal, prediction = body.speculation or SpeculationBody(), http.state.principal, list[int]()
+        if body.prediction is not None:
+            prediction = await self._prompts.plain(principal, content_text(body.prediction.content), context_tokens)
         return Request(
             id="",
             prompt=[],
@@ -159,7 +162,7 @@ class RequestBuilder:
             drafter=speculation.drafter,
             max_nodes=speculation.max_nodes,
             corpus=self._corpus_block(turn_of(http), body.corpus),
-            prediction=(await self._prediction(principal, body, context_tokens))[:context_tokens],
+            prediction=prediction[:context_tokens],
             skip_special_tokens=body.hides_special_tokens,
             continues_prompt=body.continues_prompt,
             priority=body.priority or 0,
@@ -173,11 +176,6 @@ class RequestBuilder:
         scored_tokens = check_logprobs(body, prompts, context_tokens, MAX_LOGPROBS)
         limits = (context_tokens, body.token_limit, self._limits.max_tokens, scored_tokens)
         return min(limit for limit in limits if limit is not None)
-
-    def _sampling_params(self, body: GenerationBody) -> SamplingParams:
-        """The sampling parameters of a body, with the acceptance rule."""
-        asked = body.speculation and body.speculation.rule
-        return replace(body.sampling_params(self._sampling_defaults), rule=asked or "keyed")
 
     def _session_name(self, http: HTTPRequest, body: GenerationBody) -> str | None:
         """The name of the request's session among its principal's; None if the request names none.
@@ -208,12 +206,6 @@ class RequestBuilder:
             message = "'speculation.trace' needs a stream; set 'stream' to true, or leave it out."
         if message is not None:
             raise APIError(400, message, "speculation.trace", "invalid_value")
-
-    async def _prediction(self, principal: str, body: GenerationBody, context_tokens: int) -> list[int]:
-        """The ids of the predicted output. Raises APIError."""
-        if body.prediction is None:
-            return []
-        return await self._prompts.plain(principal, content_text(body.prediction.content), context_tokens)
 
     def _check_tokens(self, name: str, tokens: Sequence[int]) -> None:
         invalid = next((token for token in tokens if token >= self._prompts.size), None)
@@ -265,8 +257,3 @@ def check_prompt(prompt: Sequence[int], context_tokens: int, field: str = "promp
         raise APIError(400, "The prompt is empty; give at least one token.", field, "invalid_value")
     if len(prompt) >= context_tokens:
         raise ContextExceeded(len(prompt), context_tokens, field)
-
-
-def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
-    """The parameters of a choice: the request's, with a different seed for every choice but the first (number 0)."""
-    return replace(params, seed=params.seed + choice * SEED_STRIDE & (1 << 64) - 1) if choice else params

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, ClassVar, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -20,6 +19,7 @@ from outrider.server.openai.fields import (
     NO_DEFAULTS,
     Biases,
     Body,
+    CheckedBody,
     Effort,
     Metadata,
     Prompt,
@@ -28,7 +28,6 @@ from outrider.server.openai.fields import (
     TemplateArguments,
     TextOrStrings,
     first_given,
-    reject_unsupported,
 )
 from outrider.server.openai.samplers import Samplers, select
 from outrider.server.openai.structures import StructureFields
@@ -49,7 +48,7 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class GenerationBody(SamplingFields, StructureFields):
+class GenerationBody(CheckedBody, SamplingFields, StructureFields):
     """The fields that chats and completions share."""
 
     model: str = ""  # empty = the served model
@@ -83,15 +82,10 @@ class GenerationBody(SamplingFields, StructureFields):
     metadata: Metadata | None = None
     service_tier: str | None = None
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
+    unsupported = UNSUPPORTED
     api_defaults: ClassVar[SamplingFields] = SamplingFields(
         temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _reject_unsupported(cls, body: Any) -> Any:
-        return reject_unsupported(body, cls.unsupported)
 
     @property
     @abstractmethod

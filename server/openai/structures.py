@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from outrider.server.chat.grammar_job import Structure
 from outrider.server.http import json_body
-from outrider.server.openai.fields import MAX_ENTRIES, Body, FreeForm, Name, json_type, reject_unsupported
+from outrider.server.openai.fields import MAX_ENTRIES, Body, CheckedBody, FreeForm, Name, Unsupported, json_type
 
 
 def parse_schema(schema: Any) -> Any:
@@ -60,27 +60,21 @@ class ResponseFormat(Body):
         return Structure("json_object", None) if self.schema_ is None else Structure("lenient_json_schema", self.schema_)
 
 
-# As in `unsupported`. The other options of `structured_outputs` have no effect: JSON is always written without needless spaces.
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "structural_tag": (None,),
-    "whitespace_pattern": (None,),
-    "disable_additional_properties": (None, False),
-}
+class StructuredOutputs(CheckedBody):
+    """vLLM's `structured_outputs`. Its other options have no effect: JSON is always written without needless spaces."""
 
-
-class StructuredOutputs(Body):
-    """vLLM's `structured_outputs`."""
+    unsupported: ClassVar[Unsupported] = {
+        "structural_tag": (None,),
+        "whitespace_pattern": (None,),
+        "disable_additional_properties": (None, False),
+    }
+    prefix = "structured_outputs."
 
     json_: Annotated[Schema | None, Field(alias="json")] = None
     regex: str | None = None
     choice: Choices | None = None
     grammar: str | None = None
     json_object: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _reject_unsupported(cls, given: Any) -> Any:
-        return reject_unsupported(given, UNSUPPORTED, "structured_outputs.")
 
 
 class StructureFields(Body):

@@ -44,7 +44,6 @@ class Usage:
         }
 
     def response_body(self, reasoning_tokens: int = 0) -> dict[str, Any]:
-        """The usage object of responses."""
         return {
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
@@ -54,7 +53,6 @@ class Usage:
         }
 
     def speculation_body(self) -> dict[str, Any]:
-        """The `speculation` block."""
         return {
             "steps": self.steps,
             "mean_tokens_per_step": round(self.completion_tokens / max(1, self.steps), 4),

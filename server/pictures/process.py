@@ -38,7 +38,6 @@ class PictureProcess:
 
     @property
     def pid(self) -> int:
-        """The id of the process."""
         return self._process.pid
 
     def ask(self, message: bytes, seconds: float = ANSWER_SECONDS) -> bytes:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.server.command import EXTRA_FLAGS, ConfigOption, ModelOption, SettingsCommand, fail
+from outrider.server.command import EXTRA_FLAGS, ConfigOption, ModelOption, SettingsCommand, fail, failing
 
 if TYPE_CHECKING:
     from outrider.server.ray.scale import Scale
@@ -63,13 +63,11 @@ def deploy(
         raise fail("--max-replicas must be at least --replicas.")
     from outrider.server.ray.scale import Scale
 
-    try:
+    with failing(SettingsError, ConnectionError):
         options = [option for parameter in context.command.params for option in parameter.opts]
         flags = parse_flags(context.args, options) | ({} if model is None else {"model.path": model})
         scale = Scale(replicas=replicas, max_replicas=max_replicas, ingress_replicas=ingress_replicas, cpus=cpus, gpus=gpus)
         run(load_settings(config, flags), scale, address)
-    except (SettingsError, ConnectionError) as error:
-        raise fail(str(error)) from None
 
 
 def run(settings: Settings, scale: Scale, address: str | None) -> None:

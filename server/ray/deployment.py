@@ -1,29 +1,111 @@
 """The Ray Serve application: an ingress deployment, a deployment of model replicas, and one coordinator.
 
-`application` makes it from the settings; `build` from the arguments of a Serve config file (see docker/ray.yml).
+`application` makes it from the settings; `build` from the arguments of a Serve config file (see docker/ray.yml). What
+the ingress calls raises this project's errors instead of Ray's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from outrider.server.imports import hide_torch
-from outrider.server.ray.coordinator import Coordinator
-from outrider.server.ray.handles import ServeCoordinator, ServeReplicas
+from outrider.server.ray.coordinator import REPORT_SECONDS, Coordinator
+from outrider.server.ray.remote_engine import RETRY_SECONDS, ReplicaLost, ReplicasFull
 from outrider.server.ray.replica import ModelReplica
 from outrider.server.ray.scale import Scale
 from outrider.server.settings import Auth, Settings, SettingsError, load_settings
-from outrider.server.settings.plain import encode_settings
+from outrider.server.settings.tree import encode_settings
 from outrider.server.telemetry.logs import configure
+from outrider.server.telemetry.metrics import Metrics
+
+LOST = (RayActorError, NodeDiedError, ObjectLostError, DeploymentUnavailableError, ReplicaUnavailableError)
+
+
+class ServeReplicas:
+    """The model replicas behind a Serve handle. See `remote_engine.Replicas`."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+        self._streaming = handle.options(stream=True)
+
+    async def describe(self) -> bytes:
+        """Calls any replica."""
+        try:
+            answer: bytes = await self._handle.describe.remote()
+        except LOST as error:
+            raise ReplicaLost from error
+        return answer
+
+    async def generate(self, affinity: str, call: bytes) -> AsyncGenerator[bytes, None]:
+        """Streams from the replica that consistent hashing of `affinity` selects, or from its neighbour if that is full."""
+        response = self._streaming.options(session_id=affinity).generate.remote(call)
+        try:
+            async for batch in response:
+                yield batch
+        except BackPressureError as error:
+            raise ReplicasFull from error
+        except LOST as error:
+            raise ReplicaLost from error
+        finally:
+            response.cancel()
+
+    def forget(self, affinity: str, call: bytes) -> None:
+        """Returns at once."""
+        self._handle.options(session_id=affinity).forget.remote(call)
+
+
+class ServeCoordinator:
+    """The coordinator behind a Serve handle, as one member calls it. See `shared_quotas.SharedCounts`."""
+
+    def __init__(self, handle: DeploymentHandle[Any], member: str) -> None:
+        self._handle = handle
+        self._member = member
+
+    async def admit(self, principal: str, seconds_per_request: float) -> tuple[str, str, float] | None:
+        """Waits for another coordinator if this one is lost."""
+        while True:
+            try:
+                refusal: tuple[str, str, float] | None
+                refusal = await self._handle.admit.remote(self._member, principal, seconds_per_request)
+                return refusal
+            except LOST:
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def release(self, principal: str) -> None:
+        """Returns when the coordinator knows it, or is lost: the members' reports tell the next one."""
+        with suppress(*LOST):
+            await self._handle.release.remote(self._member, principal)
+
+    def charge(self, principal: str, requests: int) -> None:
+        """Returns at once."""
+        self._handle.charge.remote(principal, requests)
+
+    async def page(self) -> bytes:
+        """The metrics of all members."""
+        page: bytes = await self._handle.page.remote()
+        return page
+
+    async def report(self, metrics: Metrics, held: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Reports the member's metrics, and how many requests of each principal it runs, until it is cancelled."""
+        while True:
+            with suppress(*LOST):
+                await self._handle.report.remote(self._member, metrics.render(), dict(held))
+            await asyncio.sleep(REPORT_SECONDS)
+
 
 ROUTER = "outrider.server.ray.router.AffinityRouter"
 # After a full replica, this many others are tried.
@@ -75,14 +157,18 @@ def replica_name() -> str:
 
 def application(settings: Settings, scale: Scale) -> Application:
     """The application. Raises SettingsError if a setting does not work on a cluster."""
-    check(settings)
+    if settings.metrics.port is not None:
+        raise SettingsError(
+            "metrics.port does not work on a Ray cluster, whose ingress serves /metrics; set metrics.key instead."
+        )
+    quotas = Auth.model_validate(settings.auth.model_dump(mode="json") | {"file": None})  # of each principal, without its key
     coordinator = serve.deployment(
         Coordinator,
         name="coordinator",
         max_ongoing_requests=COORDINATOR_CALLS,
         ray_actor_options={"num_cpus": 0},
         logging_config=NO_ACCESS_LOG,
-    ).bind(without_keys(settings.auth))
+    ).bind(quotas)
     replicas = replica_deployment(settings, scale).bind(encode_settings(settings), coordinator)
     return ingress_deployment(settings, scale).bind(settings, replicas, coordinator)
 
@@ -113,7 +199,7 @@ def replica_deployment(settings: Settings, scale: Scale) -> Any:
     return serve.deployment(
         Replica,
         name="replica",
-        max_ongoing_requests=2 * active,  # as many wait as run; further ones go to a neighbour
+        max_ongoing_requests=2 * active,  # one half runs, the other waits; further ones go to a neighbour
         max_queued_requests=max(1, settings.scheduling.max_waiting),
         graceful_shutdown_timeout_s=settings.server.drain_seconds,
         request_router_config=RequestRouterConfig(
@@ -123,20 +209,6 @@ def replica_deployment(settings: Settings, scale: Scale) -> Any:
         logging_config=NO_ACCESS_LOG,
         **count,
     )
-
-
-def check(settings: Settings) -> None:
-    """Raises SettingsError."""
-    if settings.metrics.port is not None:
-        raise SettingsError(
-            "metrics.port does not work on a Ray cluster, whose ingress serves /metrics; set metrics.key instead."
-        )
-
-
-def without_keys(auth: Auth) -> Auth:
-    """The quotas of each principal, without its key."""
-    masked = auth.model_dump(mode="json")
-    return Auth.model_validate(masked | {"file": None})
 
 
 def build(arguments: dict[str, Any]) -> Application:

@@ -39,7 +39,7 @@ class ReplicaLost(Exception):
 
 
 class ReplicasFull(Exception):
-    """No replica has room for the request, and as many as allowed wait already."""
+    """No replica has room for the request, and the queue is full."""
 
 
 class Replicas(Protocol):

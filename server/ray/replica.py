@@ -17,7 +17,7 @@ from outrider.server.engine.interface import EngineLike
 from outrider.server.engine.messages import Event, TokenEvent
 from outrider.server.ray import wire
 from outrider.server.settings import Settings
-from outrider.server.settings.plain import decode_settings
+from outrider.server.settings.tree import decode_settings
 from outrider.server.telemetry.logs import configure
 from outrider.server.telemetry.metrics import Metrics
 

@@ -12,14 +12,16 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from outrider.server.settings.reference import Setting, SettingsSection, as_yaml, sections
+from outrider.server.settings.reference import Setting, as_yaml, sections
 from outrider.server.settings.sources import EffectiveSettings
 
 
 def print_reference(console: Console) -> None:
     """Every setting as a flag, with type, default and description, one panel per section."""
     for section in sections():
-        console.print(_panel(section))
+        rows = [row for setting in section.settings for row in (_flag(setting), _meaning(setting))]
+        described = Group(Text(section.description, "dim"), *rows)
+        console.print(Panel(described, title=Text(section.name, "bold"), title_align="left", border_style="dim"))
 
 
 def effective_yaml(effective: EffectiveSettings) -> str:
@@ -41,12 +43,6 @@ def changed_yaml(effective: EffectiveSettings) -> str:
             is_public = not isinstance(value, str | list | dict) or value in setting.choices
             lines.append(f"{setting.name}: {as_yaml(value) if is_public else '...'}\n")
     return "".join(lines)
-
-
-def _panel(section: SettingsSection) -> Panel:
-    rows = [row for setting in section.settings for row in (_flag(setting), _meaning(setting))]
-    title = Text(section.name, "bold")
-    return Panel(Group(Text(section.description, "dim"), *rows), title=title, title_align="left", border_style="dim")
 
 
 def _flag(setting: Setting) -> Table:

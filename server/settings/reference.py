@@ -12,8 +12,6 @@ from outrider.server.settings.tree import Settings
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting."""
-
     name: str  # dotted, such as server.port
     type: str  # type in words, such as "integer (0 to 65535)"
     choices: tuple[str, ...]  # the values of an enumeration

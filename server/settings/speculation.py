@@ -78,7 +78,6 @@ class Speculation(Section):
 
     @property
     def options(self) -> Options:
-        """The options of all drafters."""
         return Options(
             trigram=TrigramOptions(table=self.trigram.table),
             retrieval=RetrievalOptions(datastores=self.retrieval.datastores),

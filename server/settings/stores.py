@@ -40,8 +40,8 @@ class Sessions(Section):
     slots: int | None = Field(
         None,
         ge=1,
-        description="Number of KV caches on the device; other sessions are swapped out to host memory. null makes as many as "
-        "fit.",
+        description="Number of KV caches on the device; other sessions are swapped out to host memory. With null, their "
+        "number follows from the free memory.",
     )
 
 

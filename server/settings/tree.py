@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -23,8 +23,8 @@ class Scheduling(Section):
         None,
         ge=1,
         le=64,
-        description="Maximum requests that answer concurrently; null allows up to 8, as many as have KV caches and speed up "
-        "decoding.",
+        description="Maximum requests that answer concurrently; with null, the number that decodes fastest, at most 8 "
+        "and at most the number of KV caches.",
     )
     max_waiting: int = Field(64, ge=0, description="Maximum queued requests, above which keys have equal shares.")
     queue_seconds: float | None = Field(None, gt=0, description="Maximum time in the queue before a 503; null sets no limit.")
@@ -117,3 +117,14 @@ class Settings(BaseSettings):
         """Whether sessions are found by the text of a prompt. Without keys all clients are one principal."""
         private = bool(self.auth.keys) or is_loopback(self.server.host)
         return self.sessions.automatic == "on" or (self.sessions.automatic == "auto" and private)
+
+
+def encode_settings(settings: Settings) -> dict[str, Any]:
+    """The settings as plain data, with the API keys masked."""
+    return settings.model_dump(mode="json")
+
+
+def decode_settings(plain: dict[str, Any]) -> Settings:
+    """The settings that `encode_settings` wrote. Reads neither files nor the environment."""
+    sections = {name: field.annotation for name, field in Settings.model_fields.items()}
+    return Settings.model_construct(**{name: section.model_validate(plain[name]) for name, section in sections.items()})  # type: ignore[union-attr]

@@ -164,8 +164,6 @@ class Metrics:
 
 
 class EncoderMetrics:
-    """The counters of an encoder."""
-
     def __init__(self) -> None:
         new = _Factory(CollectorRegistry())
         self.registry = new.registry

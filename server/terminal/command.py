@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from outrider.server.command import EXTRA_FLAGS, ConfigOption, fail
+from outrider.server.command import EXTRA_FLAGS, ConfigOption, fail, failing
 
 if TYPE_CHECKING:
     from outrider.server.terminal.chat import Chat
@@ -74,11 +74,9 @@ def start(model: str, config: Path | None, arguments: list[str]) -> OwnServer:
     from outrider.server.settings import SettingsError, load_settings, parse_flags
     from outrider.server.terminal.own_server import OwnServer
 
-    try:
+    with failing(SettingsError):
         flags = parse_flags(arguments) | {"model.path": model}
-        load_settings(config, flags)
-    except SettingsError as error:
-        raise fail(str(error)) from None
+        load_settings(config, flags)  # for its errors
     return OwnServer(config, flags)
 
 

@@ -132,7 +132,6 @@ class AnswerText:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the answer."""
         return self._stops.found
 
     def feed(self, tokens: Sequence[int], ends: bool = False) -> tuple[str, int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from outrider.server.worker.memory_plan import RESERVED_SHARE
 from outrider.server.worker.session import Session
@@ -23,30 +22,17 @@ KEPT_SHARE = 0.25
 MEMORY_SHARE = 1 - RESERVED_SHARE
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Bounds on the sessions."""
-
-    sessions: int  # number of sessions kept for later requests
-    kept_bytes: int  # bytes of the rows of all sessions, which count shared pages once
-    memory_bytes: int  # bytes of host memory for the rows of all sessions
-
-    @classmethod
-    def of(cls, sessions: int, kept_bytes: int | None, memory_bytes: int | None) -> Bounds:
-        """Bounds from settings; None takes a share of the memory that is free now."""
-        free = free_bytes(HOST)
-        return cls(
-            sessions,
-            int(KEPT_SHARE * free) if kept_bytes is None else kept_bytes,
-            int(MEMORY_SHARE * free) if memory_bytes is None else memory_bytes,
-        )
-
-
 class Eviction:
     """Chooses sessions of a model with caches of `shape`."""
 
-    def __init__(self, bounds: Bounds, shape: CacheShape) -> None:
-        self._bounds = bounds
+    def __init__(self, shape: CacheShape, capacity: int, kept_bytes: int | None, memory_bytes: int | None) -> None:
+        """`capacity` bounds the number of sessions that are kept, `kept_bytes` the rows of all sessions, of which shared pages
+        count once, and `memory_bytes` what these take of the host's memory; None takes a share of the memory that is free now.
+        """
+        free = free_bytes(HOST)
+        self._capacity = capacity
+        self._kept_bytes = int(KEPT_SHARE * free) if kept_bytes is None else kept_bytes
+        self._memory_bytes = int(MEMORY_SHARE * free) if memory_bytes is None else memory_bytes
         self._shape = shape
         self._slots_on_host = shape.device.type == "cpu"
 
@@ -55,10 +41,10 @@ class Eviction:
         kept = [session for session in sessions if session.key is not None]
         idle = [session for session in kept if not session.busy]
         found = None
-        if len(kept) > self._bounds.sessions:
-            found = most_over(Counter(session.principal for session in kept), self._bounds.sessions, idle)
-        if found is None and (sizes := self._sizes(sessions)) and sum(sizes.values()) > self._bounds.kept_bytes:
-            found = most_over(sizes, self._bounds.kept_bytes, idle)
+        if len(kept) > self._capacity:
+            found = most_over(Counter(session.principal for session in kept), self._capacity, idle)
+        if found is None and (sizes := self._sizes(sessions)) and sum(sizes.values()) > self._kept_bytes:
+            found = most_over(sizes, self._kept_bytes, idle)
         if found is None and self.is_short(sessions):
             found = most_over(sizes, 0, idle)
         return found
@@ -74,15 +60,15 @@ class Eviction:
         sizes = self._sizes(sessions)
         if self.is_short(sessions):
             return most_over(sizes, 0, with_rows)
-        if sum(sizes.values()) <= self._bounds.kept_bytes:
+        if sum(sizes.values()) <= self._kept_bytes:
             return None
         latest = {session.principal: session for session in paused}
-        return most_over(sizes, self._bounds.kept_bytes, [each for each in with_rows if latest[each.principal] is not each])
+        return most_over(sizes, self._kept_bytes, [each for each in with_rows if latest[each.principal] is not each])
 
     def is_short(self, sessions: Sequence[Session]) -> bool:
         """Whether the sessions take more of the host's memory than they may."""
         most = 2 * self._shape.bytes_for(sum(session.verifier.committed_rows for session in sessions))
-        return most > self._bounds.memory_bytes and self.resident_bytes(sessions) > self._bounds.memory_bytes
+        return most > self._memory_bytes and self.resident_bytes(sessions) > self._memory_bytes
 
     def resident_bytes(self, sessions: Sequence[Session]) -> int:
         """The host's memory that the rows of sessions take: in slots, in pages that were swapped out, and in states."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,17 +10,13 @@ from outrider.drafters.registry import make_uncompiled
 from outrider.drafters.sequence import Finish
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.fair_queue import LONG_PROMPT_TOKENS
-from outrider.server.engine.messages import PictureInput, Request, StepReport, StepTrace, TokenEvent, TokenLogprobs
+from outrider.server.engine.messages import Request, StepReport, StepTrace, TokenEvent, TokenLogprobs
 from outrider.server.settings import Settings
 from outrider.server.worker.detokenizer import AnswerText, Detokenizer
 from outrider.server.worker.runtime import Runtime
 from outrider.server.worker.session import Session
 from outrider.verify.constraints.reasoning import Constraint, ReasoningBudget
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.stream import DecodeOptions, Step, Stream
-
-if TYPE_CHECKING:
-    from outrider.verify.model.pictures import Picture
 
 LABELS = {int(source): source.label for source in Source}
 
@@ -34,19 +28,23 @@ class Job:
         self.id = request.id
         self.request = request
         self.session = session
-        max_nodes = settings.speculation.max_nodes if request.max_nodes is None else request.max_nodes
+        wanted = settings.speculation.max_nodes if request.max_nodes is None else request.max_nodes
+        max_nodes, curve = runtime.budget(wanted)
+        reader = runtime.runner.pictures
         name = request.drafter or settings.speculation.drafter
+        resources = runtime.resources_of(request.principal, request.adapter)
         options = DecodeOptions(
             params=request.params,
             max_tokens=request.max_tokens,
+            max_nodes=max_nodes,
+            curve=curve,
             stop_ids=runtime.stop_ids.union(request.stop_token_ids),
             prediction=tuple(request.prediction),
             wants_prompt_logprobs=request.wants_prompt_logprobs,
             adapter=None if request.adapter is None else runtime.adapters[request.adapter],
-            pictures=[placed(picture, runtime.runner) for picture in request.pictures],
-            **runtime.budget(max_nodes),
+            pictures=[reader.read(each.start, each.tokens, each.arrays) for each in request.pictures] if reader else [],
+            corpora=runtime.with_corpus(resources, request.corpus),
         )
-        resources = runtime.resources_of(request.principal, request.adapter)
         if runtime.has_library or name == "none":
             drafter = session.drafter(name, resources)
         else:
@@ -59,8 +57,7 @@ class Job:
         constraint: Constraint | None = grammar
         if request.reasoning is not None:
             constraint = ReasoningBudget(request.reasoning, runtime.runner.vocabulary, grammar)
-        with runtime.chosen(request.corpus):
-            self.stream = Stream(session.verifier, drafter, np.array(request.prompt, np.int32), options, constraint)
+        self.stream = Stream(session.verifier, drafter, np.array(request.prompt, np.int32), options, constraint)
         self._text = AnswerText(
             detokenizer=make_detokenizer(request, runtime.tokens),
             stops=request.stop,
@@ -112,16 +109,6 @@ class Job:
     def _hides_end(self, step: Step) -> bool:
         """Whether the last token is a stop token, whose text the request does not keep."""
         return step.finish == "stop" and not self.request.keep_stop
-
-    def close(self) -> None:
-        """Ends the request for the drafter; the session keeps the KV cache."""
-        self.stream.close()
-
-
-def placed(picture: PictureInput, runner: ModelRunner) -> Picture:
-    """A picture of a request, as the target reads it."""
-    assert runner.pictures is not None
-    return runner.pictures.read(picture.start, picture.tokens, picture.arrays)
 
 
 def make_detokenizer(request: Request, tokens: Vocabulary) -> Detokenizer:

@@ -241,7 +241,7 @@ class Worker:
     def _end(self, job: Job, failed: bool = False) -> None:
         """Ends a job that is no longer in line. Its session keeps the KV cache, unless the job has failed."""
         try:
-            job.close()
+            job.stream.close()
         except lost_device():
             raise
         except Exception as error:

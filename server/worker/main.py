@@ -19,7 +19,7 @@ from outrider.server.engine.program import connected
 from outrider.server.engine.transport import WorkerSide
 from outrider.server.imports import frozen, hide_torch, keep_compiled
 from outrider.server.settings import Settings
-from outrider.server.settings.plain import decode_settings
+from outrider.server.settings.tree import decode_settings
 from outrider.server.system import tolerate_stderr
 from outrider.server.telemetry.logs import configure
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import OrderedDict
@@ -50,6 +49,11 @@ class Tables:
     def fingerprint(self) -> str:
         """The tokenizer's; computed when there is a table, because a large vocabulary takes a second."""
         return self.compute_fingerprint()
+
+    @cached_property
+    def no_text(self) -> Corpus:
+        """An empty block."""
+        return index(np.empty(0, np.int64), self.vocabulary)
 
 
 class Store:
@@ -107,35 +111,14 @@ class Blocks(Protocol):
         """The blocks as they are now."""
 
 
-class ChosenCorpus:
-    """The corpus that a beginning request has chosen: one block for `Stores`, which is empty without a choice.
-
-    Drafters read their blocks when a request begins. So a request begins within `chosen`, and no other one sees its corpus.
-    """
+class ClientCorpora:
+    """The corpora that requests choose, one block each."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._none = self._block = index(np.empty(0, np.int64), tables.vocabulary)
         self._opened: OrderedDict[str, Corpus] = OrderedDict()  # by file, least recently used first
 
-    def __len__(self) -> int:
-        """The number of blocks."""
-        return 1
-
-    def current(self) -> tuple[Corpus, ...]:
-        """The chosen block."""
-        return (self._block,)
-
-    @contextlib.contextmanager
-    def chosen(self, block: str | None) -> Iterator[None]:
-        """Within it, the block of this file is the chosen one."""
-        self._block = self._none if block is None else self._open(block)
-        try:
-            yield
-        finally:
-            self._block = self._none
-
-    def _open(self, block: str) -> Corpus:
+    def open(self, block: str) -> Corpus:
         """The block of a file; an empty one if it cannot be used, or if its corpus was changed twice or deleted meanwhile."""
         if block not in self._opened:
             try:
@@ -143,7 +126,7 @@ class ChosenCorpus:
             except (ArrayFileError, OSError) as error:
                 if Path(block).exists():
                     log.warning("a corpus is not used: %s", reason(error, block))
-                return self._none
+                return self._tables.no_text
             self._opened[block] = loaded
         self._opened.move_to_end(block)
         if len(self._opened) > MAX_OPENED:
@@ -151,21 +134,21 @@ class ChosenCorpus:
         return self._opened[block]
 
 
+@dataclass(frozen=True, eq=False)
 class Stores(Collection[Corpus]):
     """The blocks of several datastores, as they are at each iteration. Open blocks are closed with their last user."""
 
-    def __init__(self, stores: Sequence[Blocks]) -> None:
-        self._stores = stores
-
-    def learning(self, learned: Blocks) -> Stores:
-        """The same datastores, with what a principal's sessions have said in place of the last one, which is empty."""
-        return Stores([*self._stores[:-1], learned])
+    stores: Sequence[Blocks]
+    chosen: Corpus | None = None  # the corpus that a request has chosen, or an empty one; None without corpora
+    learned: Blocks | None = None  # what a principal's sessions have said; None if sessions learn only from themselves
 
     def __len__(self) -> int:
-        return sum(map(len, self._stores))
+        return sum(map(len, self.stores)) + (self.chosen is not None) + (self.learned is not None)
 
     def __iter__(self) -> Iterator[Corpus]:
-        return chain.from_iterable(store.current() for store in self._stores)
+        yield from chain.from_iterable(store.current() for store in self.stores)
+        yield from () if self.chosen is None else (self.chosen,)
+        yield from () if self.learned is None else self.learned.current()
 
     def __contains__(self, block: object) -> bool:
         return any(block is each for each in self)
@@ -180,24 +163,18 @@ def load_resources(
     tables: Tables,
     model: Callable[[], LanguageModel] | None = None,
     pair: Pair | None = None,
-    chosen: ChosenCorpus | None = None,
 ) -> tuple[Resources, dict[str, Resources]]:
     """The shared resources, and those of each principal with its own datastores. Raises ArrayFileError with one sentence.
 
-    `model` creates a session's draft model, which `pair` describes.
-
-    `chosen` is the block of requests that choose a corpus; default: an empty one. If principals learn from their sessions, the
-    last datastore stands for what they have learned (`Stores.learning`).
+    `model` creates a session's draft model, which `pair` describes. No corpus is chosen, and nothing is learned yet.
     """
     opened = cache(lambda path: Store(Path(path), tables))  # a datastore that several keys name is opened once
     options = settings.speculation.options
-
-    learned = [LearnedText(1, tables.vocabulary)] if settings.learns_from_sessions else []
-
-    corpora = [chosen or ChosenCorpus(tables)] if settings.corpora.total_bytes else []
+    learned = LearnedText(1, tables.vocabulary) if settings.learns_from_sessions else None
+    chosen = tables.no_text if settings.corpora.total_bytes else None
 
     def corpus(paths: Iterable[str]) -> Stores:
-        return Stores([*(opened(path) for path in (*options.retrieval.datastores, *paths)), *corpora, *learned])
+        return Stores([opened(path) for path in (*options.retrieval.datastores, *paths)], chosen, learned)
 
     shared = Resources(options, load_base(options, tables), corpus(()), tables.vocabulary, model, pair or Pair())
     own = {name: replace(shared, corpus=corpus(key.datastores)) for name, key in settings.auth.keys.items() if key.datastores}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal
 
 from outrider.drafters.interface import Ints
 from outrider.drafters.native.library import AVAILABLE, MISSING
@@ -21,7 +20,7 @@ from outrider.server.http.body_budget import TOTAL_BYTES
 from outrider.server.settings import DraftModel, Model, Settings
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
 from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
-from outrider.server.worker.resources import MAX_PRINCIPALS, ChosenCorpus, LearnedTexts, Stores, Tables, load_resources
+from outrider.server.worker.resources import MAX_PRINCIPALS, ClientCorpora, LearnedTexts, Stores, Tables, load_resources
 from outrider.verify.checkpoint import SMALL_MODEL_BYTES, stored_bytes
 from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.cost import CostCurve
@@ -49,13 +48,6 @@ LEARNED_TOKENS = 1 << 15
 LEARNED_TOKEN_BYTES = 16
 
 
-class BudgetOptions(TypedDict):
-    """The fields of DecodeOptions that set the draft budget."""
-
-    max_nodes: int
-    curve: CostCurve | None
-
-
 @dataclass
 class Runtime:
     """Everything that a worker's requests share."""
@@ -72,7 +64,7 @@ class Runtime:
     curve: CostCurve | None  # None unless speculation.max_nodes is auto
     curve_file: Path | None = None
     pair_file: Path | None = None  # of what is known of the draft model; None without one
-    corpus: ChosenCorpus | None = None  # None if there are no corpora
+    corpora: ClientCorpora | None = None  # None if there are none
     learned: LearnedTexts | None = None  # None if sessions learn only from themselves
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # the target's, by name
     has_library: bool = AVAILABLE  # of the drafters; without it, one stands in for them
@@ -88,23 +80,25 @@ class Runtime:
         if self.learned is None:
             return resources
         assert isinstance(resources.corpus, Stores)
-        return replace(resources, corpus=resources.corpus.learning(self.learned.of(self.owner_of(principal, adapter))))
+        learned = self.learned.of(self.owner_of(principal, adapter))
+        return replace(resources, corpus=replace(resources.corpus, learned=learned))
 
-    def chosen(self, corpus: str | None) -> contextlib.AbstractContextManager[None]:
-        """Within it, a request begins whose drafts may use the corpus of this file."""
-        return contextlib.nullcontext() if self.corpus is None else self.corpus.chosen(corpus)
+    def with_corpus(self, resources: Resources, file: str | None) -> Stores | None:
+        """The corpora of `resources` with the chosen corpus of this file; None without a choice."""
+        if file is None or self.corpora is None:
+            return None
+        assert isinstance(resources.corpus, Stores)
+        return replace(resources.corpus, chosen=self.corpora.open(file))
 
     def learn(self, owner: str, session: Hashable, text: Ints) -> None:
         """Keeps the text (int32 [N]) of an owner's session for the drafts of its others."""
         if self.learned is not None:
             self.learned.of(owner).add(session, text)
 
-    def budget(self, max_nodes: int | Literal["auto"]) -> BudgetOptions:
-        """The draft budget of a request, as fields of DecodeOptions."""
+    def budget(self, max_nodes: int | Literal["auto"]) -> tuple[int, CostCurve | None]:
+        """The most draft nodes of a request's steps, and the costs that choose their number if that is `auto`."""
         most = self.runner.draft_nodes
-        if max_nodes != "auto":
-            return {"max_nodes": min(max_nodes, most), "curve": None}
-        return {"max_nodes": most, "curve": self.curve}
+        return (most, self.curve) if max_nodes == "auto" else (min(max_nodes, most), None)
 
     def save_findings(self) -> None:
         """Saves what steps have shown for the next start: the cost curve, and what is known of the draft model."""
@@ -133,7 +127,10 @@ def load(settings: Settings) -> Runtime:
 
         draft = load_draft(settings, shared_options(settings, settings.draft_model), tokenizer, runner)
     slots = start_models(runner, draft, settings, tokenizer)
-    curve = load_curve(runner, settings)
+    curve = None
+    if settings.speculation.max_nodes == "auto":
+        with timed("finding the cost of steps"):
+            curve = load_or_measure(runner, cost_folder(settings))
     shared_draft, pair_file, session, pair = None, None, None, None
     if draft is not None:
         pair_file = pair_file_of(runner, draft, cost_folder(settings))
@@ -141,8 +138,7 @@ def load(settings: Settings) -> Runtime:
         shared_draft = share_draft(draft, runner, slots, pair)
         session = shared_draft.session
     tables = Tables(lambda: fingerprint(tokenizer), vocabulary=max(runner.vocabulary, len(tokenizer)) + 1)
-    corpus = ChosenCorpus(tables)
-    resources, own = load_resources(settings, tables, session, pair, corpus)
+    resources, own = load_resources(settings, tables, session, pair)
     if not AVAILABLE:
         log.warning("%s Until then, drafts come from the text's own repetitions only.", MISSING)
     ends = stop_ids(runner.stop_tokens, tokenizer)
@@ -160,7 +156,7 @@ def load(settings: Settings) -> Runtime:
         curve_file=cost_file(runner, cost_folder(settings)),
         pair_file=pair_file,
         run_drafts=in_turns if shared_draft is None else shared_draft.run_drafts,
-        corpus=corpus,
+        corpora=ClientCorpora(tables) if settings.corpora.total_bytes else None,
         learned=LearnedTexts(LEARNED_TOKENS, tables.vocabulary) if settings.learns_from_sessions else None,
         adapters={name: backend.load_adapter(runner, path) for name, path in model.adapters.items()},
     )
@@ -198,7 +194,9 @@ def start_models(
 
     Raises ModelError if the settings do not fit.
     """
-    plan = plan_devices(memory_figures(runner, draft, stores=store_bytes(settings)), memory_wishes(settings))
+    kept = settings.sessions
+    wishes = MemoryWishes(settings.model.context_tokens, kept.slots, settings.scheduling.max_active, kept.capacity)
+    plan = plan_devices(memory_figures(runner, draft, stores=store_bytes(settings)), wishes)
     if plan.note:
         log.warning(plan.note)
     draft_plan = plan_draft(runner, draft, plan)
@@ -214,7 +212,7 @@ def start_models(
         backend.start(draft, str(settings.draft_model.path), draft_plan.context_tokens, tokenizer=tokenizer)
     elif draft is not None:
         draft.start(plan.context_tokens)
-    return min(plan.streams, settings.sessions.slots or runner.most_caches)
+    return min(plan.streams, kept.slots or runner.most_caches)
 
 
 def plan_draft(runner: ModelRunner, draft: ModelRunner | HeadModel | None, plan: MemoryPlan) -> MemoryPlan:
@@ -265,12 +263,6 @@ def device_names(runner: ModelRunner) -> dict[str, Device]:
     return {str(part.device): part.device for part in runner.cache_shape.parts}
 
 
-def memory_wishes(settings: Settings) -> MemoryWishes:
-    """The settings that need memory."""
-    sessions = settings.sessions
-    return MemoryWishes(settings.model.context_tokens, sessions.slots, settings.scheduling.max_active, sessions.capacity)
-
-
 def memory_bytes(settings: Settings) -> int:
     """The host's memory for the rows of all sessions: the budget of the KV caches of a model on a CPU."""
     return int((1 - RESERVED_SHARE) * max(0, free_bytes(HOST) - store_bytes(settings)))
@@ -284,19 +276,11 @@ def store_bytes(settings: Settings) -> int:
 
 
 def max_active(settings: Settings, slots: int, curve: CostCurve | None) -> int:
-    """The number of requests served concurrently: as set, or as many as pay on this machine and have KV caches."""
+    """The number of requests served concurrently: as set, or the number that pays on this machine, at most one per KV cache."""
     chosen = settings.scheduling.max_active
     if chosen is not None:
         return chosen
     return min(slots, DEFAULT_MAX_ACTIVE if curve is None else curve.streams_worth_running(DEFAULT_MAX_ACTIVE))
-
-
-def load_curve(runner: ModelRunner, settings: Settings) -> CostCurve | None:
-    """The machine's cost curve, if speculation.max_nodes is auto."""
-    if settings.speculation.max_nodes != "auto":
-        return None
-    with timed("finding the cost of steps"):
-        return load_or_measure(runner, cost_folder(settings))
 
 
 def memory_of(runtime: Runtime, settings: Settings, slot_bytes: int) -> Memory:

@@ -1,8 +1,13 @@
-"""One conversation's state between requests: its text and KV cache, and what its drafters have learned."""
+"""One conversation's state between requests: its text and KV cache, and what its drafters have learned.
+
+A directory finds sessions by their keys, and by the beginnings of their texts.
+"""
 
 from __future__ import annotations
 
+import itertools
 import logging
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +18,7 @@ from outrider.drafters.registry import Resources, clone, load, make
 from outrider.drafters.sequence import Sequence, common_prefix
 from outrider.drafters.state import StateError
 from outrider.server.engine.messages import Reuse
+from outrider.server.worker.storage.prefix_index import BLOCK_TOKENS, PrefixIndex
 from outrider.server.worker.storage.session_format import StoredRows, StoredSession
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.paging import Rows
@@ -48,7 +54,6 @@ class Session:
 
     @property
     def text(self) -> Sequence:
-        """All tokens of the session."""
         return self.verifier.sequence
 
     @property
@@ -113,3 +118,44 @@ class Session:
         else:
             self.verifier.truncate(0)
         self.drafters.clear()
+
+
+class Directory(OrderedDict[SessionKey, Session]):
+    """The sessions that later requests may find, least recently used first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers = itertools.count()
+        self._index: PrefixIndex[SessionKey] = PrefixIndex()
+
+    def new_key(self, principal: str, name: str | None = None) -> SessionKey:
+        """The key of a session; a number stands for a name."""
+        return SessionKey(principal, next(self._numbers) if name is None else name)
+
+    def put(self, session: Session, key: SessionKey, text: Ints) -> None:
+        """Adds a session, or changes its key, as the most recently used one. Its text, int32 [N], will be `text`."""
+        if session.key is not None and session.key != key:
+            self.take(session.key)
+        session.key = key
+        self[key] = session
+        self.move_to_end(key)
+        self._index.put(key, key.principal, text)
+
+    def reindex(self, session: Session) -> None:
+        """Finds a session by the text that it has now."""
+        assert session.key is not None
+        self._index.put(session.key, session.key.principal, session.text.tokens)
+
+    def take(self, key: SessionKey) -> Session:
+        self._index.remove(key)
+        return self.pop(key)
+
+    def nearest(self, principal: str, prompt: Ints) -> tuple[Session | None, int]:
+        """The principal's session whose text shares the longest beginning with the prompt, and that beginning's length."""
+        nearest, longest = None, (0, False, False)
+        for session in (self[key] for key in self._index.find(principal, prompt)):
+            shared = common_prefix(prompt, session.text.tokens)
+            rank = (shared, session.continues(prompt, shared), not session.busy)
+            if shared >= BLOCK_TOKENS and rank > longest:
+                nearest, longest = session, rank
+        return nearest, longest[0]

@@ -15,10 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from outrider.drafters.interface import Ints
-from outrider.server.worker.directory import Directory
-from outrider.server.worker.eviction import Bounds, Eviction
+from outrider.server.worker.eviction import Eviction
 from outrider.server.worker.saver import Saver
-from outrider.server.worker.session import Session, SessionKey
+from outrider.server.worker.session import Directory, Session, SessionKey
 from outrider.server.worker.slots import Slots
 from outrider.server.worker.storage.prefix_index import BLOCK_TOKENS
 from outrider.server.worker.storage.session_files import SessionFiles
@@ -60,7 +59,7 @@ class SessionStore:
         self._automatic = automatic
         self._clock = clock
         self._learn = learn
-        self._eviction = Eviction(Bounds.of(capacity, kv_bytes, memory_bytes), runner.cache_shape)
+        self._eviction = Eviction(runner.cache_shape, capacity, kv_bytes, memory_bytes)
         self._sessions = Directory()
         self._changes = 0  # number of changes after which a waiting request may find a session or a slot
         self._reading: list[tuple[Session, int]] = []  # sessions whose first rows requests wait for, and their number

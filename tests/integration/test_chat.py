@@ -20,7 +20,7 @@ from tests.servers import WAIT_SECONDS, Served
 
 PROMPT = "\n> "
 QUESTION = "Write a Python function that reads a file."
-SHORT, LONG = 4, 11  # seeds with which the answer has 41 tokens, and as many as fit the context
+SHORT, LONG = 4, 11  # seeds with which the answer has 41 tokens, and fills the context
 
 
 class Terminal:

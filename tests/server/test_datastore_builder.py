@@ -9,6 +9,7 @@ import pytest
 from outrider.drafters.options import RetrievalOptions
 from outrider.drafters.retrieval import RetrievalDrafter
 from outrider.drafters.tables import datastore
+from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.models import TARGET
 from outrider.server import datastore_builder
 from outrider.server.datastore_builder import DatastoreError
@@ -44,8 +45,8 @@ def test_a_suffix_datastore_is_built_and_appended_to(corpus: Path, tmp_path: Pat
     (tmp_path / "more.txt").write_text("def add(first, second):\n")
     assert datastore_builder.build_suffix([tmp_path / "more.txt"], out, TOKENIZER, append=True).documents == 3
     assert {"left", "first"} <= drafted(out, "def add(")
-    merged = datastore_builder.merge(tmp_path / "both", [out, out])
-    assert merged.documents == 6
+    datastore.merge(tmp_path / "both", [out, out])
+    assert datastore.describe(tmp_path / "both").documents == 6
     assert datastore_builder.describe(out)["kind"] == "suffix"
 
 
@@ -55,9 +56,9 @@ def test_errors_are_sentences(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DatastoreError, match="No text files"):
         datastore_builder.find_files([tmp_path / "empty"])
-    with pytest.raises(DatastoreError, match="not a datastore folder"):
+    with pytest.raises(ArrayFileError, match="not a datastore folder"):
         datastore_builder.build_suffix([corpus], tmp_path / "empty", TOKENIZER, append=True)
-    with pytest.raises(DatastoreError, match="is not a datastore file"):
+    with pytest.raises(ArrayFileError, match="is not a datastore file"):
         datastore_builder.describe(corpus / "image.png")
-    with pytest.raises(DatastoreError, match="not a datastore folder"):
-        datastore_builder.merge(tmp_path / "x", [tmp_path / "empty"])
+    with pytest.raises(ArrayFileError, match="not a datastore folder"):
+        datastore.merge(tmp_path / "x", [tmp_path / "empty"])

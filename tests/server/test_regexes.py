@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.server.anthropic.conversion import BILLING_LINE
-from outrider.server.chat import marks
+from outrider.server.chat.plain_text import MARK, START
 from outrider.server.chat.tools.call_ids import HASHED
 from outrider.server.chat.tools.harmony import HEADER
 from outrider.server.chat.tools.lark import Lark
@@ -50,9 +50,7 @@ USES: dict[str, list[tuple[Use, str, str, str]]] = {
     "chat.tools.python_calls": [(each.search, "", "a", "") for each in (OUTSIDE, *INSIDE.values())],
     "chat.tools.call_ids": [(HASHED.fullmatch, "", "a", "!")],
     "chat.tools.lark": [(Lark({"<a>": 1, "<ab>": 2}).text, "", "<a", "")],
-    "chat.marks": [
-        (partial(marks.MARK.sub, ""), *each) for each in (("", "1", "x"), (marks.START, "1", "x"), ("", marks.START, "x"))
-    ],
+    "chat.plain_text": [(partial(MARK.sub, ""), *each) for each in (("", "1", "x"), (START, "1", "x"), ("", START, "x"))],
     "anthropic.conversion": [(BILLING_LINE.match, "x-anthropic-billing-header:", *each) for each in (("\n", "x"), ("a", ""))],
     "http.ignored": [(ignored.NAME.fullmatch, "a", part, "!") for part in (".", "a", ".a", "a" * 64 + ".")],
     "openai.tools.custom_input": [

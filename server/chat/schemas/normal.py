@@ -76,7 +76,6 @@ def standalone(schema: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_object(schema: Any) -> dict[str, Any]:
-    """The schema as an object."""
     return schema if isinstance(schema, dict) else {} if schema else {"anyOf": [False]}
 
 
@@ -112,7 +111,6 @@ def reachable(schema: Any, definitions: dict[str, Any]) -> list[str]:
 
 
 def normalised(schema: Any) -> Normal:
-    """The schema in the one form."""
     normaliser = Normaliser(schema)
     normal = normaliser.normal
     normal.schema = normaliser.read(normaliser.root, (), 0)

@@ -78,7 +78,6 @@ def converting(render: Render, convert: Callable[[Message], Message]) -> Render:
 
 
 def tool(number: int) -> dict[str, Any]:
-    """The description of a tool."""
     city = {"type": "string", "description": f"qcity{number}"}
     parameters = {"type": "object", "properties": {"city": city}, "required": ["city"]}
     function = {"name": f"qtool{number}", "description": f"qabout{number}", "parameters": parameters}

@@ -25,8 +25,6 @@ USER = {"role": "user", "content": "a"}
 
 
 class ChatTemplate:
-    """One template."""
-
     def __init__(self, tokenizer: AnyTokenizer, text: str) -> None:
         self.text = text
         self._special: dict[str, Any] = {"bos_token": "", "eos_token": "", **tokenizer.special_tokens_map}

@@ -149,12 +149,10 @@ def joined(first: Message, second: Message, separator: str = SEPARATOR) -> Messa
 
 
 def as_parts(content: Any) -> list[dict[str, Any]]:
-    """Content as a list of parts."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return list(content)
 
 
 def plain_text(content: Any) -> str:
-    """The text of content."""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)

@@ -39,7 +39,6 @@ class FieldsGrammar:
         return self._object(found or [Fields()], (self._name,), 0)
 
     def _object(self, alternatives: list[Fields], path: Path, depth: int) -> str:
-        """Expression of an object of one of the alternatives."""
         lark, choices = self._lark, dict[str, None]()
         for fields in alternatives:
             items = []
@@ -93,7 +92,6 @@ class FieldsGrammar:
         return self._any_value()
 
     def _text(self, schema: dict[str, Any], path: Path) -> str:
-        """Expression of a text."""
         lark, texts = self._lark, texts_of(schema, self._definitions)
         unenforced = list(texts.unenforced)
         if texts.values and not any(QUOTE in text for text in texts.values):
@@ -109,7 +107,6 @@ class FieldsGrammar:
         self._lark.notes += [Note(path, keyword) for keyword in schema if keyword not in ("type", *enforced)]
 
     def _any_value(self) -> str:
-        """The rule of any value."""
         if not self._any:
             self._any = each = self._lark.reserve()
             text = f"{self._lark.text(QUOTE)} {self._lark.until(QUOTE)}"

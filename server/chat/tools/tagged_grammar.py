@@ -58,7 +58,6 @@ class TaggedGrammar:
         return next(word for word in self.words[self.words.index("%value") + 1 :] if word.strip())
 
     def expression(self) -> str:
-        """Expression of all arguments."""
         alternatives = declared(self.lark, self.name, self.normal, IN_NAMES, self.end)
         types = ArgumentTypes(self.normal)
         choices = {self._fields(fields, types): None for fields in alternatives or [Fields()]}

@@ -193,16 +193,11 @@ def add_call(messages: list[Message], call: AnyToolCall, reasoning: str | None) 
 
 def with_system(instructions: str | None, messages: Sequence[Message]) -> list[Message]:
     """The messages after one system message: the instructions, then the system and developer messages at the beginning."""
-    leading = list(takewhile(is_system, messages))
+    leading = list(takewhile(lambda message: message.role in ("system", "developer"), messages))
     texts = [] if instructions is None else [instructions]
     texts += [content_text(message.content) for message in leading]
     system = [Message(role="system", content="\n\n".join(texts))] if texts else []
     return [*system, *messages[len(leading) :]]
-
-
-def is_system(message: Message) -> bool:
-    """Whether a message is rendered as a system message."""
-    return message.role in ("system", "developer")
 
 
 def references(items: str | Iterable[InputItem]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
@@ -11,6 +11,7 @@ from outrider.server.openai.conversation import Message, PredictionBody, media_n
 from outrider.server.openai.fields import (
     TEXT_OR_LIST,
     Body,
+    CheckedBody,
     Effort,
     FreeForm,
     Metadata,
@@ -18,15 +19,12 @@ from outrider.server.openai.fields import (
     Strings,
     Text,
     UntracedSpeculation,
-    reject_unsupported,
 )
 from outrider.server.openai.responses.items import (
-    InputItem,
     InputItems,
     OtherItem,
     ReasoningItem,
     content_of,
-    to_messages,
     with_system,
 )
 from outrider.server.openai.responses.tools import HostedChoice, HostedTool, ToolChoice, Tools, chat_choice, own_tools
@@ -95,8 +93,10 @@ class ReasoningSettings(Body):
     summary: Literal["auto", "concise", "detailed", "none"] | None = None  # without effect: the answer has all reasoning
 
 
-class ResponsesBody(SamplingFields):
+class ResponsesBody(CheckedBody, SamplingFields):
     """POST /v1/responses."""
+
+    unsupported = UNSUPPORTED
 
     model: str
     input: Annotated[Text | Annotated[InputItems, Tag("[array]")], TEXT_OR_LIST]
@@ -127,11 +127,6 @@ class ResponsesBody(SamplingFields):
     prediction: PredictionBody | None = None  # as in chats
     speculation: UntracedSpeculation | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _reject_unsupported(cls, body: Any) -> Any:
-        return reject_unsupported(body, UNSUPPORTED)
-
     @property
     def stores(self) -> bool:
         """Whether the response can be retrieved and continued later."""
@@ -152,10 +147,6 @@ class ResponsesBody(SamplingFields):
         names += media_names("input", map(content_of, () if isinstance(self.input, str) else self.input))
         names += ["text.verbosity"] if self.text and self.text.verbosity else []
         return list(dict.fromkeys(names))
-
-    def messages(self, earlier: Sequence[Message], stored: Mapping[str, InputItem] | None = None) -> list[Message]:
-        """The conversation without instructions: the `earlier` messages, then the input. `stored`: see `to_messages`."""
-        return [*earlier, *to_messages(self.input, stored)]
 
     def to_chat(self, messages: Sequence[Message], cache_key: str | None) -> ChatBody:
         """The request as a chat of `messages` after the instructions.

@@ -1,4 +1,4 @@
-"""Stored responses: retrieved by id, and continued by later requests."""
+"""Stored responses: retrieved by id, and continued by later requests. Their routes need no model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from fastapi import APIRouter, Request, Response
 from pydantic import TypeAdapter
 
 from outrider.server.http.errors import APIError
@@ -117,3 +118,25 @@ class ResponseStore:
         """Deletes the response. Raises APIError if it does not exist for `principal`."""
         self.get(response_id, principal)
         self._shelves[principal].remove(response_id)
+
+
+def new_router(store: ResponseStore) -> APIRouter:
+    """/v1/responses/{identity}."""
+    router = APIRouter(prefix="/v1/responses/{identity}")
+
+    @router.get("")
+    async def response(http: Request, identity: str) -> Response:
+        return Response(store.get(identity, http.state.principal).content, media_type="application/json")
+
+    @router.delete("")
+    async def forget(http: Request, identity: str) -> dict[str, Any]:
+        store.delete(identity, http.state.principal)
+        return {"id": identity, "object": "response", "deleted": True}
+
+    @router.post("/cancel")
+    async def cancel(http: Request, identity: str) -> dict[str, Any]:
+        store.get(identity, http.state.principal)  # it is finished, and there are no background responses
+        message = "Only background responses can be cancelled; to cancel any other, close its connection."
+        raise APIError(400, message, "response_id")
+
+    return router

@@ -90,8 +90,6 @@ def read_rows(path: Path, digest: str) -> HostRows:
 
 @dataclass(frozen=True)
 class StoredSession:
-    """A session in files."""
-
     path: Path
     principal: str
     name: str | None  # None = it is found by its text

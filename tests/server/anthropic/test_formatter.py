@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from outrider.drafters.sequence import Finish
-from outrider.server.anthropic.formatter import SIGNATURE, MessageFormatter
+from outrider.server.anthropic.messages import SIGNATURE, MessageFormatter
 from outrider.server.anthropic.schema import MessagesBody
 from outrider.server.chat.reasoning_parser import ReasoningParser
 from outrider.server.chat.tools import tool_parser

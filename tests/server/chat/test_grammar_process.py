@@ -14,9 +14,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from outrider.server.chat import grammar_validator
 from outrider.server.chat.grammar_job import LENIENT, GrammarJob, Structure
-from outrider.server.chat.grammar_process import Built, GrammarProcess
 from outrider.server.chat.grammar_validator import reason, stack_bytes
-from outrider.server.chat.structured_output import FATAL, Enforced, GrammarChecker
+from outrider.server.chat.structured_output import FATAL, Built, Enforced, GrammarChecker, GrammarProcess
 from outrider.server.engine import program
 from outrider.server.http.errors import APIError
 from outrider.server.system import is_stopped

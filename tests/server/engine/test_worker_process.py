@@ -12,7 +12,7 @@ from outrider.server.engine import helper
 from outrider.server.engine.helper import Helper, HelperEnded
 from outrider.server.engine.worker_process import WorkerProcess
 from outrider.server.settings import load_settings
-from outrider.server.settings.plain import decode_settings, encode_settings
+from outrider.server.settings.tree import decode_settings, encode_settings
 
 
 def test_settings_arrive_with_masked_keys(monkeypatch: pytest.MonkeyPatch) -> None:

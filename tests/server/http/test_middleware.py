@@ -11,7 +11,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from outrider.server.http import errors
 from outrider.server.http.errors import CLIENT_CLOSED_REQUEST, ClientLeft
-from outrider.server.http.middleware import BodyLimit, ClosedRequests, CountRequests
+from outrider.server.http.middleware import BodyLimit, ClosedRequests, RecordRequests
+from outrider.server.settings import Logging
 from outrider.server.telemetry.metrics import Metrics
 from tests.server.http.test_sse import Timeless
 
@@ -118,7 +119,7 @@ def test_a_body_whose_client_leaves_is_no_body(sent_bytes: int) -> None:
 
 def test_responses_are_counted_by_route_and_status() -> None:
     metrics = Metrics()
-    app = app_with(CountRequests, metrics=metrics)
+    app = app_with(RecordRequests, metrics=metrics, settings=Logging())
     for path in ("/things/a", "/things/b", "/things/broken", "/secret"):
         fetch(app, path)
     text = metrics.render().decode()

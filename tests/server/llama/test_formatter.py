@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from outrider.drafters.sequence import Finish
 from outrider.server.engine.messages import Request
-from outrider.server.llama.formatter import InfillFormatter
+from outrider.server.llama.endpoint import InfillFormatter
 from outrider.server.llama.schema import InfillBody, LineLimits
 from outrider.server.openai.generation import ChoiceOutput
 from outrider.server.openai.usage import Usage

@@ -17,7 +17,7 @@ from outrider.server.corpora.registry import Corpora
 from outrider.server.engine.engine import Engine
 from outrider.server.models import app as module
 from outrider.server.models.catalog import Entry
-from outrider.server.models.loaded import LoadedModel, Shared, settings_of
+from outrider.server.models.loaded import Served, Shared, settings_of
 from outrider.server.settings import load_settings
 from outrider.server.telemetry.metrics import Metrics
 from tests.server.fakes import TOKENIZER, FakeEngine, fetch
@@ -41,13 +41,13 @@ class Several:
         ]
         self.app: FastAPI = module.create_app(load_settings(None, flags), entries)
 
-    async def load(self, entry: Entry, shared: Shared) -> LoadedModel:
+    async def load(self, entry: Entry, shared: Shared) -> Served:
         self.loads.append(entry.name)
         metrics, engine, app = Metrics(), cast(Engine, FakeEngine("x")), new_fastapi(shared.bodies)
         own = settings_of(entry, None)
         endpoints = create_endpoints(own, TOKENIZER, engine, shared.grammars, metrics, shared.quotas, None, shared.store)
         add_routes(app, endpoints, None)
-        return LoadedModel(app, engine, endpoints, metrics.registry, None)
+        return Served(None, app, metrics.registry, engine, endpoints.models.card)
 
     def send(self, method: str, path: str, body: Any = None, key: str | None = None, **headers: str) -> httpx.Response:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.server.ray.coordinator import REPORT_SECONDS, SILENT_SECONDS, Coordinator
-from outrider.server.ray.shared_quotas import SharedQuotas
+from outrider.server.ray.ingress import SharedQuotas
 from outrider.server.settings import load_settings
 from outrider.server.telemetry.metrics import Metrics
 

@@ -20,7 +20,7 @@ from outrider.server.engine.messages import Cancel, Pause, Request, Resume, Toke
 from outrider.server.ray import wire
 from outrider.server.ray.replica import ModelReplica
 from outrider.server.settings import load_settings
-from outrider.server.settings.plain import encode_settings
+from outrider.server.settings.tree import encode_settings
 from outrider.verify.sampling_params import SamplingParams
 from tests.server.engine.rig import READY, FakeProcess, Launcher
 

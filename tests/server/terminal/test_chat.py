@@ -6,8 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from outrider.server.terminal.answer import Answer
-from outrider.server.terminal.chat import HELP, Chat
+from outrider.server.terminal.chat import HELP, Answer, Chat
 from outrider.server.terminal.client import ChatError, Client
 
 

@@ -37,7 +37,7 @@ def events(runtime: Runtime, params: SamplingParams = GREEDY, **fields: Any) -> 
         event = job.event(step(job.stream))
         if event is not None:
             found.append(event)
-    job.close()
+    job.stream.close()
     return found
 
 

@@ -3,6 +3,7 @@
 import os
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from outrider.drafters.tables.base_table import empty_base
 from outrider.drafters.tables.suffix import index
 from outrider.server.settings import load_settings
 from outrider.server.worker import resources
-from outrider.server.worker.resources import ChosenCorpus, LearnedTexts, Store, Stores, Tables, load_resources
+from outrider.server.worker.resources import ClientCorpora, LearnedTexts, Store, Stores, Tables, load_resources
 from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
 
@@ -164,11 +165,18 @@ def test_a_damaged_datastore_is_logged_once_and_the_old_one_stays(
 def test_only_the_request_that_begins_reads_its_corpus(tmp_path: Path) -> None:
     datastore.build(tmp_path / "d", [np.array([64, 3, 39, 7], np.int64)], 64, "f", "plan")
     (block,) = map(str, datastore.block_paths(tmp_path / "d"))
-    chosen = ChosenCorpus(Tables(lambda: "f", 65))
-    shared, _ = load_resources(load_settings(), Tables(lambda: "f", 65), chosen=chosen)
-    with chosen.chosen(block):
-        assert [each.size for each in shared.corpus] == [4]
-    assert [each.size for each in shared.corpus] == [0]
+    tables = Tables(lambda: "f", 65)
+    shared, _ = load_resources(load_settings(), tables)
+    assert isinstance(shared.corpus, Stores)
+    text = Sequence(np.array([3, 39], np.int32))
+    chosen = replace(shared.corpus, chosen=ClientCorpora(tables).open(block))
+    for name in ("retrieval", "fusion"):
+        drafter = make(name, shared)
+        drafter.begin(text, corpora=chosen)
+        assert 7 in next_tokens(drafter)
+        drafter.end()
+        drafter.begin(text)
+        assert 7 not in next_tokens(drafter)
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"\xff" * 64, "folder"])
@@ -181,9 +189,7 @@ def test_a_corpus_that_is_gone_is_none_and_a_damaged_one_is_logged_without_its_p
         block.mkdir()
     elif isinstance(damage, bytes):
         block.write_bytes(damage)
-    chosen = ChosenCorpus(Tables(lambda: "f", 65))
-    with chosen.chosen(str(block)):
-        assert [each.size for each in chosen.current()] == [0]
+    assert ClientCorpora(Tables(lambda: "f", 65)).open(str(block)).size == 0
     assert [record.levelname for record in caplog.records] == ([] if damage is None else ["WARNING"])
     assert "of-alice" not in caplog.text
 
@@ -194,7 +200,7 @@ TEXT = np.arange(10, 60, dtype=np.int32)
 
 def drafted(texts: LearnedTexts, principal: str, prompt: Ints) -> list[int]:
     """What fusion drafts first for a new session."""
-    corpus = Stores([LearnedText(1, VOCABULARY)]).learning(texts.of(principal))
+    corpus = Stores([], learned=texts.of(principal))
     drafter = make("fusion", Resources(corpus=corpus, vocabulary=VOCABULARY))
     drafter.begin(Sequence(prompt))
     tokens: list[int] = drafter.propose(4).tokens.tolist()

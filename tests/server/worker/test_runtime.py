@@ -67,11 +67,11 @@ def test_a_head_makes_the_target_keep_its_hidden_states(tmp_path: Path) -> None:
 def test_the_budget_of_a_request(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     made = tiny_runtime(tiny_runner, load_settings())
     made.curve = CostCurve((0, MAX_NODES), (1,), ((0.1, 0.2),))
-    assert made.budget(7) == {"max_nodes": 7, "curve": None}
-    assert made.budget("auto") == {"max_nodes": MAX_NODES, "curve": made.curve}
+    assert made.budget(7) == (7, None)
+    assert made.budget("auto") == (MAX_NODES, made.curve)
     monkeypatch.setattr(tiny_runner, "mode", replace(tiny_runner.mode, bounds=InvariantRange(1, 72)))
-    assert made.budget(MAX_NODES)["max_nodes"] == 71
-    assert made.budget(7)["max_nodes"] == 7
+    assert made.budget(MAX_NODES) == (71, None)
+    assert made.budget(7) == (7, None)
     assert made.resources_of("anyone") is made.resources
 
 

@@ -8,7 +8,7 @@ from outrider.server.chat.reasoning_parser import ReasoningParser
 from outrider.server.chat.tools import tool_parser
 from outrider.server.engine.engine import DeadlineExceeded
 from outrider.server.engine.messages import TokenLogprobs
-from outrider.server.openai.responses.formatter import ResponseFormatter
+from outrider.server.openai.responses.endpoint import ResponseFormatter
 from outrider.server.openai.responses.schema import ResponsesBody
 from outrider.server.openai.usage import Usage
 from outrider.verify.sampling_params import SamplingParams

@@ -113,7 +113,7 @@ def test_a_body_becomes_a_chat() -> None:
     fields: dict[str, Any] = {"instructions": "Be short.", "max_output_tokens": 5, "reasoning": {"effort": "low"}}
     fields |= {"text": {"format": format}, "tools": [{"type": "function", "name": "f", "description": "d"}]}
     request = body(**fields, tool_choice={"type": "function", "name": "f"})
-    chat = request.to_chat(request.messages(earlier), "session")
+    chat = request.to_chat([*earlier, *to_messages(request.input)], "session")
     assert [(message.role, message.content) for message in chat.messages] == [
         ("system", "Be short."),
         ("user", "before"),
@@ -159,7 +159,7 @@ def test_invalid_bodies_are_rejected(fields: dict[str, Any]) -> None:
 )
 def test_the_choice(choice: Any, enabled: str, required: str) -> None:
     request = body(tools=[FUNCTION, HOSTED, CUSTOM], tool_choice=choice)
-    chat = request.to_chat(request.messages([]), None)
+    chat = request.to_chat(to_messages(request.input), None)
     assert "".join(tool.name for tool in chat.enabled_tools) == enabled
     assert "".join(tool.name for tool in chat.enforced_tools) == required
 
@@ -167,4 +167,4 @@ def test_the_choice(choice: Any, enabled: str, required: str) -> None:
 def test_hosted_tools_alone_are_no_tools() -> None:
     for choice in (None, "auto", "required"):
         request = body(tools=[HOSTED], tool_choice=choice)
-        assert request.to_chat(request.messages([]), None).tools is None and request.ignored == ["tools.web_search"]
+        assert request.to_chat(to_messages(request.input), None).tools is None and request.ignored == ["tools.web_search"]
