@@ -19,8 +19,7 @@ from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.cpu.native.layers import pack_layers
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, unplanned_pages
-from outrider.verify.model.gpu.row_counts import RANGE_ROWS
-from outrider.verify.model.invariant_range import InvariantRange
+from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.loading import fix_rope
 from outrider.verify.model.segment import Segment, keep_hidden
 from outrider.verify.model.torch_runner import TorchRunner
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
 Target = NativeRunner | TorchRunner
 # The head's own states cover the rows that are being drafted and as many rows before them.
 OWN_POSITIONS = 2 * (MAX_NODES + 1)
+# More rows, those of a prompt, are not computed by captured graphs.
+MOST_ROWS = 72
 
 
 class HeadModel:
@@ -82,7 +83,7 @@ class HeadModel:
         check_pages(self.cache_shape, self._group_sizes)
         self._pool = PagePool(self.cache_shape, self.pages or unplanned_pages(self.cache_shape, self._positions))
         head = cast(torch.nn.Module, self.head)
-        crossings, few = Crossings(head, self.device), InvariantRange(1, RANGE_ROWS)
+        crossings, few = Crossings(head, self.device), [count for count in ROWS if count <= MOST_ROWS]
         (groups,) = self._group_sizes
         self._graphed = GraphedForward(self._captured, self._pool, self._positions, groups, few, self, crossings)
         self._inputs = torch.zeros(self._graphed.max_rows, self.head.size, dtype=self._dtype, device=self.device)

@@ -30,8 +30,7 @@ from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.invariance import start
-from outrider.verify.model.invariant_range import Invariant
-from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.load_options import Invariant, LoadOptions
 from outrider.verify.model.memory import free_bytes, return_freed_memory
 from outrider.verify.model.quantization import check_quantization, finish_quantization, loading_arguments
 from outrider.verify.model.self_check import SAMPLE, check_model
