@@ -19,7 +19,7 @@ from outrider.verify.controller import Controller, Plan, Times
 from outrider.verify.errors import lost_device
 from outrider.verify.expert_cost import Touched, kinds_of_step
 from outrider.verify.reading import divide
-from outrider.verify.sampling.rows import Logits, copies, decided_together
+from outrider.verify.sampling.rows import Logits, copies, together
 from outrider.verify.stream import Part, Step, StepPart, Stream
 
 log = logging.getLogger("outrider.worker")
@@ -157,8 +157,10 @@ class Round:
         """Starts to judge all steps together; False if that failed, for which one stream's rows may be the reason."""
         steps = {stream: part for stream, part in self._parts.items() if isinstance(part, StepPart)}
         try:
-            with decided_together([*rows.values()]):
-                self._verdicts = self._each(steps, lambda stream: stream.judge(steps[stream], rows[stream]))
+            decisions = together([*rows.values()])
+            self._verdicts = self._each(steps, lambda stream: stream.judge(steps[stream], rows[stream], decisions))
+            if decisions is not None:
+                decisions.end()
         except lost_device():
             raise
         except Exception:

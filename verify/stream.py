@@ -29,6 +29,7 @@ from outrider.verify.verifier import PREFILL_CHUNK_TOKENS, Verifier
 if TYPE_CHECKING:
     from outrider.verify.model.adapter import Adapter
     from outrider.verify.model.pictures import Picture
+    from outrider.verify.sampling.ranking import Together
 
 
 class PromptError(ValueError):
@@ -183,13 +184,13 @@ class Stream:
             tree, allowed = self._grammar.visit(tree, draft.depth)
         return StepPart(self._verifier.segment(tree), draft, choice, tree, allowed)
 
-    def judge(self, part: StepPart, logits: Logits) -> Callable[[], Verdict]:
+    def judge(self, part: StepPart, logits: Logits, together: Together | None = None) -> Callable[[], Verdict]:
         """Starts to judge a step by its logits [N+1, V]; the returned function waits for the verdict.
 
         Where drafting does not pay, ranking the likeliest tokens for the drafter does not pay, either.
         """
         feedback = self._drafter.feedback if part.draft.nodes else 0
-        return self._verifier.judge(part.tree, logits, feedback, part.allowed)
+        return self._verifier.judge(part.tree, logits, feedback, part.allowed, together)
 
     def accept(self, part: StepPart, judged: Callable[[], Verdict], forward_seconds: float) -> Step:
         """Waits for the verdict of a step, and commits the tokens up to the end of the answer.

@@ -6,17 +6,16 @@ The same rules as in `outrider.verify.sampling.sampler`, which decides row by ro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.verify.model.transfer import Download, one_copy, to_device
+from outrider.verify.model.transfer import Download, to_device
 from outrider.verify.sampling.precision import MASS_SCALE, check_finite
-from outrider.verify.sampling.ranking import joined, ranked_together, ranking_of
+from outrider.verify.sampling.ranking import Ranking, Together, joined
 from outrider.verify.sampling_params import SamplingParams
 
 
@@ -54,22 +53,29 @@ def warp_logits(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     return weights
 
 
-def likeliest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def likeliest(logits: torch.Tensor, count: int, together: Together | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """The `count` likeliest tokens of each row of logits [M, V]: int32 ids and float32 probabilities, [M, count]."""
     if not count:
         return torch.empty(len(logits), 0, dtype=torch.int32), torch.empty(len(logits), 0)
-    return ranking_of(logits).of(logits, count)
+    return ranking_of(logits, together).of(logits, count)
 
 
-def choices(logits: torch.Tensor, params: SamplingParams, positions: Sequence[int], extra: Sequence[Any]) -> Download:
+def ranking_of(logits: torch.Tensor, together: Together | None) -> Ranking:
+    """The ranking of these rows."""
+    return Ranking(logits) if together is None else together.ranking_of(logits)
+
+
+def choices(
+    logits: torch.Tensor, params: SamplingParams, positions: Sequence[int], extra: Sequence[Any], together: Together | None
+) -> Download:
     """The token of each row of logits [M, V], the largest probability, [M] each, and other tensors, on the way to the host.
 
     The probability is not a number if the row's largest logit is not finite.
     """
-    ranking = ranking_of(logits)
+    ranking = ranking_of(logits, together)
     likely, probability = ranking.of(logits, 1)
     chosen = likely[:, 0] if params.greedy else ranking.sampled(logits, params, positions)
-    return Download(chosen, probability[:, 0], *extra)
+    return Download(chosen, probability[:, 0], *extra, shared=together and together.copy)
 
 
 def draw(
@@ -108,10 +114,3 @@ def copies(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """See `outrider.verify.sampling.rows`."""
     rows = joined(parts)
     return [each.clone() for each in parts] if rows is None else [*rows.clone().split([*map(len, parts)])]
-
-
-@contextmanager
-def decided_together(parts: Sequence[torch.Tensor]) -> Iterator[None]:
-    """See `outrider.verify.sampling.rows`."""
-    with one_copy(), ranked_together(parts):
-        yield

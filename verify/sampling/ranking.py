@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 
+from outrider.verify.model.transfer import Copy
 from outrider.verify.sampling_params import SamplingParams
 
 
@@ -70,30 +69,26 @@ class Ranking:
         return first
 
 
-def ranking_of(logits: torch.Tensor) -> Ranking:
-    """The ranking that this thread shares, if it has these rows, else one of their own."""
-    shared: Ranking | None = getattr(_thread, "ranking", None)
-    return shared if shared is not None and shared.has(logits) else Ranking(logits)
+class Together:
+    """The decisions of several streams: their rows are ranked and sampled together, and downloaded in one copy."""
 
+    def __init__(self, parts: Sequence[torch.Tensor]) -> None:
+        """`parts` are the streams' logits [M, V]; they are ranked together if they follow each other in a GPU's memory."""
+        filled = [part for part in parts if len(part)]
+        rows = joined(filled) if filled and filled[0].device.type == "cuda" else None
+        self._ranking = None if rows is None else Ranking(rows, is_shared=True)
+        self.copy = Copy()
 
-@contextmanager
-def ranked_together(parts: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Inside, this thread ranks logits [M, V] of several streams together, if they follow each other in a GPU's memory.
+    def ranking_of(self, logits: torch.Tensor) -> Ranking:
+        """The common ranking, if it has these rows, else one of their own."""
+        shared = self._ranking
+        return shared if shared is not None and shared.has(logits) else Ranking(logits)
 
-    Their tokens are sampled at the end.
-    """
-    filled = [part for part in parts if len(part)]
-    rows = joined(filled) if filled and filled[0].device.type == "cuda" else None
-    ranking = _thread.ranking = None if rows is None else Ranking(rows, is_shared=True)
-    try:
-        yield
-    finally:
-        _thread.ranking = None
-    if ranking is not None:
-        ranking.end()
-
-
-_thread = threading.local()
+    def end(self) -> None:
+        """Samples what is missing, and queues the copy."""
+        if self._ranking is not None:
+            self._ranking.end()
+        self.copy.start()
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
