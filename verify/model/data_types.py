@@ -1,15 +1,8 @@
-"""Data types of what caches hold, by whoever computes it. Imports no torch."""
+"""Data types of what caches in host memory hold. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
-
-
-class DataType(Protocol):
-    """A data type, as far as the host's code knows it: torch's, numpy's and `HostType` are."""
-
-    @property
-    def itemsize(self) -> int: ...
+from typing import NamedTuple
 
 
 class HostType(NamedTuple):

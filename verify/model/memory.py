@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, TypeAlias
 
 from outrider.verify import system_memory
 
@@ -18,11 +18,7 @@ SMALLEST_RETURNED_BYTES = 128 << 10
 MOST_KEPT_BYTES = 256 << 20
 
 
-class Device(Protocol):
-    """A device, as far as the host's code knows it. `torch.device` is one."""
-
-    @property
-    def type(self) -> str: ...
+Device: TypeAlias = Any  # a torch.device, or the `HostDevice`
 
 
 @dataclass(frozen=True)

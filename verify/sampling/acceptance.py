@@ -113,7 +113,7 @@ class Rejection:
         from outrider.verify.model.transfer import Download  # imports torch
         from outrider.verify.sampling import device
 
-        others = Download(*extra, shared=together and together.copy)
+        others = Download(*extra, shared=None if together is None else together.copy)
         return lambda: (*self._descend(logits, tree, first, device.distribution), others.arrays())
 
     def _descend(self, logits: NodeLogits, tree: DraftTree, first: int, probabilities: Probabilities) -> tuple[Ints, Ints]:

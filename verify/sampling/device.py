@@ -75,7 +75,7 @@ def choices(
     ranking = ranking_of(logits, together)
     likely, probability = ranking.of(logits, 1)
     chosen = likely[:, 0] if params.greedy else ranking.sampled(logits, params, positions)
-    return Download(chosen, probability[:, 0], *extra, shared=together and together.copy)
+    return Download(chosen, probability[:, 0], *extra, shared=None if together is None else together.copy)
 
 
 def draw(

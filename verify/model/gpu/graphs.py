@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Protocol, TypeAlias, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -34,7 +34,6 @@ from outrider.verify.model.gpu.together import compiled_together
 from outrider.verify.model.gpu.triton_attention import KernelAttention
 from outrider.verify.model.gpu.triton_products import counters_of
 from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
-from outrider.verify.model.recurrent.rows import Recurrence
 from outrider.verify.model.segment import Segment, keep_hidden
 from outrider.verify.model.transfer import on_device
 
@@ -44,13 +43,8 @@ WARM_UP_RUNS = 2
 GROUPED_CAPABILITIES = (9, 10)
 
 
-class Forward(Protocol):
-    """A model's forward."""
-
-    def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, attention: KernelAttention, *, recurrence: Recurrence | None
-    ) -> torch.Tensor:
-        """Tokens and positions, int64 [N], to logits [N, V]."""
+# A model's forward: tokens and positions, int64 [N], a `KernelAttention`, and `recurrence` by name, to logits [N, V].
+Forward: TypeAlias = Callable[..., torch.Tensor]
 
 
 class Tap(Protocol):

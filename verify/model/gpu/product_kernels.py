@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from outrider.verify.model.gpu.precision import PRECISION
-
+# How matrices of float32 are multiplied: three products of TF32 are as good as one, and Triton has them for NVIDIA's GPUs only.
+PRECISION = tl.constexpr("ieee" if torch.version.hip else "tf32x3")
 # As in `outrider.verify.model.gpu.quantized`: the inputs that share a scale, and those whose weights lie in the same words.
 BLOCK, GROUP = tl.constexpr(32), tl.constexpr(128)
 # What float32 numbers of a weight's 8 or 4 bits are above: 2 ** 15 + 128, and 2 ** 7.

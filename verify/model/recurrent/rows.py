@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.recurrent.convolution import convolve, gather_index
-from outrider.verify.model.recurrent.state import scan
+from outrider.verify.model.recurrent.state import convolve, gather_index, scan
 from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape
 from outrider.verify.model.recurrent.tensor_states import TensorStates
+from outrider.verify.model.segment import Segment
 
 
 class Scan(NamedTuple):
@@ -150,15 +150,6 @@ class StateProbe(Recurrence):
         heads, key_dim, value_dim, decay_dim = (self.scans or [(0, 0, 0, 0)])[0]
         scans = (len(self.scans), heads, key_dim, value_dim, decay_dim)
         return RecurrentShape(len(self.convolutions), window, channels, *scans, self.dtype, device)
-
-
-class Segment(Protocol):
-    """The rows of one stream in a forward (`outrider.verify.model.segment`)."""
-
-    @property
-    def cache(self) -> Any: ...
-    @property
-    def batch(self) -> ForwardBatch: ...
 
 
 def recurrence_of(segments: Sequence[Segment]) -> Recurrence:

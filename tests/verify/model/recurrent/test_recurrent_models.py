@@ -21,8 +21,7 @@ from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.quantization import quantize_layers
 from outrider.verify.model.recurrent import states
-from outrider.verify.model.recurrent.convolution import convolve, gather_index
-from outrider.verify.model.recurrent.state import advance, scan
+from outrider.verify.model.recurrent.state import advance, convolve, gather_index, scan
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions

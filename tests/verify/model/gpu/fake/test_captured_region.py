@@ -49,7 +49,9 @@ def captured(name: str, devices: Sequence[torch.device], quantize: Quantize = "n
         runner = TorchRunner(model, CONTEXT, compile="off", started=False)
         pool = PagePool(runner.cache_shape, 4)
         groups = runner._attention_probe.groups
-        forward = GraphedForward(partial(runner._run, keep=0), pool, CONTEXT, groups, None, runner._tap, runner._crossings)
+        forward = GraphedForward(
+            partial(runner._run, keep=0), pool, CONTEXT, groups, tap=runner._tap, crossings=runner._crossings
+        )
         for count in ROWS:
             forward._run(count)
             forward.capture_rows(count, device.capture)
