@@ -136,21 +136,6 @@ class Verifier:
             slot.truncate(0)
         return slot
 
-    @property
-    def context_tokens(self) -> int:
-        """The maximum length of prompt and answer in tokens."""
-        return self.runner.context_tokens
-
-    @property
-    def takes_trees(self) -> bool:
-        """Whether drafts may have branches."""
-        return self.runner.takes_trees
-
-    @property
-    def draft_depth(self) -> int:
-        """The depth of the deepest node that the next draft may have."""
-        return self.runner.draft_depth(self.committed_rows)
-
     def begin(
         self,
         prompt: Ints,

@@ -99,7 +99,7 @@ class HeadModel:
     def __init__(self, head: Head, target: Target, pack: bool = True) -> None:
         """Makes the target, which has not started, keep the hidden states that the head reads. `pack` as in LoadOptions."""
         device = torch.device(str(target.device))
-        module = cast(torch.nn.Module, head).to(device).eval().requires_grad_(False)
+        module = head.to(device).eval().requires_grad_(False)
         for parameter in module.parameters():  # buffers are left out, because rotary embeddings stay in float32
             parameter.data = parameter.data.to(target.dtype)
         if pack:
@@ -134,7 +134,7 @@ class HeadModel:
 
         check_pages(self.cache_shape, self._group_sizes)
         self._pool = PagePool(self.cache_shape, self.pages or unplanned_pages(self.cache_shape, self._positions))
-        head = cast(torch.nn.Module, self.head)
+        head = self.head
         crossings, few = Crossings(head, self.device), [count for count in ROWS if count <= MOST_ROWS]
         (groups,) = self._group_sizes
         self._graphed = GraphedForward(self._captured, self._pool, self._positions, groups, few, self, crossings)

@@ -32,7 +32,7 @@ from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.invariance import start
 from outrider.verify.model.load_options import Invariant, LoadOptions
 from outrider.verify.model.memory import free_bytes, return_freed_memory
-from outrider.verify.model.quantization import check_quantization, finish_quantization, loading_arguments
+from outrider.verify.model.quantization import check_quantization, loading_arguments, quantize_model
 from outrider.verify.model.self_check import SAMPLE, check_model
 from outrider.verify.model.sizes import context_limit
 from outrider.verify.model.torch_runner import TorchRunner
@@ -63,7 +63,7 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
     placement = Placement(model, devices)
     try:
         with timed("quantising weights and moving them to the device"):
-            finish_quantization(model, options.quantization, placement)
+            quantize_model(model, options.quantization, placement)
             placement.move()
     except torch.OutOfMemoryError:
         size, free = model.get_memory_footprint() / 1e9, sum(map(free_bytes, devices)) / 1e9

@@ -21,8 +21,9 @@ from outrider.verify.model.backend import load_model
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native.interface import NativeRunner
+from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
-from outrider.verify.model.quantization import quantize_layers
+from outrider.verify.model.quantization import quantize_model
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -30,7 +31,6 @@ from tests.verify.model.cpu.native.models import runner_of
 
 pytestmark = pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
 PROMPT = np.arange(5, 40, dtype=np.int32)
-CPU = torch.device("cpu")
 
 
 def load(path: Path, quantize: Quantize) -> NativeRunner:
@@ -106,7 +106,7 @@ def test_a_model_without_full_weights_is_reported(tiny_config: LlamaConfig) -> N
         if isinstance(module, torch.nn.Linear):
             module.__class__ = type("Other", (torch.nn.Linear,), {})
     with pytest.raises(ModelError, match=r"set model\.quantize to none"):
-        quantize_layers(model, Quantization("int8"), CPU)
+        quantize_model(model, Quantization("int8"), Placement(model, [torch.device("cpu")]))
 
 
 @pytest.mark.parametrize(

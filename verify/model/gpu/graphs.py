@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -47,14 +47,6 @@ GROUPED_CAPABILITIES = (9, 10)
 Forward: TypeAlias = Callable[..., torch.Tensor]
 
 
-class Tap(Protocol):
-    """Keeps hidden states, for example `HiddenTap`."""
-
-    @property
-    def states(self) -> torch.Tensor:
-        """The hidden states of the last forward's rows, [N, width]."""
-
-
 class GraphedForward:
     """Forwards over the caches of one pool, several streams at once."""
 
@@ -65,13 +57,13 @@ class GraphedForward:
         positions: int,
         groups: int,
         counts: Sequence[int] = ROWS,
-        tap: Tap | None = None,
+        tap: Any = None,
         crossings: Crossings | None = None,
     ) -> None:
         """`positions` is the longest cache's; `groups` are the model's query heads per key head.
 
-        Forwards are padded to one of the numbers of rows `counts`, ascending. With `tap`, the forward's hidden states are kept.
-        `crossings` are those of the model, if it is captured.
+        Forwards are padded to one of the numbers of rows `counts`, ascending. With `tap`, its `states` after a forward are kept,
+        hidden states [N, width]. `crossings` are those of the model, if it is captured.
         """
         self._forward, self._tap, self._crossings = forward, tap, crossings
         self._states: dict[int, torch.Tensor] = {}  # of the graphs' rows

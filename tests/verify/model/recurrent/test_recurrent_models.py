@@ -18,8 +18,9 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import interface as native
+from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.load_options import LoadOptions, Quantization
-from outrider.verify.model.quantization import quantize_layers
+from outrider.verify.model.quantization import quantize_model
 from outrider.verify.model.recurrent import states
 from outrider.verify.model.recurrent.state import advance, convolve, gather_index, scan
 from outrider.verify.model.torch_runner import TorchRunner
@@ -94,7 +95,7 @@ def test_loading_gives_the_bits_of_quantising_the_loaded_model(tmp_path: Path) -
     """transformers initialises what a checkpoint lacks, which must not be the layers around replaced ones."""
     build(FAST, "eager").save_pretrained(tmp_path)
     model = build(FAST, NAME)
-    quantize_layers(model, Quantization("int8"), torch.device("cpu"))
+    quantize_model(model, Quantization("int8"), Placement(model, [torch.device("cpu")]))
     plain = TorchRunner(model)
     loaded = load_weights(LoadOptions(str(tmp_path), device="cpu", backend="torch", quantization=Quantization("int8")))
     expected, found = (each.forward(each.new_cache(), ForwardBatch.chain(text_of(20))) for each in (plain, loaded))
@@ -106,7 +107,7 @@ def test_a_layer_whose_weights_are_read_by_another_is_refused() -> None:
     model = build("stablelm", NAME)
     layer = model.model.layers[0].mlp
     layer.forward = lambda rows: torch.nn.functional.linear(rows, layer.up_proj.weight.clamp(-1, 1)[:32])
-    quantize_layers(model, Quantization("int8"), torch.device("cpu"))
+    quantize_model(model, Quantization("int8"), Placement(model, [torch.device("cpu")]))
     with pytest.raises(ModelError, match="its forward fails"):
         TorchRunner(model)
 
