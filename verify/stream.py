@@ -29,7 +29,7 @@ from outrider.verify.verifier import PREFILL_CHUNK_TOKENS, Verifier
 if TYPE_CHECKING:
     from outrider.verify.model.adapter import Adapter
     from outrider.verify.model.pictures import Picture
-    from outrider.verify.sampling.ranking import Together
+    from outrider.verify.sampling.device import Together
 
 
 class PromptError(ValueError):

@@ -29,7 +29,7 @@ from outrider.verify.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from outrider.verify.model.adapter import Adapter
     from outrider.verify.model.pictures import Picture
-    from outrider.verify.sampling.ranking import Together
+    from outrider.verify.sampling.device import Together
 
 PREFILL_CHUNK_TOKENS = 512
 SCORED_CHUNK_TOKENS = 64  # prompt log-probabilities need a row of logits per token

@@ -20,7 +20,7 @@ from outrider.verify.sampling.sampler import choose, distribution, uniform
 from outrider.verify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from outrider.verify.sampling.ranking import Together
+    from outrider.verify.sampling.device import Together
 
 
 class NodeLogits(Protocol):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-    from outrider.verify.sampling.ranking import Together
+    from outrider.verify.sampling.device import Together
 
 Logits: TypeAlias = "NDArray[np.float32] | torch.Tensor"  # [M, V], or [V] of one row
 
@@ -41,7 +41,7 @@ def together(parts: Sequence[Any]) -> Together | None:
     """What decides the logits of several streams on a device at once; None on the host. Call its `end` afterwards."""
     if not parts or not is_on_device(parts[0]):
         return None
-    from outrider.verify.sampling.ranking import Together  # imports torch
+    from outrider.verify.sampling.device import Together  # imports torch
 
     return Together(parts)
 

@@ -16,7 +16,7 @@ from outrider.verify.model.cpu.native import sampling as compiled
 from outrider.verify.sampling.rows import Logits
 
 if TYPE_CHECKING:
-    from outrider.verify.sampling.ranking import Together
+    from outrider.verify.sampling.device import Together
 
 GROUP_SIZE = 64
 # A row is cut into at least this many groups for each of the K logits.

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 from outrider import models
 from outrider.drafters.registry import Resources, make
 from outrider.verify import checkpoint
-from outrider.verify.decode import decode
 from outrider.verify.errors import ModelError
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.backend import load_model
@@ -26,7 +25,7 @@ from outrider.verify.model.load_options import LoadOptions, Quantization, Quanti
 from outrider.verify.model.quantization import quantize_model
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
-from outrider.verify.verifier import Verifier
+from tests.decoding import answer_of
 from tests.verify.model.cpu.native.models import runner_of
 
 pytestmark = pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
@@ -93,9 +92,9 @@ def test_drafts_change_no_answer(quantize: Quantize) -> None:
     runner = load_model(options)
     for temperature in (0.0, 1.0):
         wanted = DecodeOptions(SamplingParams(temperature=temperature, seed=2), max_tokens=40)
-        plain = decode(Verifier(runner, runner.new_cache()), make("none", Resources()), PROMPT, wanted)
+        plain = answer_of(runner, PROMPT, wanted)
         drafter = make("fusion", Resources(vocabulary=runner.vocabulary + 1))
-        drafted = decode(Verifier(runner, runner.new_cache()), drafter, PROMPT, wanted)
+        drafted = answer_of(runner, PROMPT, wanted, drafter)
         assert drafted.tokens == plain.tokens
         assert len(drafted.steps) < len(plain.steps)
 

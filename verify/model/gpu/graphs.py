@@ -62,8 +62,8 @@ class GraphedForward:
     ) -> None:
         """`positions` is the longest cache's; `groups` are the model's query heads per key head.
 
-        Forwards are padded to one of the numbers of rows `counts`, ascending. With `tap`, its `states` after a forward are kept,
-        hidden states [N, width]. `crossings` are those of the model, if it is captured.
+        Forwards are padded to one of the numbers of rows `counts`, ascending. The `states` that `tap` has after a forward,
+        [N, width], are kept. `crossings` are those of the model, if it is captured.
         """
         self._forward, self._tap, self._crossings = forward, tap, crossings
         self._states: dict[int, torch.Tensor] = {}  # of the graphs' rows

@@ -21,8 +21,8 @@ from outrider.verify.model.cpu.native.packed_file import PackedFile, file_of
 from outrider.verify.model.cpu.native.packing import Precision
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import Kind
-from outrider.verify.model.data_types import BFLOAT16, FLOAT16, FLOAT32, HostType
 from outrider.verify.model.load_options import LoadOptions, Quantization
+from outrider.verify.model.memory import BFLOAT16, FLOAT16, FLOAT32, HostType
 from outrider.verify.model.quantized_tensors import METHODS, whole_layers
 from outrider.verify.model.stored import Stored
 from outrider.verify.model.tensors import Tensors, as_gguf, read_gguf, read_safetensors, stored_tensor

@@ -23,8 +23,7 @@ from outrider.verify.model.cpu.native.decoder import Decoder
 from outrider.verify.model.cpu.native.forward import NativeForward
 from outrider.verify.model.cpu.native.library import Engine, variant
 from outrider.verify.model.cpu.native.states import NativeStates, shape_of
-from outrider.verify.model.data_types import FLOAT8, INT8, HostType
-from outrider.verify.model.memory import HOST, keep_freed_memory
+from outrider.verify.model.memory import FLOAT8, HOST, INT8, HostType, keep_freed_memory
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment, grouped
 
