@@ -121,19 +121,14 @@ def experts(
     (count, hidden), chosen, device = rows.shape, index.shape[1], rows.device
     number = len(down[0]) // hidden
     width, slots, work = len(gate_up[0]) // (2 * number), count * chosen, work_of(count, chosen, number)
-    listed = torch.empty(work.pieces * int(kernels.WORK_FIELDS.value), dtype=torch.int32, device=device)
-    order = torch.empty(slots, dtype=torch.int32, device=device)
     joined = torch.empty(slots, width, dtype=rows.dtype, device=device)
     splits = splits_of(width, hidden, chosen)
     partial = torch.empty(splits * slots * hidden, dtype=torch.float32, device=device)
     out = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    shared = {"index": index, "order": order, "work": listed, "slots": slots, "experts": number, "chosen": chosen}
-    shared |= {"is_single": count == 1, "tile": work.tile, "block_outputs": OUTPUTS, "has_bias": bool(biases)}
+    shared = {"slots": slots, "experts": number, "chosen": chosen, "is_single": count == 1, "tile": work.tile}
+    shared |= {"block_outputs": OUTPUTS, "has_bias": bool(biases)}
     with on_device(device):
-        if count > 1:
-            kernels.list_work[(triton.cdiv(number, int(kernels.LISTED.value)),)](
-                index, order, listed, slots, work.pieces, number, triton.next_power_of_2(number + 1), work.tile
-            )
+        shared |= _listed(index, work, number)
         kernels.gate_up[(triton.cdiv(2 * width, OUTPUTS), work.pieces)](
             rows=rows,
             row_stride=rows.stride(0),
@@ -167,6 +162,17 @@ def experts(
 @experts.register_fake
 def _(rows: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(rows, memory_format=torch.contiguous_format)
+
+
+def _listed(index: torch.Tensor, work: Work, experts: int) -> dict[str, torch.Tensor]:
+    """The list of the pieces, as kernels take it; that of a single row is not read."""
+    listed = torch.empty(work.pieces * int(kernels.WORK_FIELDS.value), dtype=torch.int32, device=index.device)
+    order = torch.empty(index.numel(), dtype=torch.int32, device=index.device)
+    if len(index) > 1:
+        kernels.list_work[(triton.cdiv(experts, int(kernels.LISTED.value)),)](
+            index, order, listed, index.numel(), work.pieces, experts, triton.next_power_of_2(experts + 1), work.tile
+        )
+    return {"index": index, "order": order, "work": listed}
 
 
 def _sizes(weights: Sequence[torch.Tensor], inputs: int, tile: int, rows: torch.Tensor) -> dict[str, Any]:
