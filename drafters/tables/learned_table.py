@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import Floats, Ints
-from outrider.drafters.native.library import native, structure
+from outrider.drafters.native.library import native, structure, zeros
 from outrider.drafters.tables.base_table import BaseArrays
 
 # The table's n-grams are bi-grams and tri-grams.
@@ -39,14 +39,8 @@ class LearnedRows(NamedTuple):
 def new_rows(capacity: int, successors: int) -> LearnedRows:
     """Empty rows for `capacity` contexts (rounded up to a power of two) of `successors` tokens each."""
     size = 1 << max(4, (capacity - 1).bit_length())
-    return LearnedRows(
-        keys=np.zeros(size, np.uint64),
-        stamps=np.zeros(size, np.int64),
-        tokens=np.full((size, successors), -1, np.int32),
-        weights=np.zeros((size, successors), np.float32),
-        missing=np.ones(size, np.float32),
-        clock=np.zeros(1, np.int64),
-    )
+    tokens, missing = np.full((size, successors), -1, np.int32), np.ones(size, np.float32)
+    return zeros(LearnedRows, size, tokens=tokens, weights=(size, successors), missing=missing, clock=1)
 
 
 @native
