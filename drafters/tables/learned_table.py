@@ -56,6 +56,7 @@ def learn(
     """Raises all n-grams of 2 to `order` tokens that end in the last `fresh` tokens of `text`, int32 [T]."""
 
 
+@native
 def absorb(
     base: BaseArrays,
     rows: LearnedRows,
@@ -72,22 +73,6 @@ def absorb(
     `probabilities` are the target's likeliest tokens at the root and at each node, [N+1, K]. The longest context, of
     `order` - 1 tokens, takes the target's distribution; shorter contexts occur in many places and move half-way.
     """
-    ids, probabilities = np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(probabilities, np.float32)
-    _absorb(base, rows, text, tokens, parents, ids, probabilities, order)
-
-
-@native
-def _absorb(
-    base: BaseArrays,
-    rows: LearnedRows,
-    text: Ints,
-    tokens: Ints,
-    parents: Ints,
-    ids: Ints,
-    probabilities: Floats,
-    order: int,
-) -> None:
-    """`absorb` of contiguous arrays."""
 
 
 @native

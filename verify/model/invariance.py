@@ -66,7 +66,7 @@ def start(runner: TorchRunner, context_tokens: int, invariant: Invariant, file: 
         runner.invariance = "off"
         return
     known = _saved(file)
-    if runner.can_be_ordered and known is not False:
+    if runner.cache_shape.recurrent is None and known is not False:
         runner.start(context_tokens, INVARIANT_ROWS)
         if holds(runner, TREES[:1] if known else TREES):
             save_finding({"version": VERSION, "holds": True}, file)

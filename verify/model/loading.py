@@ -87,9 +87,10 @@ def read_model(options: LoadOptions, location: Location, device: torch.device) -
         config = AutoConfig.from_pretrained(location.source, **source, **location.arguments)
     except hub_errors() as error:
         raise does_not_load(f"The model at {options.path!r}", error) from None
+    kind = AutoModelForImageTextToText if config.model_type in READERS else AutoModelForCausalLM
     arguments = loading_arguments(options.path, config, location, bool(options.quantization) or device.type == "cpu")
     try:
-        return auto_class(config).from_pretrained(
+        return cast(Any, kind).from_pretrained(
             location.source,
             config=config,
             dtype=resolve_dtype(options.dtype, config, device),
@@ -108,11 +109,6 @@ def read_model(options: LoadOptions, location: Location, device: torch.device) -
             f"The model at {options.path!r} cannot be served: its attention layers are not written for transformers' attention"
             " interface; serve another model."
         ) from None
-
-
-def auto_class(config: Any) -> Any:
-    """The class of transformers that makes models of this configuration."""
-    return AutoModelForImageTextToText if config.model_type in READERS else AutoModelForCausalLM
 
 
 def check_layers(model: PreTrainedModel, path: str) -> None:

@@ -171,11 +171,6 @@ class TorchRunner(ModelRunner):
         """See `ModelRunner`."""
         return MOST_ROWS if self.graphs is None else self.graphs.max_rows
 
-    @property
-    def can_be_ordered(self) -> bool:
-        """Whether rows can be invariant: not with recurrent layers or layers of several shapes."""
-        return self.cache_shape.is_uniform and not self._is_recurrent
-
     def draft_depth(self, length: int) -> int:
         """See `ModelRunner`."""
         return depth_left(length) if self.is_invariant else super().draft_depth(length)
