@@ -235,11 +235,10 @@ def multiply(
     enter(pdl)
     squares, more_squares = 0.0, 0.0
     if levels >= 0:
-        columns: tl.constexpr = inputs // SUMMED
         if block_rows <= FEW_ROWS:  # read while the products are computed; those of more rows would take too many registers
-            squares = sums_of_rows(sums, row, count, columns, 1 << levels)
+            squares = sums_of_rows(sums, row, count, inputs // SUMMED, 1 << levels)
         if more_rows:
-            more_squares = sums_of_rows(sums, more, count, columns, 1 << levels)
+            more_squares = sums_of_rows(sums, more, count, inputs // SUMMED, 1 << levels)
     # A constant number of blocks lets the compiler keep products in flight.
     size = split_inputs if splits * split_inputs == inputs else tl.minimum(split_inputs, inputs - start)
     found, found_more = products(

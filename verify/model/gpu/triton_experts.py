@@ -127,24 +127,20 @@ def experts(
     out = torch.empty_like(rows, memory_format=torch.contiguous_format)
     shared = {"slots": slots, "experts": number, "chosen": chosen, "is_single": count == 1, "tile": work.tile}
     shared |= {"block_outputs": OUTPUTS, "has_bias": bool(biases)}
+    join = {"in_turns": in_turns, "how": WAYS[way], "alpha": alpha, "limit": limit}
     with on_device(device):
         shared |= _listed(index, work, number)
         kernels.gate_up[(triton.cdiv(2 * width, OUTPUTS), work.pieces)](
             rows=rows,
             row_stride=rows.stride(0),
-            bias=biases[0] if biases else rows,
             out=joined,
             outputs=width,
-            in_turns=in_turns,
-            how=WAYS[way],
-            alpha=alpha,
-            limit=limit,
+            **join,
             **shared,
-            **_sizes(gate_up, hidden, work.tile, rows),
+            **_sizes(gate_up, biases[:1], hidden, work.tile, rows),
         )
         kernels.down[(triton.cdiv(hidden, OUTPUTS), work.pieces, splits)](
             rows=joined,
-            bias=biases[1] if biases else rows,
             shares=shares,
             partial=partial,
             arrived=arrived,
@@ -154,7 +150,7 @@ def experts(
             split_inputs=INPUTS * triton.cdiv(triton.cdiv(width, INPUTS), splits),
             added_rows=min(ADDED_ROWS, triton.next_power_of_2(count)),
             **shared,
-            **_sizes(down, width, work.tile, rows),
+            **_sizes(down, biases[1:], width, work.tile, rows),
         )
     return out
 
@@ -175,12 +171,15 @@ def _listed(index: torch.Tensor, work: Work, experts: int) -> dict[str, torch.Te
     return {"index": index, "order": order, "work": listed}
 
 
-def _sizes(weights: Sequence[torch.Tensor], inputs: int, tile: int, rows: torch.Tensor) -> dict[str, Any]:
+def _sizes(
+    weights: Sequence[torch.Tensor], bias: Sequence[torch.Tensor], inputs: int, tile: int, rows: torch.Tensor
+) -> dict[str, Any]:
     """Arguments of a product's kernel, and options of its launch."""
     values, scales, minimums = (*weights, *[weights[0]] * (3 - len(weights)))
     bits, gpu = (16, 8, 4)[len(weights) - 1], gpu_of(rows.device)
     sizes = Tile(tile, 0, OUTPUTS, INPUTS if rows.itemsize == 2 or bits < 16 else INPUTS // 2, 4)
-    found: dict[str, Any] = {"weight": values, "scales": scales, "minimums": minimums, "inputs": inputs, "bits": bits}
+    found: dict[str, Any] = {"weight": values, "scales": scales, "minimums": minimums, "bias": [*bias, rows][0]}
+    found |= {"inputs": inputs, "bits": bits}
     stages = stages_of(sizes, gpu, 8 * values.itemsize if bits == 16 else bits, rows.itemsize)
     return found | {"block_inputs": sizes.inputs, "num_warps": sizes.warps, "num_stages": stages}
 
