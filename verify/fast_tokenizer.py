@@ -84,6 +84,11 @@ class FastTokenizer:
         """The token that ends a text."""
         return self._id("eos_token")
 
+    @cached_property
+    def pad_token_id(self) -> int | None:
+        """The token of padding."""
+        return self._id("pad_token")
+
     @property
     def eos_token(self) -> str | None:
         """The text of the token that ends a text."""
