@@ -125,7 +125,7 @@ def experts(
     splits = splits_of(width, hidden, chosen)
     partial = torch.empty(splits * slots * hidden, dtype=torch.float32, device=device)
     out = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    shared = {"slots": slots, "experts": number, "chosen": chosen, "is_single": count == 1, "tile": work.tile}
+    shared: dict[str, Any] = {"slots": slots, "experts": number, "chosen": chosen, "is_single": count == 1, "tile": work.tile}
     shared |= {"block_outputs": OUTPUTS, "has_bias": bool(biases)}
     join = {"in_turns": in_turns, "how": WAYS[way], "alpha": alpha, "limit": limit}
     with on_device(device):
