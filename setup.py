@@ -3,7 +3,7 @@
 
 The first is compiled once for each kind of CPU; for an editable install or one in place, which stay on their machine, only for
 the kinds that the machine can run. Without a C++ compiler, the package is installed without them: models need PyTorch,
-only a request's prediction is drafted, and large vocabularies take seconds to load. All else is in pyproject.toml.
+drafts come from the text's own repetitions, and large vocabularies take seconds to load. All else is in pyproject.toml.
 """
 
 import copy

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import Logprobs, Source
+from outrider.drafters.registry import make_uncompiled
 from outrider.drafters.sequence import Finish
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.fair_queue import LONG_PROMPT_TOKENS
@@ -46,7 +47,10 @@ class Job:
             **runtime.budget(max_nodes),
         )
         resources = runtime.resources_of(request.principal, request.adapter)
-        drafter = session.drafter(name if runtime.has_library or name == "none" else "prediction", resources)
+        if runtime.has_library or name == "none":
+            drafter = session.drafter(name, resources)
+        else:
+            drafter = make_uncompiled(has_prediction=bool(request.prediction))
         grammar = (
             None
             if request.grammar is None

@@ -75,7 +75,7 @@ class Runtime:
     corpus: ChosenCorpus | None = None  # None if there are no corpora
     learned: LearnedTexts | None = None  # None if sessions learn only from themselves
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # the target's, by name
-    has_library: bool = AVAILABLE  # of the drafters; without it, only predictions are drafted
+    has_library: bool = AVAILABLE  # of the drafters; without it, one stands in for them
     run_drafts: RunDrafts = in_turns  # runs the drafting of several requests
 
     def owner_of(self, principal: str, adapter: str | None) -> str:
@@ -144,7 +144,7 @@ def load(settings: Settings) -> Runtime:
     corpus = ChosenCorpus(tables)
     resources, own = load_resources(settings, tables, session, pair, corpus)
     if not AVAILABLE:
-        log.warning("%s Until then, only a request's prediction is drafted.", MISSING)
+        log.warning("%s Until then, drafts come from the text's own repetitions only.", MISSING)
     ends = stop_ids(runner.stop_tokens, tokenizer)
     return Runtime(
         runner=runner,
