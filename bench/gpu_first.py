@@ -31,15 +31,14 @@ from outrider.server.settings import Settings
 from outrider.verify.measurement import any_tokens
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.shape import KVDtype
-from outrider.verify.model.invariance import FEW_ROWS, TREES, holds
-from outrider.verify.model.invariant_range import InvariantRange
+from outrider.verify.model.gpu.row_counts import INVARIANT_ROWS
+from outrider.verify.model.invariance import TREES, holds
 from outrider.verify.model.load_options import Quantization, Quantize
-from outrider.verify.model.mode import Mode
 from outrider.verify.model.torch_runner import TorchRunner
 
 TESTS = "tests/verify/model/gpu"
 SHAPE, MIXTURE = "llama-3-8b", "qwen3-30b-a3b"
-CONTEXTS, ROWS, MOST_ROWS = (64, 4096), (1, 2, 4, 8, 16, 32, 64, 72, 128, 256), 256
+CONTEXTS, ROWS = (64, 4096), (1, 2, 4, 8, 16, 32, 64, 72, 128, 256)
 FORWARDS = 10  # in a row, timed by events
 
 
@@ -100,7 +99,7 @@ def forwards(shape: str, bits: Quantize = "none", kv: KVDtype = "auto") -> dict[
     started = time.perf_counter()
     context = max(CONTEXTS) + 512
     runner = random_runner(shape, torch.bfloat16, "cuda", context, compile="auto", quantization=Quantization(bits), kv_dtype=kv)
-    runner.start(context, InvariantRange(FEW_ROWS, MOST_ROWS))  # as the server does where rows are invariant
+    runner.start(context, INVARIANT_ROWS)  # as the server does where rows are invariant
     torch.cuda.synchronize()
     figures: dict[str, Any] = {"start_seconds": round(time.perf_counter() - started, 1)}
     figures["weights_mb"] = round(runner.weight_bytes / 1e6)
@@ -118,10 +117,10 @@ def forwards(shape: str, bits: Quantize = "none", kv: KVDtype = "auto") -> dict[
     figures["invariant"] = holds(runner, TREES)
     prompt = ForwardBatch.chain(any_tokens(2048, runner.vocabulary))
     cache.fill(64, torch.Generator("cuda").manual_seed(0))
-    graphed, tree = runner.mode, ForwardBatch.chain(any_tokens(9, runner.vocabulary))
+    graphed, tree = runner.graphs, ForwardBatch.chain(any_tokens(9, runner.vocabulary))
     logits = runner.forward(cache, tree).float().clone()
-    for name, mode in (("prompt_tokens_per_second", graphed), ("eager_prompt_tokens_per_second", Mode(True, False))):
-        runner.mode = mode
+    for name, graphs in (("prompt_tokens_per_second", graphed), ("eager_prompt_tokens_per_second", None)):
+        runner.graphs = graphs
         runner.forward(cache, prompt, logits=False)
         figures[name] = round(2048 / gpu_probes.seconds_of(lambda: runner.forward(cache, prompt, logits=False)))
     exact = runner.forward(cache, tree).float()

@@ -133,7 +133,7 @@ class FusionDrafter:
         """Blends the target's feedback, after the first `start` tokens of the text, into the tri-gram rows."""
         base, rows, tree = self._sources.base, self._sources.rows, verdict.tree
         context = self._sequence.context(CONTEXT, start)
-        absorb(base, rows, context, tree.tokens, tree.parents, verdict.topk_ids, verdict.topk_probs, TABLE_ORDER)
+        absorb(base, rows, context, tree.tokens, tree.parents, *verdict.feedback, TABLE_ORDER)
 
     def _realign(self, length: int, emitted: int) -> None:
         """Finds the position in the prediction again after the answer has departed from it.

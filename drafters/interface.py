@@ -257,6 +257,11 @@ class Verdict:
     seconds: float = 0.0  # time of the target's forward and sampling
     logprobs: Logprobs | None = None  # if the request asks for them
 
+    @property
+    def feedback(self) -> tuple[Ints, Floats]:
+        """The target's likeliest tokens at each node, and their probabilities, as the compiled library reads them."""
+        return np.ascontiguousarray(self.topk_ids, np.int32), np.ascontiguousarray(self.topk_probs, np.float32)
+
     def cut(self, count: int) -> Verdict:
         """The verdict limited to the first `count` emitted tokens (a stop inside an accepted block)."""
         if count >= len(self.tokens):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from outrider.drafters.interface import Floats
-from outrider.drafters.state import State, array, numbers, restore
+from outrider.drafters.state import State, restore
 
 # An EMA gives its earlier mean this weight.
 DECAY = 0.9
@@ -60,12 +60,6 @@ class Probe:
         """Sets the interval to its first value."""
         self._interval = self._shortest
 
-    def state(self) -> State:
-        return {"calls": np.array([self._calls, self._interval])}
-
-    def load(self, saved: State) -> None:
-        self._calls, self._interval = array(saved, "calls", np.int64, 2).tolist()
-
 
 class Share:
     """A share of successes that starts with an assumption and follows the latest cases."""
@@ -99,12 +93,6 @@ class Trust:
         """Records one draft: the sum of the probabilities of its next tokens, and the number of accepted ones."""
         self._expected = ema(self._expected, expected, TRUST_DECAY)
         self._accepted = ema(self._accepted, accepted, TRUST_DECAY)
-
-    def state(self) -> State:
-        return {"means": numbers(self._expected, self._accepted)}
-
-    def load(self, saved: State) -> None:
-        self._expected, self._accepted = array(saved, "means", np.float64, 2).tolist()
 
 
 class Calibration:

@@ -58,16 +58,6 @@ def numbers(*values: float) -> NDArray[np.float64]:
     return np.array(values, np.float64)
 
 
-def means(*values: float | None) -> NDArray[np.float64]:
-    """Means as an array of a state, in which 0 stands for one that has no value yet."""
-    return numbers(*(value or 0.0 for value in values))
-
-
-def loaded_means(saved: State, name: str, count: int) -> list[float | None]:
-    """Means that were saved by `means`. Raises StateError."""
-    return [value or None for value in array(saved, name, np.float64, count).tolist()]
-
-
 def array(saved: State, name: str, dtype: type[np.generic], *shape: int | None) -> NDArray[Any]:
     """A saved array of this type and shape; None stands for any length. Raises StateError."""
     found = saved.get(name)

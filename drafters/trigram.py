@@ -68,7 +68,7 @@ class TrigramDrafter:
             self._learn(start)
             return
         context, tree = self._sequence.context(CONTEXT, start), verdict.tree
-        absorb(self._base, self._rows, context, tree.tokens, tree.parents, verdict.topk_ids, verdict.topk_probs, TABLE_ORDER)
+        absorb(self._base, self._rows, context, tree.tokens, tree.parents, *verdict.feedback, TABLE_ORDER)
 
     def end(self) -> None:
         pass

@@ -211,7 +211,7 @@ def machine_key(runner: ModelRunner) -> str:
     shape = runner.cache_shape
     parts = [
         f"{runner.experts} experts, any tokens in every row, smallest of {ROUNDS} rounds over {NODES} and of {STREAMS} streams",
-        f"rows {runner.invariant_range}, {runner.backends}",
+        f"invariant {runner.is_invariant}, {runner.backends}",
         runner.description,
         f"{shape.dtype} {shape.stored_dtype}",
         runner.library,

@@ -18,11 +18,12 @@ from outrider.verify.budget import Draft
 from outrider.verify.controller import Controller, Plan, Times
 from outrider.verify.errors import lost_device
 from outrider.verify.expert_cost import Touched, kinds_of_step
-from outrider.verify.reading import divide
-from outrider.verify.sampling.rows import Logits, copies, decided_together
+from outrider.verify.sampling.rows import Logits, copies, together
 from outrider.verify.stream import Part, Step, StepPart, Stream
 
 log = logging.getLogger("outrider.worker")
+# The oldest prompt gets at least one in this many tokens of a chunk.
+OLDEST_SHARE = 4
 T = TypeVar("T")
 
 RunDrafts = Callable[[Sequence[Callable[[], None]]], None]
@@ -157,8 +158,10 @@ class Round:
         """Starts to judge all steps together; False if that failed, for which one stream's rows may be the reason."""
         steps = {stream: part for stream, part in self._parts.items() if isinstance(part, StepPart)}
         try:
-            with decided_together([*rows.values()]):
-                self._verdicts = self._each(steps, lambda stream: stream.judge(steps[stream], rows[stream]))
+            decisions = together([*rows.values()])
+            self._verdicts = self._each(steps, lambda stream: stream.judge(steps[stream], rows[stream], decisions))
+            if decisions is not None:
+                decisions.end()
         except lost_device():
             raise
         except Exception:
@@ -234,3 +237,22 @@ def with_shared_seconds(drafts: Mapping[Stream, Draft], seconds: float) -> dict[
     if total <= seconds:
         return dict(drafts)
     return {stream: replace(draft, seconds=draft.seconds * seconds / total) for stream, draft in drafts.items()}
+
+
+def divide(tokens: int, prompts: Sequence[Collection[int]]) -> list[int]:
+    """How many of a chunk's `tokens` each prompt gets, in order of arrival: the one with the fewest left goes first.
+
+    The oldest gets its share of every chunk, so that every prompt is read in time, however many shorter ones come.
+
+    A prompt is given by the numbers of tokens after which a request can go on: the number that it has left, and smaller ones
+    if other requests wait for its beginning. All tokens are given away if the prompts have as many.
+    """
+    given = [0] * len(prompts)
+    if prompts:
+        given[0] = min(max(prompts[0]), -(-tokens // OLDEST_SHARE))
+    left = tokens - sum(given)
+    for goal, number in sorted((goal, number) for number, goals in enumerate(prompts) for goal in goals):
+        more = min(left, max(0, goal - given[number]))
+        given[number] += more
+        left -= more
+    return given

@@ -29,6 +29,7 @@ from outrider.verify.verifier import PREFILL_CHUNK_TOKENS, Verifier
 if TYPE_CHECKING:
     from outrider.verify.model.adapter import Adapter
     from outrider.verify.model.pictures import Picture
+    from outrider.verify.sampling.device import Together
 
 
 class PromptError(ValueError):
@@ -105,12 +106,12 @@ class Stream:
 
         Raises PromptError if the prompt does not fit.
         """
-        check_prompt(prompt, verifier.context_tokens)
+        check_prompt(prompt, verifier.runner.context_tokens)
         params = options.params.for_prompt(len(prompt))
         if grammar is not None:
             params = replace(params, rule="keyed")  # a draft that a grammar has filtered is not a valid sample
         stop_ids = frozenset[int]() if params.ignore_eos else options.stop_ids
-        max_tokens = min(options.max_tokens, verifier.context_tokens - len(prompt))
+        max_tokens = min(options.max_tokens, verifier.runner.context_tokens - len(prompt))
         self.budget = Budget(options.max_nodes, options.curve)
         self._verifier = verifier
         self._drafter = drafter
@@ -168,11 +169,11 @@ class Stream:
     def draft(self) -> Draft:
         """Asks the drafter for a step's draft. The prompt has been read, and the answer may have more tokens."""
         started = time.perf_counter()
-        depth = min(self.remaining - 1, self._verifier.draft_depth)  # leaves room for the bonus token
+        depth = min(self.remaining - 1, self.runner.draft_depth(self.cache.length))  # leaves room for the bonus token
         nodes = self.budget.nodes() if depth else 0
         proposed = self._drafter.propose(nodes, self.budget.least(self.context) if nodes else 0.0)
         tree = proposed.limit(depth)
-        if not self._verifier.takes_trees:
+        if not self.runner.takes_trees:
             tree = tree.chain if self._drafter.prunable or tree.is_chain else EMPTY
         seconds = time.perf_counter() - started
         return Draft(tree, depth, seconds, self.context, self._drafter.prunable, nodes, proposed.work)
@@ -184,13 +185,13 @@ class Stream:
             tree, allowed = self._grammar.visit(tree, draft.depth)
         return StepPart(self._verifier.segment(tree), draft, choice, tree, allowed)
 
-    def judge(self, part: StepPart, logits: Logits) -> Callable[[], Verdict]:
+    def judge(self, part: StepPart, logits: Logits, together: Together | None = None) -> Callable[[], Verdict]:
         """Starts to judge a step by its logits [N+1, V]; the returned function waits for the verdict.
 
         Where drafting does not pay, ranking the likeliest tokens for the drafter does not pay, either.
         """
         feedback = self._drafter.feedback if part.draft.nodes else 0
-        return self._verifier.judge(part.tree, logits, feedback, part.allowed)
+        return self._verifier.judge(part.tree, logits, feedback, part.allowed, together)
 
     def accept(self, part: StepPart, judged: Callable[[], Verdict], forward_seconds: float) -> Step:
         """Waits for the verdict of a step, and commits the tokens up to the end of the answer.

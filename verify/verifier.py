@@ -29,6 +29,7 @@ from outrider.verify.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from outrider.verify.model.adapter import Adapter
     from outrider.verify.model.pictures import Picture
+    from outrider.verify.sampling.device import Together
 
 PREFILL_CHUNK_TOKENS = 512
 SCORED_CHUNK_TOKENS = 64  # prompt log-probabilities need a row of logits per token
@@ -135,21 +136,6 @@ class Verifier:
             slot.truncate(0)
         return slot
 
-    @property
-    def context_tokens(self) -> int:
-        """The maximum length of prompt and answer in tokens."""
-        return self.runner.context_tokens
-
-    @property
-    def takes_trees(self) -> bool:
-        """Whether drafts may have branches."""
-        return self.runner.takes_trees
-
-    @property
-    def draft_depth(self) -> int:
-        """The depth of the deepest node that the next draft may have."""
-        return self.runner.draft_depth(self.committed_rows)
-
     def begin(
         self,
         prompt: Ints,
@@ -234,7 +220,12 @@ class Verifier:
         return Segment(self.cache, batch, adapter=self._adapter, shift=self._shift)
 
     def judge(
-        self, tree: DraftTree, logits: Logits, feedback: int = 0, allowed: NDArray[np.bool_] | None = None
+        self,
+        tree: DraftTree,
+        logits: Logits,
+        feedback: int = 0,
+        allowed: NDArray[np.bool_] | None = None,
+        together: Together | None = None,
     ) -> Callable[[], Verdict]:
         """Starts to judge a tree after its forward, by its logits [N+1, V]; the returned function waits for the verdict.
 
@@ -243,7 +234,7 @@ class Verifier:
         assert self._processor is not None
         position, rows = self.sequence.emitted, in_place(logits)  # the position of the next token in the answer
         processed = ProcessedLogits(self._processor, rows, tree, position, allowed)
-        decision = self._rule.decide(processed, tree, position, likeliest(rows, feedback))
+        decision = self._rule.decide(processed, tree, position, likeliest(rows, feedback, together), together)
         count = self._params.logprobs
 
         def verdict() -> Verdict:

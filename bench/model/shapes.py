@@ -14,7 +14,7 @@ from outrider.verify.model.cache.shape import KVDtype
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.load_options import UNQUANTIZED, Compile, Quantization
 from outrider.verify.model.loading import prepare, resolve_devices
-from outrider.verify.model.quantization import check_quantization, finish_quantization
+from outrider.verify.model.quantization import check_quantization, quantize_model
 from outrider.verify.model.torch_runner import TorchRunner
 
 # The cost of sampling depends on how flat the distribution is.
@@ -99,6 +99,6 @@ def random_runner(
     prepare(model, context_tokens)
     check_quantization(quantization, devices[0])
     placement = Placement(model, devices)
-    finish_quantization(model, quantization, placement)
+    quantize_model(model, quantization, placement)
     placement.move()
     return TorchRunner(model, context_tokens, pack, compile, kv_dtype=kv_dtype)

@@ -51,7 +51,9 @@ class Recorded:
     def __init__(self, answer: Ints) -> None:
         self._answer = answer.tolist()
 
-    def decide(self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = ()) -> Callable[[], Decision]:
+    def decide(
+        self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = (), together: Any = None
+    ) -> Callable[[], Decision]:
         depths = [0, *tree.depths.tolist()]
         on_record = [True]
         for parent, depth, token in zip(tree.parents.tolist(), depths[1:], tree.tokens.tolist(), strict=True):

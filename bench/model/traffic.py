@@ -25,11 +25,10 @@ from outrider.verify.model.gpu.compilation import layers_of
 from outrider.verify.model.gpu.decoder import decoder_of
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
-from outrider.verify.model.gpu.row_counts import ROWS
+from outrider.verify.model.gpu.row_counts import BLOCK, ROWS
 from outrider.verify.model.gpu.text_work import SPLIT_KEYS, split_count
 from outrider.verify.model.gpu.triton_experts import splits_of as splits_of_down
 from outrider.verify.model.gpu.triton_products import splits_of
-from outrider.verify.model.invariant_range import BLOCK
 from outrider.verify.model.recurrent.mixers import Mixer
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling.acceptance import Keyed

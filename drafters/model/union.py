@@ -122,7 +122,7 @@ class UnionDrafter:
             self._pair.record_answer(self._sequence.emitted)
 
     def state(self) -> State:
-        return self._expectation.state() | join(tables=self._tables.state())
+        return {**self._expectation.state(), **join(tables=self._tables.state())}
 
     def load(self, saved: State, text: Sequence) -> None:
         self._expectation.load(saved)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 T = TypeVar("T", bound=type[tuple[Any, ...]])
 F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S", bound=tuple[Any, ...])
 
 MISSING = "The drafters were installed without their compiled library; install a C++ compiler, then install the package again."
 LIBRARY = next((ctypes.CDLL(str(file)) for file in sorted(Path(__file__).parent.glob("_drafters.*"))), None)
@@ -88,6 +89,16 @@ def structure(cls: T) -> T:
     return type(cls.__name__, (cls,), members)  # type: ignore[return-value]
 
 
+def zeros(kind: type[S], size: int | tuple[int, ...], /, **others: Any) -> S:
+    """A structure whose arrays are zeros of this size; `others` are sizes of some of its arrays, or values of its fields."""
+    made: dict[str, Any] = {}
+    for name, hint in get_type_hints(kind).items():
+        value = others.get(name, size)
+        is_size = get_origin(hint) in ARRAYS and isinstance(value, (int, tuple))
+        made[name] = np.zeros(value, item_of(hint)) if is_size else value
+    return kind(**made)
+
+
 def native(declaration: F) -> F:
     """The library's function that a declaration without a body describes."""
     if LIBRARY is None:
@@ -118,13 +129,18 @@ def missing(*arguments: Any) -> Any:
     raise RuntimeError(MISSING)
 
 
+def item_of(hint: Any) -> Any:
+    """The type of the items of an annotated array."""
+    last = get_args(hint)[-1]
+    return (get_args(last) or (last,))[0]
+
+
 def crossing(hint: Any) -> Crossing:
     """How values with this annotation cross."""
     if hint in SCALARS:
         return SCALARS[hint]
     if get_origin(hint) in ARRAYS:
-        last = get_args(hint)[-1]
-        (item,) = get_args(last) or (last,)
+        item = item_of(hint)
         return array_of(None if item is Any else np.dtype(item))
     if get_origin(hint) is tuple:
         return tuple_of(get_args(hint)[0].native_type)

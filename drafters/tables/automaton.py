@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.native.library import native, structure
+from outrider.drafters.native.library import native, structure, zeros
 
 # This many suffix links are followed to record an occurrence; shorter strings keep their older record.
 HOPS = 32
@@ -42,20 +42,8 @@ def new_automaton(capacity: int) -> Automaton:
     """Room for `capacity` tokens of text."""
     states, edges = 2 * capacity + 2, 3 * capacity + 4
     table = 1 << (2 * edges - 1).bit_length()
-    automaton = Automaton(
-        text=np.zeros(capacity, np.int32),
-        size=np.zeros(4, np.int64),
-        lengths=np.zeros(states, np.int32),
-        links=np.zeros(states, np.int32),
-        recent=np.zeros(states, np.int32),
-        counts=np.zeros(states, np.int32),
-        first_edge=np.zeros(states, np.int32),
-        edge_next=np.zeros(edges, np.int32),
-        edge_token=np.zeros(edges, np.int32),
-        edge_state=np.zeros(edges, np.int32),
-        table_key=np.zeros(table, np.uint64),
-        table_edge=np.zeros(table, np.int32),
-    )
+    of_edges = {"edge_next": edges, "edge_token": edges, "edge_state": edges, "table_key": table, "table_edge": table}
+    automaton = zeros(Automaton, states, text=capacity, size=4, **of_edges)
     clear(automaton)
     return automaton
 

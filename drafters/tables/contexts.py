@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.native.library import native, structure
+from outrider.drafters.native.library import native, structure, zeros
 from outrider.drafters.tables.base_table import BaseArrays
 from outrider.drafters.tables.history import COPY_STATE, History
 from outrider.drafters.tables.learned_table import LearnedRows
@@ -44,13 +44,8 @@ class Contexts(NamedTuple):
 
 def new_contexts(size: int, corpora: int) -> Contexts:
     """Room for `size` contexts."""
-    return Contexts(
-        low=np.zeros((size, corpora, LENGTHS), np.int64),
-        high=np.zeros((size, corpora, LENGTHS), np.int64),
-        hashes=np.zeros((size, LENGTHS), np.uint64),
-        last=np.full((size, 2 + COPY_STATE), -1, np.int64),
-        expected=np.zeros((size, 2), np.int32),
-    )
+    last = np.full((size, 2 + COPY_STATE), -1, np.int64)
+    return zeros(Contexts, (size, corpora, LENGTHS), hashes=(size, LENGTHS), last=last, expected=(size, 2))
 
 
 @native

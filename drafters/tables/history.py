@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.native.library import native, structure
+from outrider.drafters.native.library import native, structure, zeros
 from outrider.drafters.tables.suffix import LONGEST_CONTEXT
 
 # This many of the latest occurrences of a context are read; the empty context has its own limit, because its successors are the
@@ -45,13 +45,8 @@ def new_history(capacity: int) -> History:
     """Room for `capacity` tokens (rounded up to a power of two)."""
     size = 1 << max(4, (capacity - 1).bit_length())
     lengths = LONGEST_CONTEXT + 1
-    return History(
-        text=np.zeros(size, np.int32),
-        size=np.array([0, -1, 0], np.int64),
-        newest=np.full((lengths, 2 * size), -1, np.int64),
-        older=np.full((lengths, size), -1, np.int64),
-        hashes=np.zeros((lengths, size), np.uint64),
-    )
+    newest, older = np.full((lengths, 2 * size), -1, np.int64), np.full((lengths, size), -1, np.int64)
+    return zeros(History, (lengths, size), text=size, size=np.array([0, -1, 0], np.int64), newest=newest, older=older)
 
 
 @native

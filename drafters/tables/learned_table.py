@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import Floats, Ints
-from outrider.drafters.native.library import native, structure
+from outrider.drafters.native.library import native, structure, zeros
 from outrider.drafters.tables.base_table import BaseArrays
 
 # The table's n-grams are bi-grams and tri-grams.
@@ -39,14 +39,8 @@ class LearnedRows(NamedTuple):
 def new_rows(capacity: int, successors: int) -> LearnedRows:
     """Empty rows for `capacity` contexts (rounded up to a power of two) of `successors` tokens each."""
     size = 1 << max(4, (capacity - 1).bit_length())
-    return LearnedRows(
-        keys=np.zeros(size, np.uint64),
-        stamps=np.zeros(size, np.int64),
-        tokens=np.full((size, successors), -1, np.int32),
-        weights=np.zeros((size, successors), np.float32),
-        missing=np.ones(size, np.float32),
-        clock=np.zeros(1, np.int64),
-    )
+    tokens, missing = np.full((size, successors), -1, np.int32), np.ones(size, np.float32)
+    return zeros(LearnedRows, size, tokens=tokens, weights=(size, successors), missing=missing, clock=1)
 
 
 @native
@@ -62,6 +56,7 @@ def learn(
     """Raises all n-grams of 2 to `order` tokens that end in the last `fresh` tokens of `text`, int32 [T]."""
 
 
+@native
 def absorb(
     base: BaseArrays,
     rows: LearnedRows,
@@ -78,22 +73,6 @@ def absorb(
     `probabilities` are the target's likeliest tokens at the root and at each node, [N+1, K]. The longest context, of
     `order` - 1 tokens, takes the target's distribution; shorter contexts occur in many places and move half-way.
     """
-    ids, probabilities = np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(probabilities, np.float32)
-    _absorb(base, rows, text, tokens, parents, ids, probabilities, order)
-
-
-@native
-def _absorb(
-    base: BaseArrays,
-    rows: LearnedRows,
-    text: Ints,
-    tokens: Ints,
-    parents: Ints,
-    ids: Ints,
-    probabilities: Floats,
-    order: int,
-) -> None:
-    """`absorb` of contiguous arrays."""
 
 
 @native

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.native.library import native, structure
+from outrider.drafters.native.library import native, structure, zeros
 from outrider.drafters.tables.contexts import LENGTHS, Contexts, Sources
 from outrider.drafters.tables.history import MAX_RECENT
 from outrider.drafters.tables.suffix import DENSE
@@ -59,27 +59,10 @@ def new_scratch(vocabulary: int, corpora: int, row: int) -> Scratch:
     """Buffers for token ids below `vocabulary` and tri-gram rows of `row` successors."""
     levels = LENGTHS * (corpora + 1) + 4
     width = levels * (DENSE + 128)
-    return Scratch(
-        tokens=np.zeros(width, np.int64),
-        counts=np.zeros(width, np.float64),
-        starts=np.zeros(levels + 1, np.int64),
-        buckets=np.zeros(levels, np.int64),
-        discounts=np.zeros(levels, np.float64),
-        norms=np.zeros(levels, np.float64),
-        level_lengths=np.zeros(levels, np.int64),
-        level_sources=np.zeros(levels, np.int64),
-        index_of=np.zeros(vocabulary, np.int32),
-        out=np.zeros(MAX_SUCCESSORS, np.int64),
-        probability=np.zeros(MAX_SUCCESSORS, np.float64),
-        out_length=np.zeros(MAX_SUCCESSORS, np.int64),
-        out_source=np.zeros(MAX_SUCCESSORS, np.int64),
-        out_agreement=np.zeros(MAX_SUCCESSORS, np.int64),
-        recent=np.full(3, -1, np.int64),
-        recent_tokens=np.zeros(MAX_RECENT, np.int64),
-        recent_counts=np.zeros(MAX_RECENT, np.float64),
-        row_tokens=np.zeros(row, np.int32),
-        row_probabilities=np.zeros(row, np.float32),
-    )
+    sizes = {"tokens": width, "counts": width, "starts": levels + 1, "index_of": vocabulary}
+    sizes |= dict.fromkeys(("out", "probability", "out_length", "out_source", "out_agreement"), MAX_SUCCESSORS)
+    sizes |= {"recent_tokens": MAX_RECENT, "recent_counts": MAX_RECENT, "row_tokens": row, "row_probabilities": row}
+    return zeros(Scratch, levels, **sizes, recent=np.full(3, -1, np.int64))
 
 
 @native

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import EMPTY, DraftTree
-from outrider.drafters.native.library import native, structure
+from outrider.drafters.native.library import native, structure, zeros
 
 
 @structure
@@ -27,16 +27,7 @@ class Nodes(NamedTuple):
 
 def new_nodes(size: int) -> Nodes:
     """Room for `size` nodes, node 0 included."""
-    return Nodes(
-        tokens=np.zeros(size, np.int32),
-        parents=np.zeros(size, np.int32),
-        depths=np.zeros(size, np.int32),
-        path=np.zeros(size, np.float32),
-        source=np.zeros(size, np.uint8),
-        chosen=np.zeros(size, np.bool_),
-        rows=np.zeros(size, np.int32),
-        row_parents=np.zeros(size, np.int32),
-    )
+    return zeros(Nodes, size)
 
 
 @native

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.native.library import native, structure
+from outrider.drafters.native.library import native, structure, zeros
 from outrider.drafters.tables.base_table import BaseArrays
 from outrider.drafters.tables.dice import Dice
 from outrider.drafters.tables.learned_table import LearnedRows
@@ -37,7 +37,7 @@ class Pool(NamedTuple):
 
 def new_pool(nodes: int, row: int) -> Pool:
     """Room for `nodes` search nodes with at most `row` children each."""
-    return Pool(new_nodes(nodes), np.zeros(row, np.int32), np.zeros(row, np.float32))
+    return zeros(Pool, row, nodes=new_nodes(nodes))
 
 
 @structure
@@ -53,8 +53,7 @@ class Visits(NamedTuple):
 
 def new_visits(nodes: int) -> Visits:
     """Room for the visits of `nodes` search nodes."""
-    first_child, children, counts = np.zeros((3, nodes), np.int32)
-    return Visits(first_child, children, np.zeros(nodes, np.float32), counts, np.zeros(nodes, np.float64))
+    return zeros(Visits, nodes)
 
 
 @native

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.native.library import native, structure
+from outrider.drafters.native.library import native, structure, zeros
 from outrider.drafters.tables.nodes import Nodes, new_nodes
 
 
@@ -26,14 +26,7 @@ class Trie(NamedTuple):
 def new_trie(size: int) -> Trie:
     """Room for `size` nodes, node 0 included."""
     table = 1 << (2 * size - 1).bit_length()
-    return Trie(
-        nodes=new_nodes(size),
-        counts=np.zeros(size, np.int32),
-        table=np.zeros(table, np.int32),
-        stamps=np.zeros(table, np.int64),
-        stamp=np.zeros(1, np.int64),
-        scratch=np.zeros((3, size), np.float64),
-    )
+    return zeros(Trie, size, nodes=new_nodes(size), table=table, stamps=table, stamp=1, scratch=(3, size))
 
 
 @native

@@ -124,7 +124,7 @@ class Model(Section):
     invariant: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Compute each row with the same bits in every step, so that drafts change no answer. The CPU's library "
-        "always does; on a GPU, auto does if it costs at most 5 % of a step. on refuses to start elsewhere.",
+        "always does; on a GPU, auto does if the kernels can. on refuses to start elsewhere.",
     )
     tool_format: ToolFormat = Field(
         "auto", description="Format of the model's tool calls; auto detects it from the chat template."

@@ -21,7 +21,7 @@ from outrider.verify.controller import (
 )
 from outrider.verify.cost import CostCurve
 from outrider.verify.measurement import NODES
-from outrider.verify.reading import OLDEST_SHARE, divide
+from outrider.verify.round import OLDEST_SHARE, divide
 from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
 
 

@@ -10,6 +10,7 @@ from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, PromptError, Stream
 from outrider.verify.verifier import Verifier
+from tests.decoding import answer_of
 from tests.drafts import Bush, Chaos, Oracle
 
 PROMPT = np.array([5, 17, 42, 5, 17], np.int32)
@@ -18,7 +19,7 @@ SAMPLED = SamplingParams(temperature=1.0, seed=11)
 
 
 def run(runner: TorchRunner, drafter: Drafter, options: DecodeOptions, prompt: Ints = PROMPT) -> Decoded:
-    return decode(Verifier(runner, runner.new_cache()), drafter, prompt, options)
+    return answer_of(runner, prompt, options, drafter)
 
 
 def plain(runner: TorchRunner, options: DecodeOptions, prompt: Ints = PROMPT) -> list[int]:

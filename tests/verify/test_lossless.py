@@ -17,7 +17,7 @@ from outrider.drafters.tables import base_table
 from outrider.drafters.tables.suffix import Corpus, index
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.worker.detokenizer import AnswerText, Detokenizer
-from outrider.verify.decode import Decoded, decode, step
+from outrider.verify.decode import Decoded, step
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.load_options import UNQUANTIZED, LoadOptions, Quantization
@@ -26,6 +26,7 @@ from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.tokenizer import load_tokenizer, stop_ids
 from outrider.verify.verifier import Verifier
+from tests.decoding import answer_of
 from tests.drafts import EAGER
 
 VERBS = ("read", "write", "sort", "find", "merge", "count", "parse", "remove", "open", "close")
@@ -62,7 +63,7 @@ class Subject:
 
     def decode(self, drafter: Drafter, number: int, options: DecodeOptions) -> Decoded:
         """The answer to prompt `number`."""
-        return decode(Verifier(self.runner, self.runner.new_cache()), drafter, self.prompts[number], options)
+        return answer_of(self.runner, self.prompts[number], options, drafter)
 
     def plain(self, number: int, temperature: float) -> list[int]:
         """The answer to prompt `number` without drafts; decoded once."""

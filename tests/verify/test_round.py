@@ -26,8 +26,7 @@ from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
-from outrider.verify.reading import OLDEST_SHARE
-from outrider.verify.round import Round, run_round
+from outrider.verify.round import OLDEST_SHARE, Round, run_round
 from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
 from outrider.verify.stream import DecodeOptions, Step, Stream
 from outrider.verify.verifier import Verifier

@@ -14,9 +14,8 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
 from outrider.verify.errors import ModelError
-from outrider.verify.gguf.file_tokenizer import FileTokenizer, Model
+from outrider.verify.gguf.file_tokenizer import FileTokenizer, Model, PieceTokenizer
 from outrider.verify.gguf.native.library import LIBRARY
-from outrider.verify.gguf.sentencepiece import PieceTokenizer
 from outrider.verify.gguf.vocabulary import DEFAULT, Vocabulary
 
 # SentencePiece writes a space as this character.

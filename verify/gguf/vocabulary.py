@@ -8,12 +8,66 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken
 
-from outrider.verify.gguf.ends import BYTE, CONTROL, NORMAL, ends_by_text
-from outrider.verify.gguf.ends import ROLES as END_ROLES
 from outrider.verify.gguf.texts import Texts, ids_of
 
-UNKNOWN, USER_DEFINED = 2, 4
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 TEMPLATE, DEFAULT = "tokenizer.chat_template", "default"
+# A file names at most one token for the end of a text, of a turn and of a message each, and many files name one only, where
+# generation_config.json lists several. The others have texts that published models use for nothing else.
+END_ROLES = ("eos", "eot", "eom")
+# The texts end texts, turns or messages of at least one family.
+TEXTS = frozenset(
+    [
+        "<|endoftext|>",
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end_of_text|>",
+        "<|eot|>",
+        "<|eom|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|calls|>",
+        "<|flush|>",
+        "<end_of_turn>",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
+        "<|end_of_turn|>",
+        "<|endofturn|>",
+        "[|endofturn|]",
+        "<end_of_utterance>",
+        "<|END_OF_TURN_TOKEN|>",
+        "<EOS_TOKEN>",
+        "<|observation|>",
+        "<|role_end|>",
+        "<|assistant_end|>",
+        "<|end_of_sentence|>",
+        "<end_of_sentence>",
+        "<|end_of_msg|>",
+        "<｜end▁of▁sentence｜>",  # noqa: RUF001
+        "<｜hy_eos:opensource｜>",  # noqa: RUF001
+        "<|EOT|>",
+        "<EOT>",
+        "_<EOT>",
+        "▁<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "[e~[",
+        "<|eos|>",
+        "<|eod|>",
+        "<seed:eos>",
+        "<_end>",
+    ]
+)
+# Elsewhere, this is a tag of HTML.
+CONTROL_TEXTS = frozenset(["</s>"])
+# Of these pairs, the first text ends answers where a vocabulary has the second one, too.
+PAIRS = {"<|assistant|>": "<|end|>"}
+# An answer has several messages where a vocabulary has one of these.
+ANSWER_ENDS = frozenset(["<|return|>", "<|flush|>"])
+MESSAGE_END = "<|end|>"
 
 
 class Vocabulary:
@@ -105,3 +159,14 @@ def text_ends(vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
     ends = {"bos": vocabulary.get("add_bos_token", is_sentencepiece), "eos": vocabulary.get("add_eos_token", False)}
     before, after = ([token] if wanted and (token := vocabulary.token(role)) else [] for role, wanted in ends.items())
     return before, after
+
+
+def ends_by_text(ids: Mapping[str, int], types: Sequence[int]) -> frozenset[int]:
+    """The tokens whose texts end answers, in a vocabulary of ids by text and of types by id."""
+    special = {text: id for text, id in ids.items() if types[id] not in (NORMAL, BYTE)}
+    found = special.keys() & TEXTS
+    found |= {text for text in CONTROL_TEXTS if text in special and types[special[text]] == CONTROL}
+    found |= {text for text, other in PAIRS.items() if text in special and other in special}
+    if found & ANSWER_ENDS:
+        found -= {MESSAGE_END, *PAIRS}
+    return frozenset(special[text] for text in found)

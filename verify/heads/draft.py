@@ -8,8 +8,7 @@ from typing import cast
 from outrider.drafters.model.language_model import Candidates
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.session import SessionDraft
-from outrider.verify.heads.cache import HeadCache
-from outrider.verify.heads.model import HeadModel
+from outrider.verify.heads.model import HeadCache, HeadModel
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.verifier import CachedText
 

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from outrider.drafters.interface import MAX_NODES
-from outrider.verify.heads.cache import HeadCache
 from outrider.verify.heads.networks import Head
 from outrider.verify.model.attention.shape_probe import ShapeProbe
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
+from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
+from outrider.verify.model.cache.paging import Rows
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.cpu.native.layers import pack_layers
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, unplanned_pages
-from outrider.verify.model.gpu.row_counts import RANGE_ROWS
-from outrider.verify.model.invariant_range import InvariantRange
+from outrider.verify.model.gpu.row_counts import ROWS
+from outrider.verify.model.hidden import StateRing
 from outrider.verify.model.loading import fix_rope
 from outrider.verify.model.segment import Segment, keep_hidden
 from outrider.verify.model.torch_runner import TorchRunner
@@ -33,6 +33,59 @@ if TYPE_CHECKING:
 Target = NativeRunner | TorchRunner
 # The head's own states cover the rows that are being drafted and as many rows before them.
 OWN_POSITIONS = 2 * (MAX_NODES + 1)
+# More rows, those of a prompt, are not computed by captured graphs.
+MOST_ROWS = 72
+
+
+class HeadCache(KVCache):
+    """The head's keys and values of a text from `first` on, in `rows`, and its own states of the last of them."""
+
+    def __init__(self, rows: TensorCache) -> None:
+        self.rows, self.positions = rows, rows.positions
+        self.pages = []
+        self.source: StateRing | None = None  # the target's states of the text
+        self.first = 0  # rows before it are absent: the target's states that they read were not kept
+        self.exact = 0  # rows before it read the target's states; later ones the head's own
+
+    @property
+    def length(self) -> int:
+        """The text's committed tokens, with those whose rows are absent."""
+        return self.first + self.rows.length
+
+    @length.setter
+    def length(self, length: int) -> None:
+        self.rows.length = length - self.first
+
+    def skip(self, length: int) -> None:
+        """Takes `length` positions to be committed, without their rows."""
+        self.rows.truncate(0)
+        self.first = self.exact = length
+
+    def truncate(self, length: int) -> None:
+        """Drops all positions from `length` on."""
+        self.rows.truncate(max(0, length - self.first))
+        self.first = min(self.first, length)
+        self.exact = min(self.exact, self.length)
+
+    def commit(self, rows: list[int]) -> None:
+        self.rows.commit(rows)
+
+    def fork(self, source: Rows, length: int) -> None:
+        assert isinstance(source, HeadCache)
+        self.rows.fork(source.rows, max(0, length - source.first))
+        self.first = min(source.first, length)
+        self.exact = min(source.exact, self.length)
+
+    def fill(self, length: int, noise: Any = None) -> None:
+        self.first = 0
+        self.rows.fill(length, noise)
+
+    def assume(self, length: int) -> None:
+        self.first = 0
+        self.rows.assume(length)
+
+    def missing_pages(self, rows: int) -> int:
+        return self.rows.missing_pages(rows)
 
 
 class HeadModel:
@@ -46,7 +99,7 @@ class HeadModel:
     def __init__(self, head: Head, target: Target, pack: bool = True) -> None:
         """Makes the target, which has not started, keep the hidden states that the head reads. `pack` as in LoadOptions."""
         device = torch.device(str(target.device))
-        module = cast(torch.nn.Module, head).to(device).eval().requires_grad_(False)
+        module = head.to(device).eval().requires_grad_(False)
         for parameter in module.parameters():  # buffers are left out, because rotary embeddings stay in float32
             parameter.data = parameter.data.to(target.dtype)
         if pack:
@@ -81,8 +134,8 @@ class HeadModel:
 
         check_pages(self.cache_shape, self._group_sizes)
         self._pool = PagePool(self.cache_shape, self.pages or unplanned_pages(self.cache_shape, self._positions))
-        head = cast(torch.nn.Module, self.head)
-        crossings, few = Crossings(head, self.device), InvariantRange(1, RANGE_ROWS)
+        head = self.head
+        crossings, few = Crossings(head, self.device), [count for count in ROWS if count <= MOST_ROWS]
         (groups,) = self._group_sizes
         self._graphed = GraphedForward(self._captured, self._pool, self._positions, groups, few, self, crossings)
         self._inputs = torch.zeros(self._graphed.max_rows, self.head.size, dtype=self._dtype, device=self.device)
@@ -107,7 +160,7 @@ class HeadModel:
         Other rows read the head's own state of the row above them.
         """
         segment = Segment(cache.rows, batch, logits, shift=-cache.first)
-        cache.reserve(len(batch))
+        cache.rows.reserve(len(batch))
         states = self._states_before(cache, batch)
         if self._graphed is not None and len(states) <= self._graphed.max_rows:
             self._inputs[: len(states)] = states

@@ -8,36 +8,37 @@ about caches or checkpoints. Parameters have the names of the published checkpoi
 
 from __future__ import annotations
 
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
 
-class Head(Protocol):
+class Head(torch.nn.Module):
     """A head on its target's device."""
 
-    layers_read: tuple[int, ...]  # the target's layers whose inputs are the states; () = its last hidden state, normalised
+    layers_read: tuple[int, ...] = ()  # the target's layers whose inputs are the states; () = its last hidden state, normalised
     size: int  # width of the head's own states
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         """States of the target [1, N, W] to states as the head's own, [1, N, size]."""
+        return states
 
     def advance(self, embedded: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, **others: Any) -> torch.Tensor:
         """Computes each row's state [1, N, size] from its embedding [1, N, E], the previous state and its position [1, N].
 
         `others` are handed to the layers.
         """
+        raise NotImplementedError
 
     def logits(self, states: torch.Tensor, lm_head: torch.nn.Module) -> torch.Tensor:
         """The next token's logits [1, N, V] from the rows' own states; `lm_head` is the target's."""
+        return cast(torch.Tensor, lm_head(states))
 
 
-class EagleHead(torch.nn.Module):
-    """EAGLE: predicts the target's next hidden state. Implements `Head`."""
-
-    layers_read: tuple[int, ...] = ()
+class EagleHead(Head):
+    """EAGLE: predicts the target's next hidden state."""
 
     def __init__(self, config: LlamaConfig, bias: bool = False) -> None:
         super().__init__()
@@ -47,15 +48,9 @@ class EagleHead(torch.nn.Module):
         cast(Any, self.layers[0]).input_layernorm = torch.nn.Identity()
         self.rotary = LlamaRotaryEmbedding(config)
 
-    def fuse(self, states: torch.Tensor) -> torch.Tensor:
-        return states
-
     def advance(self, embedded: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, **others: Any) -> torch.Tensor:
         rows = self.fc(torch.cat([embedded, states], -1))
         return cast(torch.Tensor, self.layers[0](rows, position_embeddings=self.rotary(rows, positions), **others))
-
-    def logits(self, states: torch.Tensor, lm_head: torch.nn.Module) -> torch.Tensor:
-        return cast(torch.Tensor, lm_head(states))
 
 
 class Eagle3Layer(LlamaDecoderLayer):  # type: ignore[misc]  # transformers carries no types
@@ -78,8 +73,8 @@ class Eagle3Layer(LlamaDecoderLayer):  # type: ignore[misc]  # transformers carr
         return cast(torch.Tensor, rows + self.mlp(self.post_attention_layernorm(rows)))
 
 
-class Eagle3Head(torch.nn.Module):
-    """EAGLE-3: reads the inputs of three of the target's layers, and has a vocabulary of its own. Implements `Head`."""
+class Eagle3Head(Head):
+    """EAGLE-3: reads the inputs of three of the target's layers, and has a vocabulary of its own."""
 
     def __init__(
         self,
@@ -114,10 +109,8 @@ class Eagle3Head(torch.nn.Module):
         return cast(torch.Tensor, found)
 
 
-class MtpHead(torch.nn.Module):
-    """The first multi-token prediction layer of the target's own checkpoint. Implements `Head`."""
-
-    layers_read: tuple[int, ...] = ()
+class MtpHead(Head):
+    """The first multi-token prediction layer of the target's own checkpoint."""
 
     def __init__(self, model: PreTrainedModel, size: int) -> None:
         """`model` is transformers' MtpModel."""
@@ -125,9 +118,6 @@ class MtpHead(torch.nn.Module):
         self.size = size
         self.layer = cast(Any, model).layers[0]
         self.rotary = cast(Any, model).rotary_emb
-
-    def fuse(self, states: torch.Tensor) -> torch.Tensor:
-        return states
 
     def advance(self, embedded: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, **others: Any) -> torch.Tensor:
         found = self.layer(
@@ -139,6 +129,3 @@ class MtpHead(torch.nn.Module):
             **others,
         )
         return cast(torch.Tensor, found)
-
-    def logits(self, states: torch.Tensor, lm_head: torch.nn.Module) -> torch.Tensor:
-        return cast(torch.Tensor, lm_head(states))

@@ -20,10 +20,9 @@ from outrider.verify.gguf.llama_package import is_installed
 from outrider.verify.hub import CONFIG, model_file, model_folder
 from outrider.verify.model.adapter import Adapter, UnfitAdapter, read_adapter
 from outrider.verify.model.cpu.native import interface as native
-from outrider.verify.model.invariant_range import Invariant
 from outrider.verify.model.llama import library
 from outrider.verify.model.llama.runner import LlamaRunner
-from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.load_options import Invariant, LoadOptions
 from outrider.verify.model.memory import has_graphics
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.packages import TORCH, TRANSFORMERS, has_torch, require

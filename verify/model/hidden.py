@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.verify.model.data_types import DataType
 from outrider.verify.model.memory import Device
 from outrider.verify.model.transfer import lazy_zeros, to_device
 
@@ -59,7 +58,7 @@ class HiddenTap:
 class StateRing:
     """States by position: those from `first` to before `end`, at most `capacity` of them, the last ones."""
 
-    def __init__(self, capacity: int, width: int, dtype: DataType, device: Device) -> None:
+    def __init__(self, capacity: int, width: int, dtype: Any, device: Device) -> None:
         self.capacity = capacity
         self.first = self.end = 0
         kind = getattr(torch, str(dtype).removeprefix("torch."))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
@@ -33,32 +32,32 @@ class KwargInjector:
 
         `bring` gives what is delivered on a layer's device; without it, the layers are on one device.
         """
-        self._local = threading.local()
+        self._arguments: dict[str, Any] = {}  # for the layers that have hooks, during a forward
         self._bring = bring
         self._has_hooks = layers is not None
         for layer in layers or ():
             layer.register_forward_pre_hook(self._add, with_kwargs=True)
 
     def _add(self, _: torch.nn.Module, inputs: Any, others: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        arguments = getattr(self._local, "arguments", {})
+        arguments = self._arguments
         if self._bring is not None:
             arguments = self._bring(arguments, device_of(inputs, others))
         return inputs, others | arguments
 
     @contextmanager
     def inject(self, arguments: dict[str, Any], positions: torch.Tensor | None = None) -> Iterator[dict[str, Any]]:
-        """Adds these arguments inside the context, in the caller's thread; yields those for the model's own call.
+        """Adds these arguments inside the context, in one forward at a time; yields those for the model's own call.
 
         Hooks also add `positions`, [N], since these models may not tell them to their layers.
         """
         if not self._has_hooks:
             yield arguments
             return
-        self._local.arguments = arguments | {"positions": positions}
+        self._arguments = arguments | {"positions": positions}
         try:
             yield {}
         finally:
-            self._local.arguments = {}
+            self._arguments = {}
 
 
 def device_of(inputs: Any, others: dict[str, Any]) -> torch.device:

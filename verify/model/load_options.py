@@ -13,6 +13,8 @@ from outrider.verify.model.cache.shape import KVDtype
 Backend = Literal["auto", "outrider", "torch", "llama.cpp"]
 # torch.compile on a GPU: auto = if the model can be compiled; on = an error if it cannot.
 Compile = Literal["auto", "on", "off"]
+# Invariant rows on a GPU: auto = if the kernels give them; on = an error if they do not.
+Invariant = Literal["auto", "on", "off"]
 Quantize = Literal["none", "int8", "int4"]
 
 

@@ -30,10 +30,9 @@ from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.invariance import start
-from outrider.verify.model.invariant_range import Invariant
-from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.load_options import Invariant, LoadOptions
 from outrider.verify.model.memory import free_bytes, return_freed_memory
-from outrider.verify.model.quantization import check_quantization, finish_quantization, loading_arguments
+from outrider.verify.model.quantization import check_quantization, loading_arguments, quantize_model
 from outrider.verify.model.self_check import SAMPLE, check_model
 from outrider.verify.model.sizes import context_limit
 from outrider.verify.model.torch_runner import TorchRunner
@@ -64,7 +63,7 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
     placement = Placement(model, devices)
     try:
         with timed("quantising weights and moving them to the device"):
-            finish_quantization(model, options.quantization, placement)
+            quantize_model(model, options.quantization, placement)
             placement.move()
     except torch.OutOfMemoryError:
         size, free = model.get_memory_footprint() / 1e9, sum(map(free_bytes, devices)) / 1e9
@@ -88,9 +87,10 @@ def read_model(options: LoadOptions, location: Location, device: torch.device) -
         config = AutoConfig.from_pretrained(location.source, **source, **location.arguments)
     except hub_errors() as error:
         raise does_not_load(f"The model at {options.path!r}", error) from None
+    kind = AutoModelForImageTextToText if config.model_type in READERS else AutoModelForCausalLM
     arguments = loading_arguments(config, location, bool(options.quantization) or device.type == "cpu")
     try:
-        return auto_class(config).from_pretrained(
+        return cast(Any, kind).from_pretrained(
             location.source,
             config=config,
             dtype=resolve_dtype(options.dtype, config, device),
@@ -109,11 +109,6 @@ def read_model(options: LoadOptions, location: Location, device: torch.device) -
             f"The model at {options.path!r} cannot be served: its attention layers are not written for transformers' attention"
             " interface; serve another model."
         ) from None
-
-
-def auto_class(config: Any) -> Any:
-    """The class of transformers that makes models of this configuration."""
-    return AutoModelForImageTextToText if config.model_type in READERS else AutoModelForCausalLM
 
 
 def check_layers(model: PreTrainedModel, path: str) -> None:

@@ -1,4 +1,4 @@
-"""The memory of devices: how much is free, and what this process keeps of it."""
+"""Devices, data types and memory as code knows them that imports no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 from outrider.verify import system_memory
 
@@ -18,11 +18,7 @@ SMALLEST_RETURNED_BYTES = 128 << 10
 MOST_KEPT_BYTES = 256 << 20
 
 
-class Device(Protocol):
-    """A device, as far as the host's code knows it. `torch.device` is one."""
-
-    @property
-    def type(self) -> str: ...
+Device: TypeAlias = Any  # a torch.device, or the `HostDevice`
 
 
 @dataclass(frozen=True)
@@ -36,6 +32,20 @@ class HostDevice:
 
 
 HOST = HostDevice()
+
+
+class HostType(NamedTuple):
+    """A data type of what caches in host memory hold."""
+
+    name: str
+    itemsize: int
+
+    def __str__(self) -> str:
+        return self.name
+
+
+FLOAT32, FLOAT16, BFLOAT16 = HostType("float32", 4), HostType("float16", 2), HostType("bfloat16", 2)
+INT8, FLOAT8 = HostType("int8", 1), HostType("float8_e4m3fn", 1)
 
 
 def keep_freed_memory() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -47,17 +47,6 @@ class Picture:
         return {name: to_device(each.to(dtype) if each.is_floating_point() else each, device) for name, each in arguments}
 
 
-class EncodedArray(Protocol):
-    """An array in a message."""
-
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def data(self) -> bytes: ...
-
-
 class PictureReader:
     """Properties of a model that reads pictures."""
 
@@ -72,8 +61,8 @@ class PictureReader:
         elif getattr(text, "use_bidirectional_attention", None) == "vision":
             self.both_ways = "windows"
 
-    def read(self, start: int, tokens: Sequence[int], arrays: Mapping[str, EncodedArray]) -> Picture:
-        """`place`, from the tokens and further arguments of a message."""
+    def read(self, start: int, tokens: Sequence[int], arrays: Mapping[str, Any]) -> Picture:
+        """`place`, from the tokens and further arguments of a message, whose arrays have `dtype`, `shape` and `data`."""
         arguments = {
             name: torch.frombuffer(bytearray(array.data), dtype=getattr(torch, array.dtype)).reshape(array.shape)
             for name, array in arrays.items()

@@ -6,7 +6,6 @@ their weights are the same up to ties.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -27,7 +26,6 @@ from outrider.verify.model.sizes import text_modules
 # The bits of a weight.
 BITS: dict[Quantize, int] = {"int8": 8, "int4": 4}
 HEAD_BITS = 8
-CPU = torch.device("cpu")
 # Formats that have no kernels for CPUs, and that transformers can unpack.
 DEQUANTIZED = ("compressed-tensors", "fp8")
 
@@ -48,34 +46,26 @@ def layer_bits(quantization: Quantization, model: PreTrainedModel) -> dict[str, 
     }
 
 
-def quantize_layers(
-    model: PreTrainedModel,
-    quantization: Quantization,
-    device: torch.device,
-    modules: Iterable[torch.nn.Module] | None = None,
-) -> None:
-    """Quantises the linear layers in place that are not quantised yet, and on a GPU the experts of mixtures.
+def quantize_model(model: PreTrainedModel, quantization: Quantization, placement: Placement) -> None:
+    """Quantises the linear layers of a loaded model that are not quantised yet, and on a GPU the experts of mixtures, in place.
 
-    With `modules`, only those. Raises ModelError if the model has no linear layers to quantise.
+    Raises ModelError if the model has no linear layers to quantise.
     """
     if not quantization:
         return
-    among = None if modules is None else set(modules)
-    for module in model.modules() if device.type != "cpu" else ():
-        if way_of(module) is not None and (among is None or module in among):
-            quantize_experts(module, BITS[quantization.layers], device)
-    for name, bits in layer_bits(quantization, model).items():
-        if among is None or model.get_submodule(name) in among:
-            _replace(model, name, bits, device)
+    for device, modules in placement.modules.items():
+        for module in modules if device.type != "cpu" else ():
+            if way_of(module) is not None:
+                quantize_experts(module, BITS[quantization.layers], device)
+        among = set(modules)
+        for name, bits in layer_bits(quantization, model).items():
+            linear = model.get_submodule(name)
+            if linear in among:
+                assert isinstance(linear, torch.nn.Linear)
+                layer = layers.quantized(linear, bits) if device.type == "cpu" else quantized(linear, bits, device)
+                model.set_submodule(name, layer)
     if not packed_layers(model):
         raise ModelError("The checkpoint's layers are quantised already; set model.quantize to none.")
-
-
-def _replace(model: PreTrainedModel, name: str, bits: int, device: torch.device = CPU) -> None:
-    linear = model.get_submodule(name)
-    assert isinstance(linear, torch.nn.Linear)
-    layer = layers.quantized(linear, bits) if device.type == "cpu" else quantized(linear, bits, device)
-    model.set_submodule(name, layer)
 
 
 def loading_arguments(config: Any, location: Location, unpacks: bool) -> dict[str, Any]:
@@ -87,9 +77,3 @@ def loading_arguments(config: Any, location: Location, unpacks: bool) -> dict[st
     if unpacks and isinstance(settings, dict) and settings.get("quant_method") in DEQUANTIZED:
         settings["dequantize"] = True
     return {}
-
-
-def finish_quantization(model: PreTrainedModel, quantization: Quantization, placement: Placement) -> None:
-    """Quantises the rest of a loaded model. Raises ModelError if the model has no layers to quantise."""
-    for device, modules in placement.modules.items():
-        quantize_layers(model, quantization, device, modules)

@@ -11,7 +11,6 @@ from outrider.drafters.interface import MAX_NODES
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.shape import CacheShape
-from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.segment import Segment
 
 if TYPE_CHECKING:
@@ -33,7 +32,8 @@ class ModelRunner(ABC):
     weight_bits: float  # mean, scales included
     model_tokens: int  # the longest context that the model supports
     context_tokens: int
-    invariance = "off"  # says whether the mode has an invariant range, and why, for people
+    invariance = "off"  # says whether rows are invariant, and why, for people
+    is_invariant = False  # whether a row has the same bits in every step
     threads: int | None = None  # of a library of its own; None = torch's
     pages: int | None = None  # of the pool that caches share, from the memory plan; None = some contexts
     can_assume = True  # whether caches have rows to `assume` that were never computed
@@ -107,16 +107,6 @@ class ModelRunner(ABC):
     @abstractmethod
     def max_rows(self) -> int:
         """The most rows that are computed at once if they belong to several streams."""
-
-    @property
-    def invariant_range(self) -> InvariantRange | None:
-        """If set, a row's logits have the same bits in every step that keeps to it."""
-        return None
-
-    @property
-    def is_invariant(self) -> bool:
-        """Whether every row has the same bits beside any others, without an invariant range."""
-        return False
 
     def draft_depth(self, length: int) -> int:
         """The depth of the deepest node that a draft may have, after `length` tokens in the cache."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +12,6 @@ from numpy.typing import NDArray
 from outrider.verify.model.batch import ForwardBatch
 
 if TYPE_CHECKING:
-    import torch
-
     from outrider.verify.model.adapter import Adapter
     from outrider.verify.model.pictures import Picture
 
@@ -38,14 +37,17 @@ class Segment(NamedTuple):
         return self.rows if self.logits else 1
 
 
-class ForwardBackend(Protocol):
-    """A faster forward."""
-
-    max_streams: int
-    max_rows: int
-
-    def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """The logits of the segments' kept rows, one segment after the other, [M, V]; valid until the next call."""
+def grouped(segments: Sequence[Segment], most_rows: int, most_streams: int = sys.maxsize) -> list[list[Segment]]:
+    """The segments in groups that are computed at once, in their order. One with more rows is a group of its own."""
+    groups: list[list[Segment]] = []
+    rows = 0
+    for segment in segments:
+        rows += segment.rows
+        if not groups or len(groups[-1]) == most_streams or rows > most_rows:
+            groups.append([])
+            rows = segment.rows
+        groups[-1].append(segment)
+    return groups
 
 
 def tokens_of(segments: Sequence[Segment]) -> NDArray[np.int64]:

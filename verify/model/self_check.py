@@ -225,12 +225,8 @@ def texts(vocabulary: int, sample: Sequence[int]) -> Iterator[list[int]]:
     """ATTEMPTS texts of TEXT_TOKENS tokens: parts of the sample, and random ones if it is too short."""
     for attempt in range(ATTEMPTS):
         part = list(sample[attempt * TEXT_TOKENS : (attempt + 1) * TEXT_TOKENS])
-        yield part if len(part) == TEXT_TOKENS else random_text(vocabulary, attempt)
-
-
-def random_text(vocabulary: int, seed: int) -> list[int]:
-    """Tokens from the middle of the vocabulary: special tokens are at its ends."""
-    return Random(seed).choices(range(vocabulary // 4, vocabulary * 3 // 4 + 1), k=TEXT_TOKENS)
+        middle = range(vocabulary // 4, vocabulary * 3 // 4 + 1)  # special tokens are at the ends of the vocabulary
+        yield part if len(part) == TEXT_TOKENS else Random(attempt).choices(middle, k=TEXT_TOKENS)
 
 
 def draft_tree(nodes: Sequence[int]) -> DraftTree:

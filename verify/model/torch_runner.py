@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -24,19 +24,25 @@ from outrider.verify.model.cpu.native.layers import pack_layers
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
 from outrider.verify.model.gpu.projections import use_kernels
+from outrider.verify.model.gpu.row_counts import ROWS, depth_left
 from outrider.verify.model.hidden import HiddenTap
-from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.kwarg_injector import KwargInjector, NotPassedOn, is_receiver
 from outrider.verify.model.load_options import Compile
 from outrider.verify.model.memory import keep_freed_memory
-from outrider.verify.model.mode import Mode
 from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.pictures import reader_of
 from outrider.verify.model.recurrent.mixers import swap_in
 from outrider.verify.model.recurrent.rows import Recurrence, StateProbe, recurrence_of
+from outrider.verify.model.recurrent.states import ROWS as STEP_ROWS
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.segment import ForwardBackend, Segment, keep_hidden, kept_rows, positions_of, tokens_of
+from outrider.verify.model.segment import Segment, grouped, keep_hidden, kept_rows, positions_of, tokens_of
 from outrider.verify.model.sizes import cache_dtype, context_limit, end_tokens, weight_size
+
+if TYPE_CHECKING:
+    from outrider.verify.model.gpu.graphs import GraphedForward
+
+# The most rows of a forward without graphs, if they belong to several streams.
+MOST_ROWS = 1024
 
 
 class TorchRunner(ModelRunner):
@@ -82,21 +88,19 @@ class TorchRunner(ModelRunner):
         self.cache_shape = replace(self._probe(self._attention_probe), dtype=dtype, coded=STORED[kv_dtype])
         if self.in_pages:
             check_pages(self.cache_shape, self._attention_probe.group_sizes)
-        self.mode = Mode(self.in_pages, self._is_recurrent)  # assign another one to return to it
         self._pool: PagePool | None = None
+        self.graphs: GraphedForward | None = None  # on a GPU
         if started:
             self.start(self.context_tokens)
 
-    def start(self, context_tokens: int, bounds: InvariantRange | None = None) -> None:
-        """See `ModelRunner.start`. On a GPU, `bounds` are the sizes of graphs."""
-        self.context_tokens = min(self.model_tokens, context_tokens)
-        self.mode = Mode(self.in_pages, self._is_recurrent, bounds)
+    def start(self, context_tokens: int, invariant_rows: Sequence[int] = ()) -> None:
+        """See `ModelRunner.start`. On a GPU, `invariant_rows` are numbers of rows in which each row has the same bits."""
+        self.context_tokens, self.is_invariant = min(self.model_tokens, context_tokens), bool(invariant_rows)
         keep_freed_memory()
         if self.in_pages and (self._pool is None or len(self._pool) != self._pool_pages()):
             self._pool = None  # frees its memory first
             self._pool = PagePool(self.cache_shape, self._pool_pages())
-        backend = None if self._pool is None else self._graphed(self._pool, self._compile)
-        self.mode = replace(self.mode, backend=backend)
+        self.graphs = None if self._pool is None else self._graphed(self._pool, invariant_rows or ROWS)
 
     def tap_hidden(self, layers: Sequence[int]) -> int:
         """Keeps hidden states in the caches, as `HiddenTap` takes them; returns their width. Call it before `start`."""
@@ -163,30 +167,15 @@ class TorchRunner(ModelRunner):
         return f"linear layers: {', '.join(layers)}"
 
     @property
-    def invariant_range(self) -> InvariantRange | None:
-        """See `ModelRunner`."""
-        return self.mode.bounds
-
-    @property
     def max_rows(self) -> int:
         """See `ModelRunner`."""
-        return self.mode.max_rows
-
-    @property
-    def can_be_ordered(self) -> bool:
-        """Whether steps can have an invariant range: not with recurrent layers or layers of several shapes."""
-        return self.cache_shape.is_uniform and not self._is_recurrent
+        return MOST_ROWS if self.graphs is None else self.graphs.max_rows
 
     def draft_depth(self, length: int) -> int:
         """See `ModelRunner`."""
-        return self.mode.draft_depth(length)
+        return depth_left(length) if self.is_invariant else super().draft_depth(length)
 
-    @property
-    def draft_nodes(self) -> int:
-        """See `ModelRunner`."""
-        return self.mode.draft_nodes
-
-    def _graphed(self, pool: PagePool, compile: Compile) -> ForwardBackend:
+    def _graphed(self, pool: PagePool, counts: Sequence[int]) -> GraphedForward:
         """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
         # Triton is only needed on a GPU.
         from outrider.verify.model.gpu.decoder import decoder_of
@@ -195,9 +184,9 @@ class TorchRunner(ModelRunner):
         fused = decoder_of(self.model, self._positions, self._tap) if self.fuses else None
         self.is_fused, run = fused is not None, fused or partial(self._run, keep=0)
         groups = self._attention_probe.groups
-        graphed = GraphedForward(run, pool, self._positions, groups, self.mode.bounds, self._tap, self._crossings)
+        graphed = GraphedForward(run, pool, self._positions, groups, counts, self._tap, self._crossings)
         if self.device.type == "cuda" and (fused is not None or can_capture(self.model, self.model)):
-            graphed.capture_model(self.model, compile if fused is None else "off")
+            graphed.capture_model(self.model, self._compile if fused is None else "off")
         return graphed
 
     def _probe(self, probe: ShapeProbe) -> CacheShape:
@@ -255,17 +244,25 @@ class TorchRunner(ModelRunner):
             self._pool.reserve([(cast(PagedCache, each.cache), len(each.batch)) for each in segments])
         if any(each.picture for each in segments):
             return [self._read_picture(each) if each.picture else self.forward_all([each])[0].clone() for each in segments]
-        if len(segments) == 1 and self.mode.is_apart(segments[0]):
-            return [self._eager(segments)]
-        if len(segments) == 1:
-            return [self._together(segments)[: segments[0].kept]]
-        forwards = self.mode.forwards(segments)
-        found: dict[int, torch.Tensor] = {}
-        for numbers, together in forwards:
-            counts = [each.kept for each in together]
-            logits = self._together(together)[: sum(counts)].split(counts)
-            found |= zip(numbers, logits if len(forwards) == 1 else [each.clone() for each in logits], strict=True)
-        return [found[number] for number in range(len(segments))]
+        apart = [each for each in segments if self._is_apart(each)]
+        others = grouped([each for each in segments if each not in apart], self.max_rows)
+        groups = [*([each] for each in apart), *others]
+        found: dict[int, torch.Tensor] = {}  # by the segment's cache
+        for group in groups:
+            logits = self._eager(group) if self.graphs is None or group[0] in apart else self.graphs(group)
+            parts = logits.split([each.kept for each in group])
+            own = parts if len(groups) == 1 else [each.clone() for each in parts]
+            found |= zip((id(each.cache) for each in group), own, strict=True)
+        return [found[id(each.cache)] for each in segments]
+
+    def _is_apart(self, segment: Segment) -> bool:
+        """Whether rows on a GPU are computed outside of the graphs, because they are too many.
+
+        Where rows are invariant, none are: the bits of a prompt's keys and values do not depend on how it was cut.
+        """
+        if self.graphs is None or self.is_invariant:
+            return False
+        return len(segment.batch) > min(self.max_rows, STEP_ROWS if self._is_recurrent else self.max_rows)
 
     def read_alone(self, cache: TensorCache, tokens: torch.Tensor) -> torch.Tensor:
         """The logits of a text's first tokens, int64 [N], at the positions that the model itself gives them; [N, V]."""
@@ -274,14 +271,8 @@ class TorchRunner(ModelRunner):
         cache.reserve(len(batch))
         return self._run(tokens.to(self.device), None, TorchAttention(cache, batch), 0, recurrence_of([segment]))
 
-    def _together(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """One forward; logits of the kept rows, and possibly of others behind them."""
-        if self.mode.is_apart(segments[0]):
-            return self._eager(segments)
-        return self._eager(segments) if self.mode.backend is None else self.mode.backend(segments)
-
     def _eager(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """A forward by Python."""
+        """The logits of the kept rows, one segment after the other, by a forward without graphs."""
         streams: list[tuple[Attention, int]] = [(TorchAttention(each.cache, each.batch), each.rows) for each in segments]
         joint = streams[0][0] if len(streams) == 1 else JointAttention(streams)
         whole = all(each.logits for each in segments)

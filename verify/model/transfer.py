@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,17 +63,17 @@ class Download:
     On a GPU, the copy is queued behind what has been launched so far, and waits for nothing that is launched later.
     """
 
-    def __init__(self, *tensors: torch.Tensor) -> None:
+    def __init__(self, *tensors: torch.Tensor, shared: Copy | None = None) -> None:
+        """With `shared`, the tensors are part of that copy, of the same device, and there once it was started."""
         self._tensors = tensors
-        self._copy: _Copy | None = None  # None without a device
+        self._copy: Copy | None = None  # None without a device
         device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
         if device is None:
             return
-        together: _Copy | None = getattr(_thread, "copy", None)
-        self._copy = together or _Copy()
+        self._copy = shared or Copy()
         numbers = [tensor.reshape(-1).view(torch.int32) for tensor in tensors]
         self._place = self._copy.add([to_device(each, device) for each in numbers if each.numel()])
-        if together is None:
+        if shared is None:
             self._copy.start()
 
     def arrays(self) -> list[Any]:
@@ -86,21 +85,7 @@ class Download:
         return [part.view(each.dtype).view(each.shape).numpy() for part, each in zip(numbers, self._tensors, strict=True)]
 
 
-@contextmanager
-def one_copy() -> Iterator[None]:
-    """Downloads that are made inside, by this thread and of one device, share a copy, which is queued at the end."""
-    copy = _thread.copy = _Copy()
-    try:
-        yield
-    finally:
-        _thread.copy = None
-    copy.start()
-
-
-_thread = threading.local()
-
-
-class _Copy:
+class Copy:
     """A copy of int32 tensors, [N], from a device."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ probability that makes the answer's *distribution* the target's; it accepts more
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from outrider.verify.sampling.precision import check_finite
 from outrider.verify.sampling.rows import is_on_host
 from outrider.verify.sampling.sampler import choose, distribution, uniform
 from outrider.verify.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from outrider.verify.sampling.device import Together
 
 
 class NodeLogits(Protocol):
@@ -36,11 +39,14 @@ Decision = tuple[Ints, Ints, list[Any]]
 class Rule(Protocol):
     """The acceptance rule of one request."""
 
-    def decide(self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = ()) -> Callable[[], Decision]:
+    def decide(
+        self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = (), together: Together | None = None
+    ) -> Callable[[], Decision]:
         """Starts to decide by the logits of the root and N nodes; the returned function waits for the decision.
 
         It raises ModelError if the logits at an accepted node are not finite. `first` is the output position of the next
         token. `extra` are arrays, or tensors that are copied to the host together with the result and returned as arrays.
+        With `together`, all of this is part of what several streams decide.
         """
 
 
@@ -55,13 +61,15 @@ class Keyed:
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
 
-    def decide(self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = ()) -> Callable[[], Decision]:
+    def decide(
+        self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = (), together: Together | None = None
+    ) -> Callable[[], Decision]:
         positions = [first, *(tree.depths + first).tolist()]
         if is_on_host(logits):
             return lambda: (*walk(tree, lambda row: choose(logits[row], self._params, positions[row])), [*extra])
         from outrider.verify.sampling import device  # imports torch
 
-        choices = device.choices(logits[:], self._params, positions, extra)
+        choices = device.choices(logits[:], self._params, positions, extra, together)
 
         def decision() -> Decision:
             chosen, probabilities, *others = choices.arrays()
@@ -97,13 +105,15 @@ class Rejection:
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
 
-    def decide(self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = ()) -> Callable[[], Decision]:
+    def decide(
+        self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = (), together: Together | None = None
+    ) -> Callable[[], Decision]:
         if is_on_host(logits):
             return lambda: (*self._descend(logits, tree, first, distribution), [*extra])
         from outrider.verify.model.transfer import Download  # imports torch
         from outrider.verify.sampling import device
 
-        others = Download(*extra)
+        others = Download(*extra, shared=None if together is None else together.copy)
         return lambda: (*self._descend(logits, tree, first, device.distribution), others.arrays())
 
     def _descend(self, logits: NodeLogits, tree: DraftTree, first: int, probabilities: Probabilities) -> tuple[Ints, Ints]:

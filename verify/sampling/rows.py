@@ -7,7 +7,6 @@ What decides on the host takes rows as float32 arrays, so it needs no torch. Wha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -15,6 +14,8 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import torch
+
+    from outrider.verify.sampling.device import Together
 
 Logits: TypeAlias = "NDArray[np.float32] | torch.Tensor"  # [M, V], or [V] of one row
 
@@ -36,13 +37,13 @@ def copies(parts: Sequence[Any]) -> Sequence[Logits]:
     return device.copies(parts)
 
 
-def decided_together(parts: Sequence[Any]) -> AbstractContextManager[object]:
-    """Inside, this thread ranks the logits of several streams at once, and downloads what is decided in one copy."""
+def together(parts: Sequence[Any]) -> Together | None:
+    """What decides the logits of several streams on a device at once; None on the host. Call its `end` afterwards."""
     if not parts or not is_on_device(parts[0]):
-        return nullcontext()
-    from outrider.verify.sampling import device  # imports torch
+        return None
+    from outrider.verify.sampling.device import Together  # imports torch
 
-    return device.decided_together(parts)
+    return Together(parts)
 
 
 def is_on_device(logits: Logits) -> bool:

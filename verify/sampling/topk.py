@@ -6,7 +6,7 @@ remain to be sorted. Maxima over strided groups are computed as fast as memory i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from outrider.drafters.interface import Ints, Logprobs
 from outrider.verify.model.cpu.native import sampling as compiled
 from outrider.verify.sampling.rows import Logits
+
+if TYPE_CHECKING:
+    from outrider.verify.sampling.device import Together
 
 GROUP_SIZE = 64
 # A row is cut into at least this many groups for each of the K logits.
@@ -42,7 +45,7 @@ def largest(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     return ids[order[:count]]
 
 
-def likeliest(logits: Logits, count: int) -> tuple[Any, Any]:
+def likeliest(logits: Logits, count: int, together: Together | None = None) -> tuple[Any, Any]:
     """The `count` likeliest tokens of each row of logits [M, V]: int32 ids and float32 probabilities, [M, count].
 
     Arrays, or for logits on a device, tensors there; waits for nothing then.
@@ -50,7 +53,7 @@ def likeliest(logits: Logits, count: int) -> tuple[Any, Any]:
     if not isinstance(logits, np.ndarray):
         from outrider.verify.sampling import device  # imports torch
 
-        return device.likeliest(logits, count)
+        return device.likeliest(logits, count, together)
     if not count:
         return np.empty((len(logits), 0), np.int32), np.empty((len(logits), 0), np.float32)
     logits = np.ascontiguousarray(logits)

@@ -14,7 +14,6 @@ from outrider.drafters.fusion import FusionDrafter
 from outrider.drafters.interface import Drafter, DraftTree, Ints, Verdict
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.noise import mix
-from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import FusionOptions, LookupOptions, RetrievalOptions, TrigramOptions
 from outrider.drafters.retrieval import RetrievalDrafter
 from outrider.drafters.sequence import Sequence
@@ -30,6 +29,7 @@ from outrider.verify.sampling.sampler import choose
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
+from tests.decoding import answer_of
 
 VOCABULARY = 97
 TEXT = np.random.default_rng(0).integers(0, VOCABULARY, 60).astype(np.int32)
@@ -105,7 +105,7 @@ def test_answers_equal_plain_decoding(
 ) -> None:
     params = SamplingParams(temperature, top_p, top_k, min_p, seed, presence_penalty=penalty)
     options = DecodeOptions(params, 30, max_nodes=nodes)
-    expected = decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), TEXT, options)
+    expected = answer_of(tiny_runner, TEXT, options)
     drafter, verifier = DRAFTERS[name](tiny_runner.vocabulary), Verifier(tiny_runner, tiny_runner.new_cache())
     assert decode(verifier, drafter, TEXT, options).tokens == expected.tokens
 

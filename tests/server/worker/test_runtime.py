@@ -22,7 +22,6 @@ from outrider.verify.cost import CostCurve
 from outrider.verify.errors import ModelError
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.model import HeadModel
-from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.tokenizer import load_tokenizer
 from tests.server.worker.fakes import tiny_runtime
@@ -69,7 +68,7 @@ def test_the_budget_of_a_request(tiny_runner: TorchRunner, monkeypatch: pytest.M
     made.curve = CostCurve((0, MAX_NODES), (1,), ((0.1, 0.2),))
     assert made.budget(7) == (7, None)
     assert made.budget("auto") == (MAX_NODES, made.curve)
-    monkeypatch.setattr(tiny_runner, "mode", replace(tiny_runner.mode, bounds=InvariantRange(1, 72)))
+    monkeypatch.setattr(TorchRunner, "draft_nodes", 71)
     assert made.budget(MAX_NODES) == (71, None)
     assert made.budget(7) == (7, None)
     assert made.resources_of("anyone") is made.resources

@@ -15,16 +15,14 @@ from transformers import AutoTokenizer
 
 from outrider import models
 from outrider.drafters.interface import EMPTY, DraftTree, Source, chain
-from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import Resources, make
 from outrider.verify.constraints.grammar import MAX_CACHED_GRAMMARS, Grammar, GrammarCompiler, GrammarError, MatcherError
-from outrider.verify.decode import decode
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
-from outrider.verify.verifier import Verifier
+from tests.decoding import answer_of
 from tests.trees import trees
 
 BYTES = LLTokenizer("byte")
@@ -160,13 +158,13 @@ def test_drafting_is_lossless_under_a_grammar(runner: ModelRunner, temperature: 
     for seed in range(2):
         params = SamplingParams(temperature=temperature, seed=seed, frequency_penalty=penalty)
         options = DecodeOptions(params, 120, frozenset([STOP]))
-        plain = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options, compiler.compile(SCHEMA))
+        plain = answer_of(runner, prompt, options, None, compiler.compile(SCHEMA))
         answer = json.loads(TOKENIZER.decode(plain.tokens, skip_special_tokens=True))
         assert set(answer) == {"name", "age"}
         assert 0 <= answer["age"] <= 150
         for name in ("trigram", "lookahead", "fusion"):
             drafter = make(name, Resources(vocabulary=runner.vocabulary + 1))
-            found = decode(Verifier(runner, runner.new_cache()), drafter, prompt, options, compiler.compile(SCHEMA))
+            found = answer_of(runner, prompt, options, drafter, compiler.compile(SCHEMA))
             assert found.tokens == plain.tokens
             assert found.finish == plain.finish == "stop"
 
@@ -177,7 +175,7 @@ def test_a_grammar_overrides_rules_that_exclude_all_its_tokens(runner: ModelRunn
     params = SamplingParams(temperature=0, logit_bias={letter: -math.inf}, min_tokens=5)
     options = DecodeOptions(params, 8, frozenset([STOP]))
     grammar = compiler.compile(LLMatcher.grammar_from_regex("a"))
-    found = decode(Verifier(runner, runner.new_cache()), NoDrafter(), np.array([5, 6], np.int32), options, grammar)
+    found = answer_of(runner, np.array([5, 6], np.int32), options, None, grammar)
     assert found.tokens == [letter, STOP]
 
 

@@ -7,17 +7,15 @@ from hypothesis import strategies as st
 
 from outrider import models
 from outrider.drafters.interface import EMPTY, DraftTree
-from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, make
 from outrider.verify.constraints.reasoning import ReasoningBudget
-from outrider.verify.decode import decode
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
 from outrider.verify.stream import DecodeOptions
-from outrider.verify.verifier import Verifier
+from tests.decoding import answer_of
 from tests.trees import trees
 
 VOCABULARY, OPENING, CLOSING = 8, 0, 1
@@ -75,13 +73,13 @@ def test_drafting_is_lossless_under_a_budget(runner: ModelRunner, temperature: f
     prompt = np.arange(40, 60, dtype=np.int32)
     for max_tokens in (0, 7):
         options = DecodeOptions(SamplingParams(temperature=temperature, seed=max_tokens), 60)
-        free = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
+        free = answer_of(runner, prompt, options).tokens
         closing = next(token for token in range(runner.vocabulary) if token not in free)
 
         def limited(name: DrafterName, limit: ReasoningLimit, options: DecodeOptions = options) -> list[int]:
             drafter = make(name, Resources(vocabulary=runner.vocabulary + 1))
             budget = ReasoningBudget(limit, runner.vocabulary)
-            return decode(Verifier(runner, runner.new_cache()), drafter, prompt, options, budget).tokens
+            return answer_of(runner, prompt, options, drafter, budget).tokens
 
         plain = limited("none", ReasoningLimit(max_tokens, closing))
         assert plain[: max_tokens + 1] == [*free[:max_tokens], closing]

@@ -31,6 +31,7 @@ from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
+from tests.decoding import answer_of
 
 PROMPT = np.arange(3, 20, dtype=np.int32)
 TREE = DraftTreeOptions(3, 4, 0, 0, only_if_worth=False)
@@ -146,7 +147,7 @@ def test_shared_noise_samples_the_targets_tokens(tiny_runner: TorchRunner) -> No
     shared = DraftRunner(tiny_runner, tiny_runner.vocabulary)
     drafter = make("draft", Resources(EAGER, model=shared.session))
     options = DecodeOptions(SamplingParams(temperature=1.3, seed=5), 50)
-    decoded = decode(Verifier(tiny_runner, tiny_runner.new_cache()), drafter, PROMPT, options)
+    decoded = answer_of(tiny_runner, PROMPT, options, drafter)
     assert decoded.tokens_per_step == 5.0
 
 
@@ -177,8 +178,8 @@ def test_decoding_continues_beyond_the_draft_models_context(
     short = TorchRunner(close_relative(tiny_runner, tiny_config).model, 40)
     resources = Resources(EAGER, model=DraftRunner(short, tiny_runner.vocabulary).session)
     options = DecodeOptions(SamplingParams(temperature=0), 1000)
-    expected = decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), PROMPT, options)
-    found = decode(Verifier(tiny_runner, tiny_runner.new_cache()), make(name, resources), PROMPT, options)
+    expected = answer_of(tiny_runner, PROMPT, options)
+    found = answer_of(tiny_runner, PROMPT, options, make(name, resources))
     assert found.tokens == expected.tokens
     assert found.finish == "length"
 
@@ -195,7 +196,7 @@ def test_rejection_is_reproducible_and_respects_top_k(tiny_runner: TorchRunner, 
     if name != "pearl":  # its draft length depends on timing
         assert answer(params) == answer(params)
     greedy = DecodeOptions(SamplingParams(temperature=0), 30)
-    plain = decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), PROMPT, greedy).tokens
+    plain = answer_of(tiny_runner, PROMPT, greedy).tokens
     assert answer(replace(params, top_k=1)) == plain
 
 
@@ -223,7 +224,7 @@ def test_a_fork_reads_only_new_tokens(
     copied = clone(drafter, verifier.sequence, forked.sequence)
     rows = count_rows(monkeypatch, shared.runner)
     edited = np.concatenate([PROMPT[:15], [60, 61]]).astype(np.int32)
-    expected = decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), edited, options).tokens
+    expected = answer_of(tiny_runner, edited, options).tokens
     assert decode(forked, copied, edited, options).tokens == expected
     assert rows[0] == (2 if slots == 2 else len(edited) - 1)
     rows.clear()

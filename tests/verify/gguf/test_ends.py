@@ -4,9 +4,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from outrider.verify.gguf.ends import BYTE, CONTROL, NORMAL
 from outrider.verify.gguf.tokenizer import build_tokenizer
-from outrider.verify.gguf.vocabulary import USER_DEFINED
+from outrider.verify.gguf.vocabulary import BYTE, CONTROL, NORMAL, USER_DEFINED
 from outrider.verify.tokenizer import stop_ids
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

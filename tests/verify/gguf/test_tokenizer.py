@@ -20,9 +20,8 @@ from tokenizers.trainers import BpeTrainer
 from outrider import models
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.verify.errors import ModelError
-from outrider.verify.gguf.ends import NORMAL
 from outrider.verify.gguf.tokenizer import COMPOSED, SPLITS, WHOLE_WORD_SPLITS, build_tokenizer
-from outrider.verify.gguf.vocabulary import USER_DEFINED
+from outrider.verify.gguf.vocabulary import NORMAL, USER_DEFINED
 from outrider.verify.tokenizer import fingerprint, load_tokenizer, stop_ids
 from tests.tokenizers import sentencepiece_model
 from tests.verify.model.cpu.native.files import add_entries, finish

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import transformers
 
-from outrider.drafters.none import NoDrafter
-from outrider.verify.decode import decode
 from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.backend import load_model
@@ -17,7 +15,7 @@ from outrider.verify.model.loading import prepare
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
-from outrider.verify.verifier import Verifier
+from tests.decoding import answer_of
 from tests.drafts import Oracle
 from tests.verify.model import families
 from tests.verify.model.families import compare, random_model
@@ -85,8 +83,8 @@ def test_drafting_is_lossless(pair: tuple[TorchRunner, Any], temperature: float)
     runner, _ = pair
     prompt = np.arange(3, 15, dtype=np.int32)
     options = DecodeOptions(SamplingParams(temperature, seed=5), 60)
-    expected = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
-    drafted = decode(Verifier(runner, runner.new_cache()), Oracle(expected, 6, 4), prompt, options)
+    expected = answer_of(runner, prompt, options).tokens
+    drafted = answer_of(runner, prompt, options, Oracle(expected, 6, 4))
     if drafted.tokens != expected and not runner.is_invariant:
         pytest.skip("this CPU rounds more rows differently, and that decides a choice of this random model")
     assert drafted.tokens == expected

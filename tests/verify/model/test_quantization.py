@@ -14,23 +14,22 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 from outrider import models
 from outrider.drafters.registry import Resources, make
 from outrider.verify import checkpoint
-from outrider.verify.decode import decode
 from outrider.verify.errors import ModelError
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native.interface import NativeRunner
+from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
-from outrider.verify.model.quantization import quantize_layers
+from outrider.verify.model.quantization import quantize_model
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
-from outrider.verify.verifier import Verifier
+from tests.decoding import answer_of
 from tests.verify.model.cpu.native.models import runner_of
 
 pytestmark = pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
 PROMPT = np.arange(5, 40, dtype=np.int32)
-CPU = torch.device("cpu")
 
 
 def load(path: Path, quantize: Quantize) -> NativeRunner:
@@ -93,9 +92,9 @@ def test_drafts_change_no_answer(quantize: Quantize) -> None:
     runner = load_model(options)
     for temperature in (0.0, 1.0):
         wanted = DecodeOptions(SamplingParams(temperature=temperature, seed=2), max_tokens=40)
-        plain = decode(Verifier(runner, runner.new_cache()), make("none", Resources()), PROMPT, wanted)
+        plain = answer_of(runner, PROMPT, wanted)
         drafter = make("fusion", Resources(vocabulary=runner.vocabulary + 1))
-        drafted = decode(Verifier(runner, runner.new_cache()), drafter, PROMPT, wanted)
+        drafted = answer_of(runner, PROMPT, wanted, drafter)
         assert drafted.tokens == plain.tokens
         assert len(drafted.steps) < len(plain.steps)
 
@@ -106,7 +105,7 @@ def test_a_model_without_full_weights_is_reported(tiny_config: LlamaConfig) -> N
         if isinstance(module, torch.nn.Linear):
             module.__class__ = type("Other", (torch.nn.Linear,), {})
     with pytest.raises(ModelError, match=r"set model\.quantize to none"):
-        quantize_layers(model, Quantization("int8"), CPU)
+        quantize_model(model, Quantization("int8"), Placement(model, [torch.device("cpu")]))
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,17 @@
 """A whole tree in one forward gives the logits of each path recomputed by the unmodified model."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.drafters.interface import MAX_NODES, DraftTree
+from outrider.drafters.interface import DraftTree
 from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.invariant_range import BLOCK, InvariantRange
 from outrider.verify.model.kwarg_injector import NotPassedOn
-from outrider.verify.model.mode import MAX_ROWS, Mode
-from outrider.verify.model.segment import Segment
+from outrider.verify.model.segment import Segment, grouped
 from outrider.verify.model.sizes import weight_size
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.trees import trees
@@ -101,38 +96,9 @@ def test_a_model_that_passes_nothing_on_is_served() -> None:
     assert runner.forward(runner.new_cache(), ForwardBatch.chain(torch.tensor([5, 6]))).shape == (2, 97)
 
 
-PLAIN = Mode(in_pages=False, is_recurrent=False)
-BOUNDS = InvariantRange(low=4, high=16)
-
-
-class Backend:
-    """A backend that is never called."""
-
-    max_streams, max_rows = 2, 40
-
-    def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
-        raise AssertionError
-
-
-def segment(runner: TorchRunner, rows: int, logits: bool = True) -> Segment:
-    return Segment(runner.new_cache(), ForwardBatch.chain(torch.arange(rows)), logits)
-
-
-def sizes(mode: Mode, segments: Sequence[Segment]) -> list[list[tuple[int, int]]]:
-    """Of each forward, the segments' numbers and the rows that are computed of them."""
-    return [[(number, part.rows) for number, part in zip(*each, strict=True)] for each in mode.forwards(segments)]
-
-
-def test_streams_share_forwards_up_to_the_backends_limits(tiny_runner: TorchRunner) -> None:
-    segments = [segment(tiny_runner, rows) for rows in (30, 20, 5, 1)]
-    assert sizes(PLAIN, segments) == [[(0, 30), (1, 20), (2, 5), (3, 1)]]
-    assert sizes(replace(PLAIN, backend=Backend()), segments) == [[(0, 30), (2, 5)], [(1, 20), (3, 1)]]
-    assert (PLAIN.max_rows, replace(PLAIN, backend=Backend()).max_rows) == (MAX_ROWS, 40)
-
-
-@pytest.mark.parametrize(
-    ("mode", "nodes", "depth"),
-    [(PLAIN, MAX_NODES, MAX_NODES), (Mode(in_pages=True, is_recurrent=False, bounds=BOUNDS), BOUNDS.high - 1, 3)],
-)
-def test_drafts_stay_in_the_range(mode: Mode, nodes: int, depth: int) -> None:
-    assert (mode.draft_nodes, mode.draft_depth(BLOCK - 4)) == (nodes, depth)
+def test_streams_are_computed_together_up_to_the_limits(tiny_runner: TorchRunner) -> None:
+    segments = [Segment(tiny_runner.new_cache(), chain(*range(rows))) for rows in (30, 20, 5, 1)]
+    for limits, sizes in (((1024,), [4]), ((40,), [1, 3]), ((1024, 3), [3, 1]), ((10,), [1, 1, 2])):
+        groups = grouped(segments, *limits)
+        assert [each for group in groups for each in group] == segments
+        assert [len(group) for group in groups] == sizes

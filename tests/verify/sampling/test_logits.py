@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from outrider.drafters.interface import EMPTY, DraftTree
 from outrider.drafters.none import NoDrafter
-from outrider.verify.decode import Decoded, decode
+from outrider.verify.decode import Decoded
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling.logits import LogitsProcessor, ProcessedLogits
 from outrider.verify.sampling.rows import in_place
 from outrider.verify.sampling.topk import likeliest
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
-from outrider.verify.verifier import Verifier
+from tests.decoding import answer_of
 from tests.drafts import Oracle
 from tests.trees import trees
 
@@ -91,7 +91,7 @@ def test_stop_tokens_that_are_the_whole_vocabulary_leave_a_choice() -> None:
 def answer(runner: TorchRunner, params: SamplingParams, known: list[int] | None = None, **options: Any) -> Decoded:
     drafter = NoDrafter() if known is None else Oracle(known, 6, 5)
     prompt = np.arange(3, 15, dtype=np.int32)
-    return decode(Verifier(runner, runner.new_cache()), drafter, prompt, DecodeOptions(params, 60, **options))
+    return answer_of(runner, prompt, DecodeOptions(params, 60, **options), drafter)
 
 
 RULES: list[dict[str, Any]] = [

@@ -59,13 +59,6 @@ class HostCache(KVCache):
         if can_discard(HOST):
             discard(self._planes)
 
-    def missing_pages(self, rows: int) -> int:
-        """Pages to take before `rows` more rows can be written: none, since the slot has its memory."""
-        return 0
-
-    def reserve(self, rows: int) -> None:
-        """Makes room for `rows` rows after the committed ones. A cache in pages raises OutOfPages, and is unchanged then."""
-
     def fill(self, length: int, noise: Any = None) -> None:
         """Replaces the contents with `length` rows of zeros, and states of zeros: a text for measurements."""
         self.truncate(0)

@@ -32,16 +32,14 @@ class KVCache(ABC):
     recurrent: RecurrentStates | None = None  # states of recurrent layers
     hidden: StateRing | None = None  # hidden states that a draft head reads
 
-    @abstractmethod
-    def discard(self) -> None:
-        """Returns the memory of an empty cache to the system."""
+    def discard(self) -> None:  # noqa: B027
+        """Returns the memory of an empty cache to the system, if it takes any."""
 
-    @abstractmethod
     def missing_pages(self, rows: int) -> int:
-        """Pages of a pool to take before `rows` more rows can be written."""
+        """Pages of a pool to take before `rows` more rows can be written; none where a slot has its memory."""
+        return 0
 
-    @abstractmethod
-    def reserve(self, rows: int) -> None:
+    def reserve(self, rows: int) -> None:  # noqa: B027
         """Makes room for `rows` rows after the committed ones. A cache in pages raises OutOfPages, and is unchanged then."""
 
     @abstractmethod
@@ -52,8 +50,7 @@ class KVCache(ABC):
     def assume(self, length: int) -> None:
         """Takes `length` positions to be committed, whatever they hold, for measurements."""
 
-    @abstractmethod
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027
         """Returns the memory of rows that no later row reads, if there is much of it."""
 
     @abstractmethod
@@ -68,9 +65,9 @@ class KVCache(ABC):
     def fork(self, source: Rows, length: int) -> None:
         """Replaces the contents with the first `length` committed rows of `source`, or with as many as can be had."""
 
-    @abstractmethod
     def parts(self, length: int, start: int = 0) -> Iterator[Part]:
-        """See `Rows`."""
+        """See `Rows`; none of a cache that is neither swapped out nor saved."""
+        return iter(())
 
     @property
     def released(self) -> Collection[int]:

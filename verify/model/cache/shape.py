@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from outrider.verify.model.data_types import DataType
 from outrider.verify.model.memory import Device, can_discard
 
 if TYPE_CHECKING:
@@ -34,8 +33,8 @@ class CacheShape:
     """Layout of a model's slots."""
 
     layers: tuple[LayerShape, ...]  # layers with attention
-    dtype: Any  # DataType; the model's data type
-    device: Any  # Device
+    dtype: Any  # the model's data type, torch's or a HostType
+    device: Device
     recurrent: RecurrentShape | None = None  # shape of the recurrent layers' states
     hidden_width: int = 0  # width of the hidden states that a draft head reads; 0 = none are kept
     hidden_positions: int = HIDDEN_POSITIONS
@@ -43,7 +42,7 @@ class CacheShape:
     coded: Any | None = None  # data type of keys and values in 8 bits (`outrider.verify.model.cache.codec`)
 
     @classmethod
-    def uniform(cls, layers: int, kv_heads: int, head_dim: int, dtype: DataType, device: Device) -> CacheShape:
+    def uniform(cls, layers: int, kv_heads: int, head_dim: int, dtype: Any, device: Device) -> CacheShape:
         """The layout of a model whose layers are alike."""
         return cls((LayerShape(kv_heads, head_dim, head_dim),) * layers, dtype, device)
 

@@ -9,7 +9,7 @@ import torch
 from outrider.verify.model.cache.codec import encode, noise_like
 from outrider.verify.model.cache.host_cache import HostCache
 from outrider.verify.model.cache.shape import CacheShape
-from outrider.verify.model.recurrent.tensor_states import TensorStates
+from outrider.verify.model.recurrent.rows import TensorStates
 from outrider.verify.model.transfer import tensor_of
 
 

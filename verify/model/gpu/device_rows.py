@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from outrider.drafters.interface import MAX_NODES
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.gpu.paged_cache import PagedCache
+from outrider.verify.model.gpu.row_counts import depth_left
 from outrider.verify.model.gpu.text_work import TextWork
-from outrider.verify.model.invariant_range import depth_left
 from outrider.verify.model.transfer import copy_to_device
 
 # The fields of a row: its token, its position, and the fields that kernels read.

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.verify.model.recurrent.convolution import gather_index
+from outrider.verify.model.recurrent.rows import TensorStates
+from outrider.verify.model.recurrent.state import gather_index
 from outrider.verify.model.recurrent.states import ROWS, RecurrentShape
-from outrider.verify.model.recurrent.tensor_states import TensorStates
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.transfer import to_device
 

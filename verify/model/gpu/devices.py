@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten  # private, and tested with PyTorch 2.13
 from transformers import PreTrainedModel
 
 from outrider.verify.errors import ModelError
+
+if TYPE_CHECKING:
+    from outrider.verify.model.gpu.staged_graph import StagedGraph
 
 
 class Placement:
@@ -78,13 +81,6 @@ def _sizes(model: PreTrainedModel, layers: Sequence[torch.nn.Module]) -> list[in
     return [sum(tensor.nbytes for tensor in model.parameters()) - sum(sizes), *sizes]
 
 
-class Recorder(Protocol):
-    """Records a forward's copies between devices, to repeat them."""
-
-    def copy(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        """Copies of the tensors on the device, on which the forward continues."""
-
-
 class Crossings:
     """Gives every decoder layer its inputs on its own device, by hooks, and returns the last one's output to the first device.
 
@@ -94,7 +90,7 @@ class Crossings:
     def __init__(self, model: torch.nn.Module, first: torch.device) -> None:
         """Takes the other devices from the model's weights; without any, there is nothing to do."""
         self.first = first
-        self.recorder: Recorder | None = None
+        self.recorder: StagedGraph | None = None  # records the copies, to repeat them
         self._copies: dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}  # of this forward
         if len({tensor.device for tensor in model.parameters()}) == 1:
             return

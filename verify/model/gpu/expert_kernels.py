@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.verify.model.gpu.product_kernels import add_product, load_block, part_weights
+from outrider.verify.model.gpu.product_kernels import products
 
 # Fields of a piece of work.
 EXPERT, FIRST, COUNT = map(tl.constexpr, range(3))
@@ -125,25 +125,6 @@ def _piece(index, order, work, slots, tile: tl.constexpr, is_single: tl.constexp
 
 
 @triton.jit
-def _product(
-    rows, row, count, row_stride, weight, scales, minimums, output, outputs, begin, end,
-    inputs: tl.constexpr, bits: tl.constexpr, block_outputs: tl.constexpr, tile: tl.constexpr, block_inputs: tl.constexpr,
-):  # fmt: skip
-    """The products of the inputs from `begin` to `end`, float32 [block_outputs, tile]; as those of linear layers."""
-    found = tl.zeros([block_outputs, tile], tl.float32)
-    dtype: tl.constexpr = rows.dtype.element_ty
-    parts: tl.constexpr = 16 // bits
-    part_inputs: tl.constexpr = block_inputs // parts
-    for first in range(begin, end, block_inputs):
-        stored, factors, offsets = load_block(weight, scales, minimums, output, outputs, first, inputs, bits, block_inputs)
-        for part in tl.static_range(parts):
-            weights = part_weights(stored, factors, offsets, part, bits, dtype)
-            at = first + part * part_inputs
-            found = add_product(found, weights, rows, row, at, count, row_stride, inputs, part_inputs)
-    return found
-
-
-@triton.jit
 def _joined(gate, up, how: tl.constexpr, alpha: tl.constexpr, limit: tl.constexpr):
     """What an expert makes of gate and up."""
     if how == CLAMPED:
@@ -194,9 +175,10 @@ def gate_up(
         output, part = first + both // 2, both % 2
         output = tl.where(output < outputs, output * 2 + part if in_turns else part * outputs + output, 2 * outputs)
         output = tl.where(output < 2 * outputs, expert * 2 * outputs + output, experts * 2 * outputs)
-        found = _product(
-            rows, slot // chosen, slots // chosen, row_stride, weight, scales, minimums, output, experts * 2 * outputs,
-            0, inputs, inputs, bits, block_outputs, tile, block_inputs,
+        row = slot // chosen
+        found, _ = products(
+            weight, scales, minimums, rows, row_stride, output, row, row, 0, inputs, slots // chosen, experts * 2 * outputs,
+            inputs, bits, tile, 0, block_outputs, block_inputs,
         )  # fmt: skip
         if has_bias:
             found += tl.load(bias + output, output < experts * 2 * outputs, 0.0).to(tl.float32)[:, None]
@@ -205,6 +187,30 @@ def gate_up(
         output = first + tl.arange(0, half)
         place = slot.to(tl.int64)[:, None] * outputs + output[None, :]
         tl.store(out + place, joined.to(out.dtype.element_ty), (slot < slots)[:, None] & (output < outputs)[None, :])
+
+
+@triton.jit
+def _add_experts(
+    partial, shares, bias, index, out, row, output, slots, outputs,
+    chosen: tl.constexpr, has_bias: tl.constexpr, splits: tl.constexpr, added_rows: tl.constexpr, block_outputs: tl.constexpr,
+):  # fmt: skip
+    """Adds the outputs of rows' experts, times their shares, in the order in which the rows chose them, to a tile of `out`."""
+    real, inside = row < slots // chosen, output < outputs
+    added = tl.zeros([added_rows, block_outputs], tl.float32)
+    for number in tl.static_range(chosen):
+        of_row = row * chosen + number
+        value = tl.zeros([added_rows, block_outputs], tl.float32)
+        for split in tl.static_range(splits):
+            # Other multiprocessors wrote the parts, so they are read from the cache that all share.
+            place = (split * slots + of_row).to(tl.int64)[:, None] * outputs + output[None, :]
+            value += tl.load(partial + place, real[:, None] & inside[None, :], 0.0, cache_modifier=".cg")
+        if has_bias:
+            of_expert = tl.load(index + of_row, real, 0)[:, None] * outputs + output[None, :]
+            value += tl.load(bias + of_expert, real[:, None] & inside[None, :], 0.0).to(tl.float32)
+        share = tl.load(shares + of_row, real, 0.0).to(tl.float32)
+        added = tl.fma(value, tl.broadcast_to(share[:, None], value.shape), added)
+    place = row.to(tl.int64)[:, None] * outputs + output[None, :]
+    tl.store(out + place, added.to(out.dtype.element_ty), real[:, None] & inside[None, :])
 
 
 @triton.jit(do_not_specialize=["slots"])
@@ -243,9 +249,9 @@ def down(
     if count > 0:
         of_expert = tl.where(inside, expert * outputs + output, experts * outputs)
         begin = tl.program_id(2) * split_inputs
-        found = _product(
-            rows, slot, slots, inputs, weight, scales, minimums, of_expert, experts * outputs,
-            begin, tl.minimum(begin + split_inputs, inputs), inputs, bits, block_outputs, tile, block_inputs,
+        found, _ = products(
+            weight, scales, minimums, rows, inputs, of_expert, slot, slot, begin, tl.minimum(split_inputs, inputs - begin),
+            slots, experts * outputs, inputs, bits, tile, 0, block_outputs, block_inputs,
         )  # fmt: skip
         place = (tl.program_id(2) * slots + slot).to(tl.int64)[:, None] * outputs + output[None, :]
         tl.store(partial + place, tl.trans(found), (slot < slots)[:, None] & inside[None, :])
@@ -255,19 +261,7 @@ def down(
         tl.atomic_xchg(arrived + tl.program_id(0), 0)
         for first in range(0, slots // chosen, added_rows):
             row = first + tl.arange(0, added_rows)
-            real = row < slots // chosen
-            added = tl.zeros([added_rows, block_outputs], tl.float32)
-            for number in tl.static_range(chosen):
-                of_row = row * chosen + number
-                value = tl.zeros([added_rows, block_outputs], tl.float32)
-                for split in tl.static_range(splits):
-                    # Other multiprocessors wrote the parts, so they are read from the cache that all share.
-                    place = (split * slots + of_row).to(tl.int64)[:, None] * outputs + output[None, :]
-                    value += tl.load(partial + place, real[:, None] & inside[None, :], 0.0, cache_modifier=".cg")
-                if has_bias:
-                    of_expert = tl.load(index + of_row, real, 0)[:, None] * outputs + output[None, :]
-                    value += tl.load(bias + of_expert, real[:, None] & inside[None, :], 0.0).to(tl.float32)
-                share = tl.load(shares + of_row, real, 0.0).to(tl.float32)
-                added = tl.fma(value, tl.broadcast_to(share[:, None], value.shape), added)
-            place = row.to(tl.int64)[:, None] * outputs + output[None, :]
-            tl.store(out + place, added.to(out.dtype.element_ty), real[:, None] & inside[None, :])
+            _add_experts(
+                partial, shares, bias, index, out, row, output, slots, outputs,
+                chosen, has_bias, splits, added_rows, block_outputs,
+            )  # fmt: skip

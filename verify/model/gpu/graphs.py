@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -34,8 +34,6 @@ from outrider.verify.model.gpu.together import compiled_together
 from outrider.verify.model.gpu.triton_attention import KernelAttention
 from outrider.verify.model.gpu.triton_products import counters_of
 from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
-from outrider.verify.model.invariant_range import InvariantRange
-from outrider.verify.model.recurrent.rows import Recurrence
 from outrider.verify.model.segment import Segment, keep_hidden
 from outrider.verify.model.transfer import on_device
 
@@ -45,25 +43,12 @@ WARM_UP_RUNS = 2
 GROUPED_CAPABILITIES = (9, 10)
 
 
-class Forward(Protocol):
-    """A model's forward."""
-
-    def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, attention: KernelAttention, *, recurrence: Recurrence | None
-    ) -> torch.Tensor:
-        """Tokens and positions, int64 [N], to logits [N, V]."""
-
-
-class Tap(Protocol):
-    """Keeps hidden states, for example `HiddenTap`."""
-
-    @property
-    def states(self) -> torch.Tensor:
-        """The hidden states of the last forward's rows, [N, width]."""
+# A model's forward: tokens and positions, int64 [N], a `KernelAttention`, and `recurrence` by name, to logits [N, V].
+Forward: TypeAlias = Callable[..., torch.Tensor]
 
 
 class GraphedForward:
-    """Forwards over the caches of one pool. Implements `outrider.verify.model.segment.ForwardBackend`."""
+    """Forwards over the caches of one pool, several streams at once."""
 
     def __init__(
         self,
@@ -71,19 +56,18 @@ class GraphedForward:
         pool: PagePool,
         positions: int,
         groups: int,
-        bounds: InvariantRange | None = None,
-        tap: Tap | None = None,
+        counts: Sequence[int] = ROWS,
+        tap: Any = None,
         crossings: Crossings | None = None,
     ) -> None:
         """`positions` is the longest cache's; `groups` are the model's query heads per key head.
 
-        With `bounds`, forwards are padded to numbers of rows in this range. With `tap`, the forward's hidden states are kept.
-        `crossings` are those of the model, if it is captured.
+        Forwards are padded to one of the numbers of rows `counts`, ascending. The `states` that `tap` has after a forward,
+        [N, width], are kept. `crossings` are those of the model, if it is captured.
         """
         self._forward, self._tap, self._crossings = forward, tap, crossings
         self._states: dict[int, torch.Tensor] = {}  # of the graphs' rows
-        self._counts = [count for count in ROWS if bounds is None or bounds.low <= count <= bounds.high]
-        self.max_rows = self.max_streams = self._counts[-1]
+        self._counts, self.max_rows = list(counts), counts[-1]
         self._pool = pool
         self._devices = [part.tensor.device for part in pool.parts]
         pages = page_count(positions, pool.page_tokens)

@@ -25,8 +25,7 @@ import triton
 import triton.language as tl
 
 from outrider.verify.model.gpu.pool_rows import load_rows, row_width
-from outrider.verify.model.gpu.precision import PRECISION
-from outrider.verify.model.gpu.product_kernels import enter
+from outrider.verify.model.gpu.product_kernels import PRECISION, enter
 
 # Fields of a row (`DeviceRows.rows`, which has `size` columns), and of a piece of work in the list that begins the tables.
 PLACE, DEPTH, LENGTH, SPLITS, FIRST_PAGE, PATH = map(tl.constexpr, range(6))

@@ -280,12 +280,8 @@ class PagedCache(TensorCache):
 
     def _part(self, start: int, end: int) -> torch.Tensor:
         """The rows of one page, as in `Rows.parts`; on the host if the layers are on several devices."""
-        parts = list(self._device_parts(start, end))
+        parts = list(map(together, self._views(start, end)))
         return parts[0] if len(parts) == 1 else torch.cat([part.cpu() for part in parts])
-
-    def _device_parts(self, start: int, end: int) -> Iterable[torch.Tensor]:
-        """The rows of one page on each device; in 16 bits views."""
-        return map(together, self._views(start, end))
 
     def _views(self, start: int, end: int) -> Iterable[list[torch.Tensor]]:
         """Views of the rows of one page on each device, by plane."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.verify.model.gpu.precision import PRECISION
+from outrider.verify.model.gpu.product_kernels import PRECISION
 
 # Fields of a stream (`DeviceStates.streams`); tables have `size` columns. The last five are addresses of `RecurrentStates`.
 FIRST_ROW, COUNT, FOLDED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)

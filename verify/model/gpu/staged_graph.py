@@ -19,7 +19,7 @@ Capture = Callable[[torch.device], AbstractContextManager[Callable[[], Any]]]
 
 
 class StagedGraph:
-    """One captured forward. Implements `outrider.verify.model.gpu.devices.Recorder`."""
+    """One captured forward."""
 
     def __init__(self, capture: Capture, prepare: Callable[[torch.device], None]) -> None:
         """`prepare` is what each stage on a device begins with."""
@@ -43,7 +43,7 @@ class StagedGraph:
         self._prepare(device)
 
     def copy(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        """See `Recorder`. The copies have memory of their own, which the next stage reads in every replay."""
+        """Copies the tensors to the device on which the forward continues, into memory that each replay reads."""
         self._open.close()
         copies = [tensor.to(device) for tensor in tensors]
         for tensor, copy in zip(tensors, copies, strict=True):

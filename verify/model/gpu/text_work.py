@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.verify.model.cache.shape import CacheShape
-from outrider.verify.model.invariant_range import BLOCK
+from outrider.verify.model.gpu.row_counts import BLOCK
 
 # The first splits of a text have this many keys: a few microseconds of one multiprocessor.
 SPLIT_KEYS = 256

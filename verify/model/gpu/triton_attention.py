@@ -17,9 +17,9 @@ from outrider.verify.model.attention.interface import Layer
 from outrider.verify.model.gpu import kernels, writing_kernels
 from outrider.verify.model.gpu.device_rows import DeviceRows
 from outrider.verify.model.gpu.paged_cache import PagePool
+from outrider.verify.model.gpu.row_counts import BLOCK
 from outrider.verify.model.gpu.text_work import HOPPER, MIN_BLOCK_ROWS, SPLITS_PER_SIZE, attend_blocks
 from outrider.verify.model.gpu.triton_products import overlap
-from outrider.verify.model.invariant_range import BLOCK
 from outrider.verify.model.transfer import on_device
 
 # The target number of programs: several for each multiprocessor of a large GPU.
@@ -76,9 +76,7 @@ def tree_attention(
     }
     inputs = {"rows": rows, "size": rows.shape[1], "head_dim": head_dim, "padded_dim": _padded(head_dim)}
     inputs |= overlap(query.device)
-    keys = {"key": key, "key_head": key.stride(0), "key_row": key.stride(1)}
-    values = {"value": value, "value_head": value.stride(0), "value_row": value.stride(1)}
-    queries = {"query": query, "query_head": query.stride(0), "query_row": query.stride(1)}
+    heads = _strided(query=query, key=key, value=value)
     turned = query if angles is None else rows_first(query)
     rotation = {
         "query_gain": query if query_gain is None else query_gain,
@@ -95,13 +93,19 @@ def tree_attention(
     scores = {"scaling": scaling, "softcap": softcap or 1.0, "capped": softcap > 0.0, "window": window}
     with on_device(query.device):
         written = kv_heads + (0 if angles is None else len(query))
-        writing_kernels.write[written, count](**queries, **rotation, **keys, **values, **page, **inputs, kv_heads=kv_heads)
+        writing_kernels.write[written, count](**heads, **rotation, **page, **inputs, kv_heads=kv_heads)
         return _attend(turned, kv_heads, sinks, capability, tables=tables, **page, **shared, **scores)
 
 
 @tree_attention.register_fake
 def _(query: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return rows_first(query)
+
+
+def _strided(**tensors: torch.Tensor) -> dict[str, Any]:
+    """Tensors [heads, N, head_dim] with their strides between heads and between rows, as kernels take them."""
+    strides = {f"{name}_{of}": each.stride(at) for name, each in tensors.items() for at, of in enumerate(("head", "row"))}
+    return {**tensors, **strides}
 
 
 def _padded(head_dim: int) -> int:
@@ -117,8 +121,7 @@ def _attend(query: torch.Tensor, kv_heads: int, sinks: torch.Tensor | None, capa
     parts_out = torch.empty(count, heads, inputs["parts"], head_dim, dtype=torch.float32, device=query.device)
     lse = torch.empty(count, heads, inputs["parts"], dtype=torch.float32, device=query.device)
     out, own_rows = rows_first(query), max(MIN_BLOCK_ROWS, triton.next_power_of_2(groups))
-    queries = {"query": query, "query_head": query.stride(0), "query_row": query.stride(1)}
-    shared = {**queries, "parts_out": parts_out, "lse": lse, "groups": groups, **inputs}
+    shared = {**_strided(query=query), "parts_out": parts_out, "lse": lse, "groups": groups, **inputs}
     kernels.attend_text[kv_heads, max(1, PROGRAMS // kv_heads)](
         **shared,
         block_rows=block_rows,

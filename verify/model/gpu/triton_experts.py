@@ -121,35 +121,26 @@ def experts(
     (count, hidden), chosen, device = rows.shape, index.shape[1], rows.device
     number = len(down[0]) // hidden
     width, slots, work = len(gate_up[0]) // (2 * number), count * chosen, work_of(count, chosen, number)
-    listed = torch.empty(work.pieces * int(kernels.WORK_FIELDS.value), dtype=torch.int32, device=device)
-    order = torch.empty(slots, dtype=torch.int32, device=device)
     joined = torch.empty(slots, width, dtype=rows.dtype, device=device)
     splits = splits_of(width, hidden, chosen)
     partial = torch.empty(splits * slots * hidden, dtype=torch.float32, device=device)
     out = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    shared = {"index": index, "order": order, "work": listed, "slots": slots, "experts": number, "chosen": chosen}
-    shared |= {"is_single": count == 1, "tile": work.tile, "block_outputs": OUTPUTS, "has_bias": bool(biases)}
+    shared: dict[str, Any] = {"slots": slots, "experts": number, "chosen": chosen, "is_single": count == 1, "tile": work.tile}
+    shared |= {"block_outputs": OUTPUTS, "has_bias": bool(biases)}
+    join = {"in_turns": in_turns, "how": WAYS[way], "alpha": alpha, "limit": limit}
     with on_device(device):
-        if count > 1:
-            kernels.list_work[(triton.cdiv(number, int(kernels.LISTED.value)),)](
-                index, order, listed, slots, work.pieces, number, triton.next_power_of_2(number + 1), work.tile
-            )
+        shared |= _listed(index, work, number)
         kernels.gate_up[(triton.cdiv(2 * width, OUTPUTS), work.pieces)](
             rows=rows,
             row_stride=rows.stride(0),
-            bias=biases[0] if biases else rows,
             out=joined,
             outputs=width,
-            in_turns=in_turns,
-            how=WAYS[way],
-            alpha=alpha,
-            limit=limit,
+            **join,
             **shared,
-            **_sizes(gate_up, hidden, work.tile, rows),
+            **_sizes(gate_up, biases[:1], hidden, work.tile, rows),
         )
         kernels.down[(triton.cdiv(hidden, OUTPUTS), work.pieces, splits)](
             rows=joined,
-            bias=biases[1] if biases else rows,
             shares=shares,
             partial=partial,
             arrived=arrived,
@@ -159,7 +150,7 @@ def experts(
             split_inputs=INPUTS * triton.cdiv(triton.cdiv(width, INPUTS), splits),
             added_rows=min(ADDED_ROWS, triton.next_power_of_2(count)),
             **shared,
-            **_sizes(down, width, work.tile, rows),
+            **_sizes(down, biases[1:], width, work.tile, rows),
         )
     return out
 
@@ -169,12 +160,26 @@ def _(rows: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(rows, memory_format=torch.contiguous_format)
 
 
-def _sizes(weights: Sequence[torch.Tensor], inputs: int, tile: int, rows: torch.Tensor) -> dict[str, Any]:
+def _listed(index: torch.Tensor, work: Work, experts: int) -> dict[str, torch.Tensor]:
+    """The list of the pieces, as kernels take it; that of a single row is not read."""
+    listed = torch.empty(work.pieces * int(kernels.WORK_FIELDS.value), dtype=torch.int32, device=index.device)
+    order = torch.empty(index.numel(), dtype=torch.int32, device=index.device)
+    if len(index) > 1:
+        kernels.list_work[(triton.cdiv(experts, int(kernels.LISTED.value)),)](
+            index, order, listed, index.numel(), work.pieces, experts, triton.next_power_of_2(experts + 1), work.tile
+        )
+    return {"index": index, "order": order, "work": listed}
+
+
+def _sizes(
+    weights: Sequence[torch.Tensor], bias: Sequence[torch.Tensor], inputs: int, tile: int, rows: torch.Tensor
+) -> dict[str, Any]:
     """Arguments of a product's kernel, and options of its launch."""
     values, scales, minimums = (*weights, *[weights[0]] * (3 - len(weights)))
     bits, gpu = (16, 8, 4)[len(weights) - 1], gpu_of(rows.device)
     sizes = Tile(tile, 0, OUTPUTS, INPUTS if rows.itemsize == 2 or bits < 16 else INPUTS // 2, 4)
-    found: dict[str, Any] = {"weight": values, "scales": scales, "minimums": minimums, "inputs": inputs, "bits": bits}
+    found: dict[str, Any] = {"weight": values, "scales": scales, "minimums": minimums, "bias": [*bias, rows][0]}
+    found |= {"inputs": inputs, "bits": bits}
     stages = stages_of(sizes, gpu, 8 * values.itemsize if bits == 16 else bits, rows.itemsize)
     return found | {"block_inputs": sizes.inputs, "num_warps": sizes.warps, "num_stages": stages}
 

@@ -36,6 +36,18 @@ def _turned(
 
 
 @triton.jit
+def _stored(
+    head, gain, angles, position, dim, epsilon, head_dim: tl.constexpr, rotary_dim: tl.constexpr, has_gains: tl.constexpr
+):
+    """A head's values in their type: turned, or as they are if nothing is rotated."""
+    if rotary_dim:
+        values = _turned(head, gain, angles, position, dim, epsilon, head_dim, rotary_dim, has_gains)
+        return values.to(head.dtype.element_ty)
+    else:
+        return tl.load(head + dim, dim < head_dim)
+
+
+@triton.jit
 def write(
     query,  # [heads, N, D]; this and the other arguments up to `key` are unused if nothing is rotated
     query_head,
@@ -79,18 +91,14 @@ def write(
     position = tl.load(positions + row) if rotary_dim else 0
     if head >= kv_heads:
         of_query = query + (head - kv_heads) * query_head + row * query_row
-        values = _turned(of_query, query_gain, angles, position, dim, epsilon, head_dim, rotary_dim, has_gains)
+        values = _stored(of_query, query_gain, angles, position, dim, epsilon, head_dim, rotary_dim, has_gains)
         heads = tl.num_programs(0) - kv_heads
         target = turned + (row * heads + head - kv_heads).to(tl.int64) * head_dim + dim
-        tl.store(target, values.to(turned.dtype.element_ty), dim < head_dim)
+        tl.store(target, values, dim < head_dim)
     elif place >= 0:
         layer = pool + layer_offset + head.to(tl.int64) * head_stride
         page, index = layer + (place // page_tokens) * page_stride, place % page_tokens
         of_key, of_value = key + head * key_head + row * key_row, value + head * value_head + row * value_row
-        if rotary_dim:
-            keys = _turned(of_key, key_gain, angles, position, dim, epsilon, head_dim, rotary_dim, has_gains)
-            keys = keys.to(key.dtype.element_ty)
-        else:
-            keys = tl.load(of_key + dim, dim < head_dim)
+        keys = _stored(of_key, key_gain, angles, position, dim, epsilon, head_dim, rotary_dim, has_gains)
         store_row(page, index, keys, dim, head_dim, page_tokens)
         store_row(page + value_offset, index, tl.load(of_value + dim, dim < head_dim), dim, head_dim, page_tokens)

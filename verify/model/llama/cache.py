@@ -88,9 +88,6 @@ class LlamaCache(KVCache):
         self.pool.used += pages - self._taken
         self._taken = pages
 
-    def discard(self) -> None:
-        """Nothing: an empty sequence takes no memory."""
-
     def missing_pages(self, rows: int) -> int:
         """See `KVCache`."""
         return max(0, page_count(self.length + rows, paging.PAGE_TOKENS) - self._taken)

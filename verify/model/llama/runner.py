@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -24,7 +24,7 @@ from outrider.verify.model.llama.library import KV_NAMES, KV_TYPES, MOST_ROWS, L
 from outrider.verify.model.llama.stateful import StatefulCache
 from outrider.verify.model.memory import HOST, keep_freed_memory
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.segment import Segment, kept_rows, positions_of, tokens_of
+from outrider.verify.model.segment import Segment, grouped, kept_rows, positions_of, tokens_of
 
 # Sessions that are in the cache, unless settings ask for more: attention reads past the rows of all of them.
 MOST_CACHES = 4
@@ -142,25 +142,13 @@ class LlamaRunner(ModelRunner):
             cache.release()
         assert self._sequences is not None
         self._sequences.reserve([(cache, segment.rows) for cache, segment in zip(caches, segments, strict=True)])
-        groups = list(self._groups(segments))
+        groups = grouped(segments, MOST_ROWS)
         found: list[NDArray[np.float32]] = []
         for group in groups:
             logits = self._together(group)
             ends = np.cumsum([segment.kept for segment in group])
             found += np.split(logits if len(groups) == 1 else logits.copy(), ends[:-1])
         return found
-
-    def _groups(self, segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-        """The segments that are computed at once."""
-        group: list[Segment] = []
-        rows = 0
-        for segment in segments:
-            if group and rows + segment.rows > MOST_ROWS:
-                yield group
-                group, rows = [], 0
-            group.append(segment)
-            rows += segment.rows
-        yield group
 
     def _together(self, segments: Sequence[Segment]) -> NDArray[np.float32]:
         assert self._sequences is not None

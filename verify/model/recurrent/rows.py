@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.recurrent.convolution import convolve, gather_index
-from outrider.verify.model.recurrent.state import scan
-from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape
-from outrider.verify.model.recurrent.tensor_states import TensorStates
+from outrider.verify.model.recurrent.state import advance, convolve, gather_index, scan
+from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates, Snapshot
+from outrider.verify.model.segment import Segment
+from outrider.verify.model.transfer import lazy_zeros, to_device
+
+
+class TensorStates(RecurrentStates):
+    """The states of one slot, on a CPU or a GPU. Reads and writes of layers go through `RecurrentRows`."""
+
+    def _zeros(self, size: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+        return lazy_zeros(size, dtype or torch.float32, self.shape.device)
+
+    def _copied(self, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    def _places(self, rows: Sequence[int], offset: int) -> torch.Tensor:
+        return to_device(torch.tensor(rows) + offset, self.matrices.device)
+
+    def _taken(self, snapshot: Snapshot) -> Snapshot:
+        parts = (torch.as_tensor(each, device=self.matrices.device) for each in (snapshot.matrices, snapshot.windows))
+        return Snapshot(snapshot.length, *parts)
+
+    def _fold(self, rows: int, known: int) -> None:
+        window, left = self.shape.window, min(known, self.count - rows)
+        for matrices, keys, writes, decays in zip(self.matrices, self.keys, self.writes, self.decays, strict=True):
+            advance(matrices, keys[:, :rows], writes[:, :rows], decays[:, :rows])
+        if left:
+            for tensor in (self.keys, self.writes, self.decays):
+                tensor[:, :, :left] = tensor[:, :, rows : rows + left].clone()
+        self.inputs[:, : window + left] = self.inputs[:, rows : rows + window + left].clone()
+        self.length, self.count = self.length + rows, left
 
 
 class Scan(NamedTuple):
@@ -150,15 +177,6 @@ class StateProbe(Recurrence):
         heads, key_dim, value_dim, decay_dim = (self.scans or [(0, 0, 0, 0)])[0]
         scans = (len(self.scans), heads, key_dim, value_dim, decay_dim)
         return RecurrentShape(len(self.convolutions), window, channels, *scans, self.dtype, device)
-
-
-class Segment(Protocol):
-    """The rows of one stream in a forward (`outrider.verify.model.segment`)."""
-
-    @property
-    def cache(self) -> Any: ...
-    @property
-    def batch(self) -> ForwardBatch: ...
 
 
 def recurrence_of(segments: Sequence[Segment]) -> Recurrence:

@@ -20,6 +20,7 @@ from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
+from tests.decoding import answer_of
 
 EIGHT_BITS: tuple[KVDtype, ...] = ("int8", "fp8")
 CPU = torch.device("cpu")
@@ -88,5 +89,5 @@ def test_drafts_change_no_answer(tiny_config: LlamaConfig, kv_dtype: KVDtype) ->
             found = answer(drafted, drafter, text, wanted)
             assert found.tokens == expected.tokens
             text = np.concatenate([text, np.array([*expected.tokens, 7], np.int32)])
-        fresh = answer(Verifier(runner, runner.new_cache()), make("none", Resources()), text[: len(PROMPT) + 21], wanted)
+        fresh = answer_of(runner, text[: len(PROMPT) + 21], wanted)
         assert fresh.tokens == expected.tokens

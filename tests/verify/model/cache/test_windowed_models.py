@@ -2,25 +2,17 @@
 
 import functools
 import sys
-from random import Random
 
-import numpy as np
 import pytest
 import torch
 
-from outrider.drafters.interface import Ints
-from outrider.drafters.none import NoDrafter
-from outrider.verify.decode import decode
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache import paging, windows
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.torch_runner import TorchRunner
-from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.stream import DecodeOptions
-from outrider.verify.verifier import Verifier
-from tests.drafts import Chaos, Oracle
+from tests.decoding import check_sessions
 from tests.verify.model.families import build
 from tests.verify.model.test_architectures import make
 
@@ -75,28 +67,9 @@ def test_released_rows_change_no_bits(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_sessions_are_drafted_reused_forked_and_rewound_at_random_points() -> None:
-    runner, random = runner_of("qwen2"), Random(5)
-    sessions = [Verifier(runner, runner.new_cache()) for _ in range(3)]
-    options = DecodeOptions(SamplingParams(0.8, seed=1), 12)
-    released = 0
-    for step in range(6):
-        session = sessions[number := random.randrange(3)]
-        text = session.sequence.tokens
-        kept = random.randrange(len(text) + 1)
-        if random.random() < 0.5 and len(text) > 1:
-            source = random.choice([each for each in sessions if each is not session])
-            session = source.clone(runner.new_cache(), min(kept, len(source.sequence)))
-            text = session.sequence.tokens
-        if random.random() < 0.5:
-            session.swap_in(session.swap_out())
-        added = random.choices(range(3, 97), k=random.choice((3, 60)))
-        prompt: Ints = np.concatenate([text[:kept], np.array(added, np.int32)])[-100:]
-        expected = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
-        drafter = Chaos(97, step) if step % 2 else Oracle(expected, 6, 4)
-        assert decode(session, drafter, prompt, options).tokens == expected
-        session.truncate(len(session.sequence) - random.randrange(3))  # as if a stop string had ended inside a block
+    runner, released = runner_of("qwen2"), 0
+    for session in check_sessions(runner, 5, share=0.5, added=(3, 60), tokens=12):
         assert isinstance(session.cache, TensorCache)
         spoil(runner, session.cache)
         released += len(session.cache.released)
-        sessions[number] = session
     assert released

@@ -27,6 +27,7 @@ from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
+from tests.decoding import answer_of
 from tests.drafts import Oracle
 from tests.verify.model.gpu.test_triton_attention import random_tree
 
@@ -42,15 +43,15 @@ def runner(request: pytest.FixtureRequest) -> ModelRunner:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafted_answers_equal_plain_decoding(runner: ModelRunner, temperature: float) -> None:
     options = DecodeOptions(SamplingParams(temperature=temperature, seed=3), max_tokens=80)
-    plain = decode(Verifier(runner, runner.new_cache()), NoDrafter(), PROMPT, options).tokens
+    plain = answer_of(runner, PROMPT, options).tokens
     drafter = Oracle(plain)
-    assert decode(Verifier(runner, runner.new_cache()), drafter, PROMPT, options).tokens == plain
+    assert answer_of(runner, PROMPT, options, drafter).tokens == plain
 
 
 def test_greedy_text_equals_transformers(runner: ModelRunner) -> None:
     reference = LlamaForCausalLM.from_pretrained(models.TARGET, dtype=torch.float32).to("cuda")
     options = DecodeOptions(SamplingParams(temperature=0), max_tokens=40)
-    ours = decode(Verifier(runner, runner.new_cache()), NoDrafter(), PROMPT, options).tokens
+    ours = answer_of(runner, PROMPT, options).tokens
     whole = reference.generate(
         torch.from_numpy(PROMPT).long()[None].cuda(), max_new_tokens=40, do_sample=False, eos_token_id=None
     )

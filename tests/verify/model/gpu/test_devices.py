@@ -15,7 +15,6 @@ from outrider.verify.model.gpu.devices import Crossings, Placement, decoder_laye
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.gpu.triton_products import counters_of, use_kernel
-from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import random_model
@@ -145,7 +144,7 @@ def test_a_replay_clears_what_an_interrupted_product_has_counted(devices: Device
         PagePool(shape, 1),
         16,
         1,
-        InvariantRange(2, 2),
+        (2,),
         None,
         Crossings(layer, FIRST),
     )

@@ -22,8 +22,8 @@ from outrider.verify.model.gpu import graphs as graphs_module
 from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
 from outrider.verify.model.gpu.graphs import Forward, GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
+from outrider.verify.model.gpu.row_counts import BLOCK, ROWS
 from outrider.verify.model.gpu.text_work import TextWork
-from outrider.verify.model.invariant_range import BLOCK, InvariantRange
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.gpu.conftest import DEVICE
@@ -37,7 +37,7 @@ class Graphed:
     """The graphed forward of a runner's model, over a pool of its own."""
 
     def __init__(
-        self, runner: TorchRunner, rows: InvariantRange | None = None, capture: bool = True, run: Forward | None = None
+        self, runner: TorchRunner, rows: Sequence[int] = ROWS, capture: bool = True, run: Forward | None = None
     ) -> None:
         self.runner = runner
         self.pool = PagePool(runner.cache_shape, 12)
@@ -121,7 +121,7 @@ def test_hidden_states_are_kept_with_the_rows() -> None:
 
 
 def test_known_rows_that_do_not_fit_are_computed_in_turns(tiny_runner: TorchRunner) -> None:
-    graphs = Graphed(tiny_runner, InvariantRange(1, 2))
+    graphs = Graphed(tiny_runner, (1, 2))
     segments = [Segment(graphs.filled(length)[1], ForwardBatch.chain(torch.arange(2))) for length in (1, 8)]
     expected = torch.cat([graphs(each).clone()[1:] for each in segments])
     found = graphs(*(each._replace(batch=replace(each.batch, known=1)) for each in segments))
@@ -171,7 +171,7 @@ def test_a_forward_that_cannot_be_captured_is_launched_kernel_by_kernel(
         return run(*inputs, **others)
 
     monkeypatch.setattr(graphs_module, "CudaCapture", RefusedCapture)
-    graphs = Graphed(tiny_runner, InvariantRange(1, 4), capture=False, run=asks_the_host)
+    graphs = Graphed(tiny_runner, (1, 2, 4), capture=False, run=asks_the_host)
     with caplog.at_level(logging.WARNING):
         graphs.forward.capture()
     [warning] = caplog.messages

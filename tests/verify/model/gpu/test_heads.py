@@ -10,9 +10,8 @@ import transformers
 from packaging.version import Version
 
 from outrider.drafters.interface import EMPTY
-from outrider.verify.heads.cache import HeadCache
 from outrider.verify.heads.draft import HeadRunner
-from outrider.verify.heads.model import HeadModel
+from outrider.verify.heads.model import HeadCache, HeadModel
 from outrider.verify.model.gpu.paged_cache import PagedCache
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner

@@ -13,8 +13,8 @@ from outrider.verify import stream as streams
 from outrider.verify.model import invariance
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.paging import OutOfPages
+from outrider.verify.model.gpu.row_counts import BLOCK
 from outrider.verify.model.invariance import Tree, start
-from outrider.verify.model.invariant_range import BLOCK, InvariantRange
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.server.worker.fakes import Rig, request
@@ -31,7 +31,6 @@ def chain(*tokens: int) -> ForwardBatch:
 def make(tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[[torch.dtype], TorchRunner]:
     """Makes a runner that is not started, of a small model."""
     monkeypatch.setattr(TorchRunner, "in_pages", True)
-    monkeypatch.setattr(invariance, "COST_ROUNDS", 1)
     torch.manual_seed(1)
     return lambda dtype: TorchRunner(LlamaForCausalLM(tiny_config).to(DEVICE, dtype), CONTEXT, compile="off", started=False)
 
@@ -84,24 +83,20 @@ def test_trees_beside_streams_have_the_bits_of_single_tokens(
     rows: int,
     trees: tuple[Tree, ...],
 ) -> None:
-    """In the range of one number of rows, which needs nothing of this machine's kernels but that places do not matter."""
+    """In one number of rows, which needs nothing of this machine's kernels but that places do not matter."""
     runner = make(dtype)
-    one_number = InvariantRange(rows, rows)
-    monkeypatch.setattr(invariance, "RANGES", (one_number,))
+    monkeypatch.setattr(invariance, "INVARIANT_ROWS", (rows,))
     monkeypatch.setattr(invariance, "TREES", trees)
-    monkeypatch.setattr(invariance, "cost", lambda *_: 0.04)
     start(runner, CONTEXT, "auto", None)
-    assert runner.invariant_range == one_number
-    assert runner.invariance == f"on, {rows} to {rows} rows, costs 4.0% of a step"
-    assert (runner.draft_depth(60), runner.draft_nodes) == (3, rows - 1)
-    assert runner.max_rows == rows
+    assert runner.invariance == "on"
+    assert (runner.draft_depth(60), runner.max_rows) == (3, rows)
 
 
 @pytest.mark.slow
 def test_a_prompts_keys_and_values_do_not_depend_on_how_it_was_cut(make: Callable[[torch.dtype], TorchRunner]) -> None:
     """In more rows than a graph has, in fewer than the range has, and across a block's end."""
     runner, tokens = make(torch.bfloat16), list(range(3, 33))
-    runner.start(CONTEXT, InvariantRange(16, 16))
+    runner.start(CONTEXT, (16,))
     pages, logits = [], []
     for cuts in ((30,), (17, 13), (12, 17, 1)):
         cache, start = runner.new_cache(), BLOCK - 16
@@ -120,7 +115,7 @@ def test_a_prompts_keys_and_values_do_not_depend_on_how_it_was_cut(make: Callabl
 def test_all_rows_of_a_long_chain_have_logits(make: Callable[[torch.dtype], TorchRunner]) -> None:
     runner, tokens = make(torch.float32), range(3, 13)
     expected = TorchRunner(runner.model, CONTEXT, started=False)
-    runner.start(CONTEXT, InvariantRange(8, 8))
+    runner.start(CONTEXT, (8,))
     found = runner.forward(runner.new_cache(), chain(*tokens))
     assert torch.allclose(found, expected.forward(expected.new_cache(), chain(*tokens)), atol=1e-4)
 

@@ -1,7 +1,6 @@
 """Models with recurrent layers as on a GPU: logits of the plain forward, captured steps, lossless drafts, sessions."""
 
 from collections.abc import Callable
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -9,9 +8,6 @@ import pytest
 import torch
 import transformers
 
-from outrider.drafters.interface import Ints
-from outrider.drafters.none import NoDrafter
-from outrider.verify.decode import decode
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.tensor_cache import TensorCache
@@ -20,10 +16,7 @@ from outrider.verify.model.gpu.paged_cache import PagedCache
 from outrider.verify.model.recurrent import states
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
-from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.stream import DecodeOptions
-from outrider.verify.verifier import Verifier
-from tests.drafts import Chaos
+from tests.decoding import check_sessions
 from tests.verify.model.families import DELTA, SIZES, config_of, random_model
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.emulated_devices import emulated_devices
@@ -76,20 +69,9 @@ def test_a_replay_computes_other_streams() -> None:
 @pytest.mark.slow
 def test_sessions_are_reused_forked_rewound_and_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
-    runner, random = Paged(small(), CONTEXT, compile="off", started=False), Random(3)
+    runner = Paged(small(), CONTEXT, compile="off", started=False)
     runner.pages = 24
     runner.start(CONTEXT)
     reference = TorchRunner(small(), CONTEXT, started=False)  # without a backend; its caches are contiguous
-    session = Verifier(runner, runner.new_cache())
-    options = DecodeOptions(SamplingParams(0.8, seed=1), 4, max_nodes=7)
-    for step, added in enumerate((40, 3, 100, 1)):
-        text = session.sequence.tokens
-        kept = random.randrange(len(text) + 1)
-        if step % 2:
-            session = session.clone(runner.new_cache(), kept)
-            session.swap_in(session.swap_out())
-            text = session.sequence.tokens
-        prompt: Ints = np.concatenate([text[:kept], np.array(random.choices(range(3, 97), k=added), np.int32)])
-        expected = decode(Verifier(reference, reference.new_cache()), NoDrafter(), prompt, options).tokens
-        assert decode(session, Chaos(97, step), prompt, options).tokens == expected
-        session.truncate(len(session.sequence) - step)  # as if a stop string had ended inside a block
+    for _ in check_sessions(runner, 3, share=0.5, added=(1, 3, 100), tokens=4, reference=reference):
+        pass

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.verify.model.gpu import triton_sampling
-from outrider.verify.sampling.ranking import Ranking
+from outrider.verify.sampling.device import Ranking
 from outrider.verify.sampling.rows import in_place
 from outrider.verify.sampling.sampler import choose as choose_on_host
 from outrider.verify.sampling.sampler import draw as draw_on_host

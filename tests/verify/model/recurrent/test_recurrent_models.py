@@ -2,31 +2,28 @@
 
 import functools
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import pytest
 import torch
 
-from outrider.drafters.interface import Drafter, Ints
-from outrider.drafters.none import NoDrafter
+from outrider.drafters.interface import Drafter
 from outrider.drafters.registry import Resources, make
-from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import interface as native
+from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.load_options import LoadOptions, Quantization
-from outrider.verify.model.quantization import quantize_layers
+from outrider.verify.model.quantization import quantize_model
 from outrider.verify.model.recurrent import states
-from outrider.verify.model.recurrent.convolution import convolve, gather_index
-from outrider.verify.model.recurrent.state import advance, scan
+from outrider.verify.model.recurrent.state import advance, convolve, gather_index, scan
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
-from outrider.verify.verifier import Verifier
+from tests.decoding import answer_of, check_sessions
 from tests.drafts import EAGER, Chaos, Oracle
 from tests.verify.model.families import FAMILIES, REFUSED, build, compare, text_of, tolerance
 
@@ -51,12 +48,12 @@ def test_drafting_is_lossless(family: str) -> None:
     runner = runner_of(family)
     prompt = np.arange(3, 15, dtype=np.int32)
     options = DecodeOptions(SamplingParams(0.8, seed=5), 40)
-    expected = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
+    expected = answer_of(runner, prompt, options).tokens
     again = TorchRunner(build(family, NAME))  # of its own: `fusion` drafts while the target runs
     resources = Resources(EAGER, vocabulary=97, model=DraftRunner(again, 97).session)
     drafters: list[Drafter] = [Oracle(expected, 6, 4), Chaos(97), make("fusion", resources), make("draft", resources)]
     for drafter in drafters:
-        drafted = decode(Verifier(runner, runner.new_cache()), drafter, prompt, options)
+        drafted = answer_of(runner, prompt, options, drafter)
         assert drafted.tokens == expected
     assert len(drafted.steps) < len(expected)
 
@@ -69,25 +66,8 @@ def few_tokens_between_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("few_tokens_between_snapshots")
 @pytest.mark.parametrize("family", ALL)
 def test_sessions_are_reused_forked_and_rewound_at_random_points(family: str) -> None:
-    runner, random = runner_of(family), Random(3)
-    sessions = [Verifier(runner, runner.new_cache()) for _ in range(3)]
-    options = DecodeOptions(SamplingParams(0.8, seed=1), 20)
-    for step in range(6):
-        session = sessions[number := random.randrange(3)]
-        text = session.sequence.tokens
-        kept = random.randrange(len(text) + 1)
-        if random.random() < 0.3 and len(text) > 1:
-            source = random.choice([each for each in sessions if each is not session])
-            session = source.clone(runner.new_cache(), min(kept, len(source.sequence)))
-            text = session.sequence.tokens
-        if random.random() < 0.3:
-            session.swap_in(session.swap_out())
-        added = random.choices(range(3, 97), k=random.choice((1, 3, 100)))
-        prompt: Ints = np.concatenate([text[:kept], np.array(added, np.int32)])[-300:]
-        expected = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
-        assert decode(session, Chaos(97, step), prompt, options).tokens == expected
-        session.truncate(len(session.sequence) - random.randrange(3))  # as if a stop string had ended inside a block
-        sessions[number] = session
+    for _ in check_sessions(runner_of(family), 3, share=0.3, added=(1, 3, 100), tokens=20):
+        pass
 
 
 @pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
@@ -95,7 +75,7 @@ def test_loading_gives_the_bits_of_quantising_the_loaded_model(tmp_path: Path) -
     """transformers initialises what a checkpoint lacks, which must not be the layers around replaced ones."""
     build(FAST, "eager").save_pretrained(tmp_path)
     model = build(FAST, NAME)
-    quantize_layers(model, Quantization("int8"), torch.device("cpu"))
+    quantize_model(model, Quantization("int8"), Placement(model, [torch.device("cpu")]))
     plain = TorchRunner(model)
     loaded = load_weights(LoadOptions(str(tmp_path), device="cpu", backend="torch", quantization=Quantization("int8")))
     expected, found = (each.forward(each.new_cache(), ForwardBatch.chain(text_of(20))) for each in (plain, loaded))
@@ -107,7 +87,7 @@ def test_a_layer_whose_weights_are_read_by_another_is_refused() -> None:
     model = build("stablelm", NAME)
     layer = model.model.layers[0].mlp
     layer.forward = lambda rows: torch.nn.functional.linear(rows, layer.up_proj.weight.clamp(-1, 1)[:32])
-    quantize_layers(model, Quantization("int8"), torch.device("cpu"))
+    quantize_model(model, Quantization("int8"), Placement(model, [torch.device("cpu")]))
     with pytest.raises(ModelError, match="its forward fails"):
         TorchRunner(model)
 

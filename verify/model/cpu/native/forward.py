@@ -20,7 +20,7 @@ from outrider.verify.model.cpu.native.huge_pages import mapped
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.states import NativeStates
 from outrider.verify.model.cpu.native.structures import CachedPart, Stream, Tap
-from outrider.verify.model.data_types import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8
+from outrider.verify.model.memory import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8
 from outrider.verify.model.segment import Segment, keep_hidden
 
 # The library's numbers of the data types of keys and values.

@@ -21,8 +21,8 @@ from outrider.verify.model.cpu.native.packed_file import NOT_KEPT, PackedFile, f
 from outrider.verify.model.cpu.native.packing import Precision
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import Kind
-from outrider.verify.model.data_types import BFLOAT16, FLOAT16, FLOAT32, HostType
 from outrider.verify.model.load_options import LoadOptions, Quantization
+from outrider.verify.model.memory import BFLOAT16, FLOAT16, FLOAT32, HostType
 from outrider.verify.model.quantized.formats import METHODS, whole_layers
 from outrider.verify.model.quantized.parts import UnknownFormatError
 from outrider.verify.model.stored import Stored

@@ -23,10 +23,9 @@ from outrider.verify.model.cpu.native.decoder import Decoder
 from outrider.verify.model.cpu.native.forward import NativeForward
 from outrider.verify.model.cpu.native.library import Engine, variant
 from outrider.verify.model.cpu.native.states import NativeStates, shape_of
-from outrider.verify.model.data_types import FLOAT8, INT8, HostType
-from outrider.verify.model.memory import HOST, keep_freed_memory
+from outrider.verify.model.memory import FLOAT8, HOST, INT8, HostType, keep_freed_memory
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.segment import Segment
+from outrider.verify.model.segment import Segment, grouped
 
 if TYPE_CHECKING:
     import torch
@@ -140,7 +139,7 @@ class NativeRunner(ModelRunner):
         for segment in segments:
             segment.cache.release()
         found: list[NDArray[np.float32]] = []
-        for group in grouped(segments):
+        for group in grouped(segments, NativeForward.max_rows, NativeForward.max_streams):
             logits = np.split(self._forward(group), np.cumsum([each.kept for each in group[:-1]]))
             self.touched = self._forward.touched / max(1, self._mixtures)
             found += logits if len(group) == len(segments) else [each.copy() for each in logits]
@@ -180,16 +179,3 @@ class NativeRunner(ModelRunner):
         from outrider.verify.model.cpu.native.layers import NativeHead  # imports torch
 
         return NativeHead(self.decoder.head)
-
-
-def grouped(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """The segments that are computed at once."""
-    groups: list[list[Segment]] = []
-    rows = 0
-    for segment in segments:
-        rows += segment.rows
-        if not groups or len(groups[-1]) == NativeForward.max_streams or rows > NativeForward.max_rows:
-            groups.append([])
-            rows = segment.rows
-        groups[-1].append(segment)
-    return groups

@@ -22,7 +22,7 @@ from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.load_options import Quantization, Quantize
 from outrider.verify.model.packed import packed_layers
-from outrider.verify.model.quantization import finish_quantization
+from outrider.verify.model.quantization import quantize_model
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model import families, test_architectures
 from tests.verify.model.families import FAMILIES, REFUSED
@@ -42,14 +42,16 @@ def captured(name: str, devices: Sequence[torch.device], quantize: Quantize = "n
     with fake_cuda() as device:
         config_of = test_architectures.config_of if name in ARCHITECTURES else families.config_of
         model = fake_model(config_of(name, NAME, **sizes), devices)
-        finish_quantization(model, Quantization(quantize), Placement(model, devices))
+        quantize_model(model, Quantization(quantize), Placement(model, devices))
         assert quantize == "none" or not any(weight.dim() == 3 for weight in model.parameters())  # experts have few bits, too
         assert bool(packed_layers(model)) == (quantize != "none")
         assert all(layer.weight.device in devices for layer in packed_layers(model))
         runner = TorchRunner(model, CONTEXT, compile="off", started=False)
         pool = PagePool(runner.cache_shape, 4)
         groups = runner._attention_probe.groups
-        forward = GraphedForward(partial(runner._run, keep=0), pool, CONTEXT, groups, None, runner._tap, runner._crossings)
+        forward = GraphedForward(
+            partial(runner._run, keep=0), pool, CONTEXT, groups, tap=runner._tap, crossings=runner._crossings
+        )
         for count in ROWS:
             forward._run(count)
             forward.capture_rows(count, device.capture)
