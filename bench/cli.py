@@ -267,7 +267,9 @@ def bench_pair(
 @app.command("files")
 def bench_files(
     files: Annotated[list[Path], typer.Argument(help="GGUF files.")],
-    llama_bench: Annotated[Path, typer.Option(help="llama.cpp's llama-bench, compiled for this machine.")],
+    llama_bench: Annotated[
+        Path, typer.Option(help="llama.cpp's llama-bench, compiled for this machine, beside llama-batched-bench.")
+    ],
     threads: Annotated[int, typer.Option(help="Threads of both.", min=1)] = os.cpu_count() or 1,
     turns: Annotated[int, typer.Option(help="Times that each program is measured.", min=1)] = 3,
     out: Out = None,

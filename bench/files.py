@@ -32,7 +32,7 @@ SPEED = "prompt of 2,048, tokens/s"
 
 def run(files: Sequence[Path], program: Path, threads: int, turns: int, out: Path | None) -> None:
     """Measures, prints, and saves the figures if `out` is given. `program` is llama-bench. Raises BenchError."""
-    for path in (*files, program):
+    for path in (*files, program, batched(program)):
         if not path.is_file():
             raise BenchError(f"there is no file {path}")
     found: dict[str, Any] = {}
@@ -91,13 +91,26 @@ def commit(runner: ModelRunner, tokens: Any) -> Callable[[Any], None]:
 
 
 def of_llama(file: Path, program: Path, threads: int) -> dict[str, float]:
-    """The same by llama-bench. Its step of eight rows is a prompt of eight tokens."""
-    sizes = ("-p", f"{PROMPT},8", "-n", str(GENERATED), "-r", "1", "-t", str(threads))
-    ended = subprocess.run([str(program), "-m", str(file), *sizes, "-o", "json"], capture_output=True, text=True)
+    """The same by llama.cpp. Its step of eight rows continues eight texts, because a prompt gets the logits of one row."""
+    threaded = ("-m", str(file), "-t", str(threads))
+    rows = started(program, *threaded, "-p", str(PROMPT), "-n", str(GENERATED), "-r", "1", "-o", "jsonl")
+    speeds = {each["n_prompt"]: each["avg_ts"] for each in rows}
+    sizes = ("-c", str(PROMPT), "-npp", str(CONTEXT), "-ntg", str(STEPS[8]), "-npl", "8", "-pps")
+    (eight,) = started(batched(program), *threaded, *sizes, "--output-format", "jsonl")
+    return {ROWS[1]: 1e3 / speeds[0], ROWS[8]: 8e3 / eight["speed_tg"], SPEED: speeds[PROMPT]}
+
+
+def batched(program: Path) -> Path:
+    """The program beside llama-bench that continues several texts at once."""
+    return program.with_name("llama-batched-bench")
+
+
+def started(program: Path, *arguments: str) -> list[dict[str, Any]]:
+    """The lines of JSON that a program prints. Raises BenchError."""
+    ended = subprocess.run([str(program), *arguments], capture_output=True, text=True)
     if ended.returncode:
-        raise BenchError(f"llama-bench failed with {file}: {ended.stderr.strip().splitlines()[-1]}")
-    speeds = {(each["n_prompt"], each["n_gen"]): each["avg_ts"] for each in json.loads(ended.stdout)}
-    return {ROWS[1]: 1e3 / speeds[0, GENERATED], ROWS[8]: 8e3 / speeds[8, 0], SPEED: speeds[PROMPT, 0]}
+        raise BenchError(f"{program.name} failed: {ended.stderr.strip().splitlines()[-1]}")
+    return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
 
 
 def median(values: Iterable[float]) -> float:
