@@ -20,6 +20,7 @@ from outrider.server.http.errors import CLIENT_CLOSED_REQUEST
 
 T = TypeVar("T")
 
+EVENT_STREAM = "text/event-stream"
 KEEP_ALIVE = b": keep-alive\n\n"
 PADDED_BYTES = 256
 # A coalesced event holds the text of a whole tick, so it is padded to more bytes.
@@ -114,9 +115,9 @@ async def coalesce(source: AsyncGenerator[T | None, None], tick_seconds: float) 
         await asyncio.wait({pumping})
 
 
-async def stream_response(chunks: AsyncGenerator[bytes, None]) -> Response:
-    """Responds with a stream of events. Re-raises errors before the first chunk, so that they get their own status."""
-    return StreamingResponse(await start(chunks), media_type="text/event-stream", headers=HEADERS)
+async def stream_response(chunks: AsyncGenerator[bytes, None], media_type: str = EVENT_STREAM) -> Response:
+    """Responds with a stream. Re-raises errors before the first chunk, so that they get their own status."""
+    return StreamingResponse(await start(chunks), media_type=media_type, headers=HEADERS)
 
 
 async def start(chunks: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:

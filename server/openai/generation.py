@@ -156,6 +156,7 @@ class GenerationTask:
     formatter: Formatter
     arrived: float  # time.monotonic()
     choices: int = 1  # choices per prompt
+    media_type: str = sse.EVENT_STREAM  # of a stream
     keep_alive: bytes = sse.KEEP_ALIVE  # sent after each keep-alive interval without an event
     padded: bool = False  # pad stream events, so that their sizes do not reveal their content
     echoes: Sequence[str] = ()  # text of each prompt, if choices begin with it
@@ -186,7 +187,7 @@ class GenerationRunner:
         task.stats["stream"] = stream
         http.state.stats = task.stats
         if stream:
-            return await sse.stream_response(self.stream(task))
+            return await sse.stream_response(self.stream(task), task.media_type)
         outputs = await self._outputs(task)
         size_bytes = sum(output.size_bytes for output in outputs)
         content = await in_turn(http, lambda: msgspec.json.encode(task.formatter.body(outputs, task.usage)), size_bytes)
