@@ -102,6 +102,8 @@ def new_refusals(name: str) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/embeddings")
+    @router.post("/api/embed")
+    @router.post("/api/embeddings")
     @router.post("/v1/rerank")
     @router.post("/v2/rerank")
     @router.post("/rerank")
@@ -114,20 +116,27 @@ def new_refusals(name: str) -> APIRouter:
 
 async def embed(http: Request, body: EmbeddingsBody, name: str, service: EncoderService) -> Response:
     """The answer to POST /v1/embeddings. Raises APIError and EngineError."""
-    most = service.loaded.dimensions
-    if body.dimensions is not None and most is not None and body.dimensions > most:
-        raise APIError(400, f"Invalid 'dimensions': {name} has {most}.", "dimensions", "invalid_value")
-    values, tokens = await service.embed(turn_of(http), body.input, body.input_type, body.dimensions)
+    vectors, tokens = await vectors_of(http, body, name, service)
 
     def content() -> bytes:
-        vectors = np.frombuffer(values, "<f4").reshape(len(body.input), -1)
         encoded = map(in_base64, vectors) if body.encoding_format == "base64" else vectors.tolist()
         data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(encoded)]
         return msgspec.json.encode({"object": "list", "data": data, "model": name, "usage": usage(tokens, service)})
 
-    written = await in_turn(http, content, len(values) // 4 * NUMBER_BYTES)
+    written = await in_turn(http, content, vectors.size * NUMBER_BYTES)
     response = Response(written, media_type="application/json")
     return report_ignored(http, response, cut_texts("input", body.input, tokens, service))
+
+
+async def vectors_of(
+    http: Request, body: EmbeddingsBody, name: str, service: EncoderService
+) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """The vectors of a body's texts, float32 [N, D], and the tokens of each. Raises APIError and EngineError."""
+    most = service.loaded.dimensions
+    if body.dimensions is not None and most is not None and body.dimensions > most:
+        raise APIError(400, f"Invalid 'dimensions': {name} has {most}.", "dimensions", "invalid_value")
+    values, tokens = await service.embed(turn_of(http), body.input, body.input_type, body.dimensions)
+    return np.frombuffer(values, "<f4").reshape(len(body.input), -1), tokens
 
 
 async def score(http: Request, body: RerankBody, name: str, service: EncoderService) -> Response:

@@ -21,10 +21,12 @@ from outrider.server.encoders.kind import Kind, kind_of
 from outrider.server.encoders.routes import new_router
 from outrider.server.encoders.service import EncoderService
 from outrider.server.engine.engine import Engine, WorkerLost
+from outrider.server.engine.messages import Ready
 from outrider.server.http.json_route import BodyPool
 from outrider.server.http.quotas import QuotaKeeper
 from outrider.server.models.catalog import Entry
 from outrider.server.models.pool import Loaded
+from outrider.server.ollama.embed import new_embed_router
 from outrider.server.openai.responses.store import ResponseStore
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import EncoderMetrics, Metrics
@@ -45,6 +47,10 @@ class Shared:
 
 class Served(Loaded, Protocol):
     """A model in memory, with what the server shows of it."""
+
+    @property
+    def info(self) -> Ready | None:
+        """The properties of its worker."""
 
     @property
     def app(self) -> FastAPI:
@@ -80,6 +86,11 @@ class LoadedModel:
         return self.engine.seconds_per_request
 
     @property
+    def info(self) -> Ready | None:
+        """See `Served`."""
+        return self.engine.info
+
+    @property
     def card(self) -> dict[str, Any]:
         """See `Served`."""
         return self.endpoints.models.card
@@ -111,6 +122,7 @@ class LoadedEncoder:
     """A model that encodes texts. Implements `Served`."""
 
     seconds_per_request: ClassVar[float] = 1.0
+    info: ClassVar[Ready | None] = None
     failure: ClassVar[str | None] = None  # a process that ends is started again
     app: FastAPI
     service: EncoderService
@@ -157,6 +169,7 @@ async def load_encoder(entry: Entry, shared: Shared, kind: Kind) -> LoadedEncode
     metrics, app = EncoderMetrics(), new_fastapi(shared.bodies)
     service = EncoderService(entry.settings, kind, metrics)
     app.include_router(new_router(entry.name, service))
+    app.include_router(new_embed_router(entry.name, service))
     try:
         await service.start()
     except BaseException:
