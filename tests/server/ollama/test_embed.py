@@ -19,7 +19,9 @@ async def embed(_: str, texts: list[str], __: Any, dimensions: int | None) -> tu
 
 def send(path: str, body: dict[str, Any]) -> Any:
     app = new_fastapi(BodyPool({}))
-    service: Any = SimpleNamespace(kind="embeddings", loaded=Loaded(max_tokens=None, dimensions=3), read_characters=None, embed=embed)
+    service: Any = SimpleNamespace(
+        kind="embeddings", loaded=Loaded(max_tokens=None, dimensions=3), read_characters=None, embed=embed
+    )
     app.include_router(new_embed_router("m", service))
     return fetch(app, "POST", path, {"model": "m:latest", **body}).json()
 
