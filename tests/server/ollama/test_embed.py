@@ -36,4 +36,4 @@ def test_vectors() -> None:
 
 def test_what_is_refused() -> None:
     assert send("/api/embed", {"input": ["a"], "dimensions": 4}) == {"error": "Invalid 'dimensions': m has 3."}
-    assert "must not be empty" in send("/api/embeddings", {"prompt": ""})["error"]
+    assert "Invalid 'prompt'" in send("/api/embeddings", {"prompt": ""})["error"]
