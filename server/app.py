@@ -41,6 +41,9 @@ from outrider.server.http.quotas import HoldQuota, QuotaKeeper, Quotas
 from outrider.server.http.sse import cancel_on_disconnect
 from outrider.server.llama.endpoint import InfillEndpoint
 from outrider.server.llama.schema import InfillBody
+from outrider.server.ollama.description import ServedModel
+from outrider.server.ollama.endpoint import OllamaEndpoint
+from outrider.server.ollama.routes import new_generation_router, new_models_router
 from outrider.server.openai.chat import MAX_MESSAGES, ChatEndpoint
 from outrider.server.openai.completions import CompletionsEndpoint
 from outrider.server.openai.fields import NO_DEFAULTS
@@ -72,6 +75,7 @@ class Endpoints:
     models: ModelEndpoint
     messages: MessagesEndpoint
     infill: InfillEndpoint
+    ollama: OllamaEndpoint
     prompts: PromptEncoder
     pictures: PictureService
     store: ResponseStore
@@ -126,6 +130,7 @@ def create_app(
     add_routes(app, endpoints, corpora)
     app.include_router(new_responses_router(endpoints.store))
     app.include_router(new_encoder_refusals(settings.model.served_name))
+    app.include_router(new_models_router(ServedModel(settings.model, endpoints.models)))
     add_status_routes(app, engine)
     if settings.server.page:
         from outrider.server.page.routes import new_router  # a server without the page does not load it
@@ -218,6 +223,7 @@ def add_routes(app: FastAPI, endpoints: Endpoints, corpora: Corpora | None) -> N
         return await cancel_on_disconnect(http, endpoints.infill.create(http, body))
 
     app.include_router(api)
+    app.include_router(new_generation_router(endpoints.ollama))
     if corpora is not None:
         app.include_router(new_corpora_router(corpora, endpoints.prompts))
 
@@ -245,16 +251,18 @@ def create_endpoints(
         pictures = PictureService(settings)
         chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner, pictures)
         names = ModelNames(settings.model)
+        completions = CompletionsEndpoint(prompts, vocabulary, grammars, requests, runner)
         store = store or new_store(settings)
         return Endpoints(
             chat=chat,
-            completions=CompletionsEndpoint(prompts, vocabulary, grammars, requests, runner),
+            completions=completions,
             responses=ResponsesEndpoint(chat, vocabulary, store, runner),
             models=ModelEndpoint(
                 names, prompts, engine.wait_started, lambda: engine.info, sampling_defaults, chat.capabilities
             ),
             messages=MessagesEndpoint(settings, prompts, chat, runner),
             infill=InfillEndpoint(prompts, vocabulary, grammars, requests, runner),
+            ollama=OllamaEndpoint(settings, names, chat, completions),
             prompts=prompts,
             pictures=pictures,
             store=store,

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from outrider.server.anthropic.conversion import to_chat
 from outrider.server.anthropic.schema import CountTokensBody, MessagesBody
 from outrider.server.chat.prompt import PromptEncoder
+from outrider.server.chat.reasoning_parser import thinking_arguments
 from outrider.server.chat.tools import Part, ToolParser
 from outrider.server.http.errors import APIError
 from outrider.server.http.ignored import report_ignored
@@ -143,16 +144,11 @@ def event(event_type: str, **fields: Any) -> ServerSentEvent:
     return ServerSentEvent({"type": event_type, **fields}, name=event_type)
 
 
-# These variables of chat templates switch reasoning on or off.
-THINKING_ARGUMENTS = ("enable_thinking", "thinking")
-
-
 class MessagesEndpoint:
     """Anthropic's API. A request runs as a chat."""
 
     def __init__(self, settings: Settings, prompts: PromptEncoder, chat: ChatEndpoint, runner: GenerationRunner) -> None:
-        allowed = settings.limits.template_arguments
-        self._thinking_arguments = [name for name in THINKING_ARGUMENTS if name in allowed and name in prompts.templates.text]
+        self._thinking_arguments = thinking_arguments(prompts.templates.text, settings.limits.template_arguments)
         self._chat = chat
         self._runner = runner
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from outrider.server.chat.tools.lark import Lark
 from outrider.server.chat.tools.parts import Part, SourceParser, ToolParser, merge_parts
 from outrider.server.chat.tools.source import Reader
+
+# These variables of chat templates switch reasoning on or off.
+THINKING_ARGUMENTS = ("enable_thinking", "thinking")
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,11 @@ REASONING_FORMATS = (
 def detect_reasoning(template: str) -> ReasoningFormat | None:
     """The format of the reasoning that a chat template knows; None if it knows none."""
     return next((each for each in REASONING_FORMATS if all(marker in template for marker in each.markers)), None)
+
+
+def thinking_arguments(template: str, allowed: Collection[str]) -> list[str]:
+    """The variables with which this chat template switches reasoning on or off, as far as requests may set them."""
+    return [name for name in THINKING_ARGUMENTS if name in allowed and name in template]
 
 
 class ReasoningParser(SourceParser):

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from outrider.server.encoders.service import EncoderService
-from outrider.server.http.errors import APIError
+from outrider.server.http.errors import OLLAMA_RESPONSES, APIError
 from outrider.server.http.ignored import report_ignored
 from outrider.server.http.json_route import JSONRoute, in_turn, turn_of
 from outrider.server.http.sse import cancel_on_disconnect
@@ -95,6 +95,8 @@ def new_refusals(name: str) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/embeddings")
+    @router.post("/api/embed", responses=OLLAMA_RESPONSES)
+    @router.post("/api/embeddings", responses=OLLAMA_RESPONSES)
     @router.post("/v1/rerank")
     @router.post("/v2/rerank")
     @router.post("/rerank")
@@ -107,21 +109,28 @@ def new_refusals(name: str) -> APIRouter:
 
 async def embed(http: Request, body: EmbeddingsBody, name: str, service: EncoderService) -> Response:
     """The answer to POST /v1/embeddings. Raises APIError and EngineError."""
-    most = service.loaded.dimensions
-    if body.dimensions is not None and most is not None and body.dimensions > most:
-        raise APIError(400, f"Invalid 'dimensions': {name} has {most}.", "dimensions", "invalid_value")
-    values, tokens = await service.embed(turn_of(http), body.input, body.input_type, body.dimensions)
+    vectors, tokens = await vectors_of(http, body, name, service)
 
     def content() -> bytes:
-        vectors = np.frombuffer(values, "<f4").reshape(len(body.input), -1)
         in_base64 = body.encoding_format == "base64"
         encoded = (base64.b64encode(each.tobytes()).decode() if in_base64 else each.tolist() for each in vectors)
         data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(encoded)]
         return msgspec.json.encode({"object": "list", "data": data, "model": name, "usage": usage(tokens, service)})
 
-    written = await in_turn(http, content, len(values) // 4 * NUMBER_BYTES)
+    written = await in_turn(http, content, vectors.size * NUMBER_BYTES)
     response = Response(written, media_type="application/json")
     return report_ignored(http, response, cut_texts("input", body.input, tokens, service))
+
+
+async def vectors_of(
+    http: Request, body: EmbeddingsBody, name: str, service: EncoderService
+) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """The vectors of a body's texts, float32 [N, D], and the tokens of each. Raises APIError and EngineError."""
+    most = service.loaded.dimensions
+    if body.dimensions is not None and most is not None and body.dimensions > most:
+        raise APIError(400, f"Invalid 'dimensions': {name} has {most}.", "dimensions", "invalid_value")
+    values, tokens = await service.embed(turn_of(http), body.input, body.input_type, body.dimensions)
+    return np.frombuffer(values, "<f4").reshape(len(body.input), -1), tokens
 
 
 async def score(http: Request, body: RerankBody, name: str, service: EncoderService) -> Response:

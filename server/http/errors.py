@@ -1,7 +1,7 @@
 """Error responses in the format of the API that a path belongs to.
 
 OpenAI's is `{"error": {"message", "type", "param", "code"}}`. The paths of Anthropic's API have Anthropic's:
-`{"type": "error", "error": {"type", "message"}, "request_id"}`.
+`{"type": "error", "error": {"type", "message"}, "request_id"}`, and those of Ollama's API have `{"error": message}`.
 """
 
 from __future__ import annotations
@@ -47,14 +47,12 @@ ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     529: "overloaded_error",
 }
-# Endpoints of llama-server and Ollama that clients try, and what they can use here.
+OLLAMA_PREFIX = "/api/"
+# Endpoints of llama-server that clients try, and what they can use here.
 INSTEAD = {
     "/completion": "/v1/completions",
     "/props": "/v1/models, which has the context's length as meta.n_ctx",
     "/slots": "/metrics",
-    "/api/tags": "/v1/models",
-    "/api/chat": "/v1/chat/completions",
-    "/api/generate": "/v1/completions",
 }
 # Responses with these statuses may leave the rest of the body unread, so the connection closes.
 BODY_UNREAD = (401, 403, 408, 413, 421, 431)
@@ -101,6 +99,8 @@ class APIError(HTTPException):
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_seconds or RETRY_AFTER_SECONDS)))
         elif self.status_code in BODY_UNREAD:
             headers["Connection"] = "close"
+        if scope is not None and scope["path"].startswith(OLLAMA_PREFIX):
+            return JSONResponse({"error": self.message}, self.status_code, headers)
         if scope is None or scope["path"] not in ANTHROPIC_PATHS:
             return JSONResponse(self.body, self.status_code, headers)
         request_id = scope.get("state", {}).get("request_id")
@@ -146,6 +146,12 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
+class OllamaErrorBody(BaseModel):
+    """The body of every error on the paths of Ollama's API."""
+
+    error: str
+
+
 class AnthropicErrorDetail(BaseModel):
     """Details of an error in Anthropic's format."""
 
@@ -177,6 +183,9 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         500: "The server failed.",
         503: "The model is unavailable; retry after `Retry-After` seconds.",
     }.items()
+}
+OLLAMA_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": OllamaErrorBody, "description": response["description"]} for status, response in RESPONSES.items()
 }
 ANTHROPIC_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": AnthropicErrorBody, "description": response["description"]}

@@ -19,6 +19,7 @@ from outrider.server.http.errors import CLIENT_CLOSED_REQUEST
 
 T = TypeVar("T")
 
+EVENT_STREAM = "text/event-stream"
 KEEP_ALIVE = b": keep-alive\n\n"
 PADDED_BYTES = 256
 # A coalesced event holds the text of a whole tick, so it is padded to more bytes.

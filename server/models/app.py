@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +21,7 @@ from prometheus_client import generate_latest
 from outrider.server.app import add_middleware, new_fastapi, new_store
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.corpora.shelves import Usage
+from outrider.server.engine.engine import Engine
 from outrider.server.http.exposition import MetricsPage, add_metrics_route, merged
 from outrider.server.http.json_route import BodyPool
 from outrider.server.http.quotas import Quotas
@@ -29,6 +31,8 @@ from outrider.server.models.dispatcher import Dispatcher
 from outrider.server.models.gate import Gate
 from outrider.server.models.loaded import Served, Shared, load, reader_of, settings_of
 from outrider.server.models.pool import Model, Pool
+from outrider.server.ollama.description import Description
+from outrider.server.ollama.routes import new_models_router
 from outrider.server.openai.chat import MAX_MESSAGES
 from outrider.server.openai.responses.store import new_router as new_responses_router
 from outrider.server.settings import Settings
@@ -81,6 +85,7 @@ def create_app(settings: Settings, entries: Iterable[Entry], on_start: Callable[
     app.state.metrics_page = MetricsPage(settings, read_metrics)
     add_middleware(app, settings, metrics, quotas)
     add_model_routes(app, pool)
+    app.include_router(new_models_router(PooledModels(pool)))
     app.include_router(new_responses_router(shared.store))
     add_status_routes(app, pool)
     if settings.server.page:
@@ -129,6 +134,30 @@ def card(model: Model[Served], created: int, name: str) -> dict[str, Any]:
     if name in model.entry.settings.model.adapters:
         found |= {"id": name, "parent": model.entry.name}
     return found | {"status": {"value": status}, "size_bytes": model.entry.size_bytes}
+
+
+@dataclass(frozen=True)
+class PooledModels:
+    """Implements `outrider.server.ollama.routes.Models`."""
+
+    pool: Pool[Served]
+
+    def describe_all(self) -> list[Description]:
+        return [self.describe(name) for model in self.pool.models.values() for name in model.names]
+
+    def describe(self, name: str) -> Description:
+        model, own = self.pool.find(name), self.pool.find(name).entry.settings.model
+        loaded, left = model.loaded, max(0.0, model.used_at + model.idle_seconds - time.monotonic())
+        return Description(
+            own.adapter(name) or model.entry.name,
+            own,
+            card={} if loaded is None else loaded.card(),
+            size_bytes=model.entry.size_bytes,
+            is_loaded=loaded is not None,
+            info=loaded.engine.info if loaded is not None and isinstance(loaded.engine, Engine) else None,
+            kind=model.kind,
+            idle_seconds=model.idle_seconds if model.users else left,
+        )
 
 
 def add_status_routes(app: FastAPI, pool: Pool[Served]) -> None:

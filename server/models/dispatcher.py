@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.encoders.kind import Kind
 from outrider.server.engine.engine import EngineError
-from outrider.server.http.errors import ANTHROPIC_PATHS, APIError, from_engine
+from outrider.server.http.errors import ANTHROPIC_PATHS, OLLAMA_PREFIX, APIError, from_engine
 from outrider.server.http.json_body import InvalidJSON, decode
 from outrider.server.http.json_route import INLINE_BYTES, BodyPool, turn_of
 from outrider.server.http.sse import HEADERS
@@ -23,11 +23,15 @@ from outrider.server.models.catalog import Entry
 from outrider.server.models.gate import Gate
 from outrider.server.models.loaded import Served
 from outrider.server.models.pool import DOES, Model, Pool
+from outrider.server.ollama.durations import seconds_of
+from outrider.server.ollama.endpoint import DISPATCHED
 
 COMMENT_SECONDS = 1.0
 # All other paths are for models that write text.
 ENCODER_PATHS: dict[str, Kind] = {
     "/v1/embeddings": "embeddings",
+    "/api/embed": "embeddings",
+    "/api/embeddings": "embeddings",
     "/v1/rerank": "rerank",
     "/v2/rerank": "rerank",
     "/rerank": "rerank",
@@ -47,6 +51,7 @@ class Named(msgspec.Struct):
 
     model: Any = None
     stream: Any = None
+    keep_alive: Any = None  # of Ollama's API
 
 
 class Dispatcher:
@@ -57,7 +62,8 @@ class Dispatcher:
         self._pool, self._bodies, self._gate, self._reader_of = pool, bodies, gate, reader_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind = ENCODER_PATHS.get(scope["path"])
+        scope[DISPATCHED] = time.monotonic()
+        kind, is_ollamas = ENCODER_PATHS.get(scope["path"]), scope["path"].startswith(OLLAMA_PREFIX)
         if not self._gate.has_route(scope, kind):
             await self._gate.admits(scope, receive, send, kind)
             return
@@ -73,9 +79,12 @@ class Dispatcher:
         if model.loaded is None and scope["method"] == "GET":  # all of them tell what is in files
             reader = await asyncio.to_thread(self._reader_of, model.entry)
             return await reader(scope, replayed, send)
-        if named.stream is True and model.loaded is None and kind is None:
+        if named.stream is True and model.loaded is None and kind is None and not is_ollamas:
             return await self._stream(model, scope, replayed, send)
-        async with self._pool.use(model) as loaded:
+        idle_seconds = None
+        with suppress(ValueError):  # the model's endpoint refuses it
+            idle_seconds = seconds_of(named.keep_alive) if is_ollamas else None
+        async with self._pool.use(model, idle_seconds) as loaded:
             check_kind(model, kind)
             await loaded.app(scope, replayed, send)
 

@@ -17,6 +17,7 @@ from outrider.server.app import add_routes, new_fastapi
 from outrider.server.encoders.kind import Kind
 from outrider.server.encoders.routes import new_router
 from outrider.server.http.json_route import BodyPool
+from outrider.server.ollama.embed import new_embed_router
 from outrider.server.settings import Settings
 
 KINDS: tuple[Kind | None, ...] = (None, "embeddings", "rerank")
@@ -70,9 +71,9 @@ def new_gate(settings: Settings, bodies: BodyPool, kind: Kind | None) -> FastAPI
     if kind is None:
         add_routes(app, cast(Any, endpoint), cast(Any, endpoint) if settings.corpora.total_bytes else None)
     else:
-        app.include_router(
-            new_router("", cast(Any, SimpleNamespace(kind=kind, loaded=endpoint, embed=endpoint, score=endpoint)))
-        )
+        service = cast(Any, SimpleNamespace(kind=kind, loaded=endpoint, embed=endpoint, score=endpoint))
+        app.include_router(new_router("", service))
+        app.include_router(new_embed_router("", service))
 
     @app.exception_handler(Arrived)
     async def arrived(_: Request, __: Arrived) -> Response:

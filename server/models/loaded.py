@@ -24,6 +24,7 @@ from outrider.server.engine.engine import Engine, WorkerLost
 from outrider.server.http.json_route import BodyPool
 from outrider.server.http.quotas import QuotaKeeper
 from outrider.server.models.catalog import Entry
+from outrider.server.ollama.embed import new_embed_router
 from outrider.server.openai.responses.store import ResponseStore
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import EncoderMetrics, Metrics
@@ -88,6 +89,7 @@ async def load_encoder(entry: Entry, shared: Shared, kind: Kind) -> Served:
     metrics, app = EncoderMetrics(), new_fastapi(shared.bodies)
     service = EncoderService(entry.settings, kind, metrics)
     app.include_router(new_router(entry.name, service))
+    app.include_router(new_embed_router(entry.name, service))
     try:
         await service.start()
     except BaseException:

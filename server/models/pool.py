@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -63,6 +64,7 @@ class Model(Generic[L]):
     loading: asyncio.Task[L] | None = None
     users: int = 0  # requests that run or wait
     used_at: float = 0.0  # time.monotonic() of the end of the last one
+    idle_seconds: float = math.inf  # without a request, after which it is unloaded
 
     @property
     def kind(self) -> Kind | None:
@@ -97,7 +99,8 @@ class Pool(Generic[L]):
     ) -> None:
         """`load` returns a model that serves, or raises EngineError."""
         self.models: dict[str, Model[L]] = {entry.name: Model(entry) for entry in entries}
-        self._load, self._free_bytes, self._idle_seconds = load, free_bytes, idle_seconds
+        self._load, self._free_bytes = load, free_bytes
+        self._idle_seconds = math.inf if idle_seconds is None else idle_seconds
         self._changing = asyncio.Lock()  # one model is loaded or unloaded at a time, so that its memory counts for the next
         self._ended = asyncio.Condition()  # notified when a request ends
         self.draining = False  # whether new requests are refused
@@ -120,7 +123,7 @@ class Pool(Generic[L]):
             own = model.entry.settings.model
             if (
                 own.is_named(name)
-                or name in own.adapters
+                or own.adapter(name) is not None
                 or (len(name) <= NAME_CHARACTERS and any(fnmatchcase(name, each) for each in own.aliases))
             ):
                 return model
@@ -129,11 +132,15 @@ class Pool(Generic[L]):
         raise APIError(404, message, "model", "model_not_found")
 
     @asynccontextmanager
-    async def use(self, model: Model[L]) -> AsyncIterator[L]:
-        """The model in memory, where it stays until the end. Raises APIError if there is no room, and what loading raises."""
+    async def use(self, model: Model[L], idle_seconds: float | None = None) -> AsyncIterator[L]:
+        """The model in memory, where it stays until the end, and then for `idle_seconds`; None = the pool's.
+
+        Raises APIError if there is no room, and what loading raises.
+        """
         if self.draining:
             raise ShuttingDown
         model.users += 1
+        model.idle_seconds = self._idle_seconds if idle_seconds is None else idle_seconds
         try:
             loaded = model.loaded
             if loaded is None or loaded.failure is not None:
@@ -161,14 +168,13 @@ class Pool(Generic[L]):
                 model.loaded.abort()
 
     async def unload_idle(self) -> None:
-        """Unloads models that were not used for `idle_seconds`; runs until it is cancelled."""
-        while self._idle_seconds is not None:
+        """Unloads models that were not used for their `idle_seconds`; runs until it is cancelled."""
+        while True:
             await asyncio.sleep(min(IDLE_CHECK_SECONDS, self._idle_seconds))
-            due = time.monotonic() - self._idle_seconds
             async with self._changing:
                 for model in self._idle():
-                    if model.used_at <= due and not model.users:
-                        await self._unload(model, f"no request for {self._idle_seconds:g} s")
+                    if model.used_at + model.idle_seconds <= time.monotonic() and not model.users:
+                        await self._unload(model, f"no request for {model.idle_seconds:g} s")
 
     async def close(self) -> None:
         """Unloads all models."""

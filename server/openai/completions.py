@@ -41,6 +41,20 @@ class CompletionsEndpoint:
         """Completes the prompts. Raises APIError and EngineError."""
         arrived = time.monotonic()
         body = self.requests.named(body)
+        requests, ignored = await self.prepare(http, body)
+        echoes = []
+        if body.echo:
+            context_tokens = (await self.requests.ready()).context_tokens
+            echoes = [
+                prompt if isinstance(prompt, str) else await self.prompts.decode(http.state.principal, prompt, context_tokens)
+                for prompt in body.prompts
+            ]
+        formatter = CompletionFormatter(body, self.vocabulary, requests)
+        task = GenerationTask(requests, formatter, arrived, choices=body.candidates, padded=body.pads_stream, echoes=echoes)
+        return report_ignored(http, await self.runner.respond(http, task, bool(body.stream)), ignored)
+
+    async def prepare(self, http: HTTPRequest, body: CompletionBody) -> tuple[list[Request], Sequence[str]]:
+        """The requests of the body's prompts, and the names of what its grammar does not enforce. Raises APIError."""
         self.requests.check(body)
         check_count("prompt", len(body.prompts), MAX_PROMPTS, "prompts")
         if body.best_of is not None and (body.best_of < (body.n or 1) or body.stream):
@@ -56,18 +70,9 @@ class CompletionsEndpoint:
             prompts = [await self.prompts.fill_in(principal, text, context_tokens) for text in texts]
         else:
             prompts = [await self.prompts.text(principal, prompt, context_tokens) for prompt in body.prompts]
-        echoes = []
-        if body.echo:
-            echoes = [
-                prompt if isinstance(prompt, str) else await self.prompts.decode(principal, prompt, context_tokens)
-                for prompt in body.prompts
-            ]
         tokens = self.vocabulary.grammar_tokens
         grammar, ignored = await self.grammars.grammar(body.structures, principal, special=tokens)
-        requests = await self.requests.build(http, body, prompts, grammar)
-        formatter = CompletionFormatter(body, self.vocabulary, requests)
-        task = GenerationTask(requests, formatter, arrived, choices=body.candidates, padded=body.pads_stream, echoes=echoes)
-        return report_ignored(http, await self.runner.respond(http, task, bool(body.stream)), ignored)
+        return await self.requests.build(http, body, prompts, grammar), ignored
 
 
 class CompletionFormatter(ChoicesFormatter):

@@ -74,6 +74,7 @@ def first_given(*layers: SamplingFields) -> dict[str, Any]:
 INSTEAD = {
     "background": "wait for the response, or stream it",
     "bad_words": "use 'logit_bias'",
+    "context": "use /api/chat with all messages",
     "function_call": "use 'tool_choice'",
     "functions": "use 'tools'",
     "max_completion_tokens": "use 'max_output_tokens'",
@@ -83,6 +84,7 @@ INSTEAD = {
     "n_probs": "use 'logprobs'",
     "reasoning_effort": "use 'reasoning.effort'",
     "response_format": "use 'text.format'",
+    "template": "render the prompt yourself and send it with 'raw'",
     "typical_p": "use 'top_p' or 'min_p'",
 }
 

@@ -154,6 +154,7 @@ class GenerationTask:
     formatter: Formatter
     arrived: float  # time.monotonic()
     choices: int = 1  # choices per prompt
+    media_type: str = sse.EVENT_STREAM  # of a stream
     keep_alive: bytes = sse.KEEP_ALIVE  # sent after each keep-alive interval without an event
     padded: bool = False  # pad stream events, so that their sizes do not reveal their content
     echoes: Sequence[str] = ()  # text of each prompt, if choices begin with it
@@ -185,7 +186,7 @@ class GenerationRunner:
         http.state.stats = task.stats
         if stream:
             stream_of_events = await sse.start(self.stream(task))
-            return StreamingResponse(stream_of_events, media_type="text/event-stream", headers=sse.HEADERS)
+            return StreamingResponse(stream_of_events, media_type=task.media_type, headers=sse.HEADERS)
         outputs = await self._outputs(task)
         size_bytes = sum(output.size_bytes for output in outputs)
         content = await in_turn(http, lambda: msgspec.json.encode(task.formatter.body(outputs, task.usage)), size_bytes)

@@ -36,7 +36,7 @@ class ModelNames:
 
     def check(self, name: str) -> None:
         """Raises APIError if the model does not have this name."""
-        if self._model.is_named(name) or name in self._adapters:
+        if self._model.is_named(name) or self._model.adapter(name) is not None:
             return
         if len(name) > MAX_NAME_CHARACTERS or not any(fnmatchcase(name, alias) for alias in self._aliases):
             message = f"The model {name!r} does not exist; this server serves {self.served_name!r}."
@@ -47,7 +47,7 @@ class ModelNames:
         if lora is not None and lora not in self._adapters:
             known = f"has {', '.join(self._adapters)}" if self._adapters else "has none"
             raise APIError(404, f"There is no adapter {shortened(lora, MAX_NAME_CHARACTERS)!r}; this server {known}.", "lora")
-        return lora or (model if model in self._adapters else None)
+        return lora or self._model.adapter(model)
 
 
 class TokenizeBody(Body):
@@ -92,7 +92,7 @@ class ModelEndpoint:
         self._created = int(time.time())
         self._prompts = prompts
         self._wait_started = wait_started
-        self._info = info
+        self.info = info
         self._capabilities = [*capabilities]
         self._sampling_defaults = sampling_defaults.model_dump(exclude_none=True)
 
@@ -118,7 +118,7 @@ class ModelEndpoint:
         """The model under one of its names. The length of its context is null until it is loaded, and has the names that the
         clients of vLLM, of routers and of llama-server know.
         """
-        info = self._info()
+        info = self.info()
         context_tokens = info and info.context_tokens
         return {
             "id": name,

@@ -76,6 +76,11 @@ ToolFormat = Literal[
 ]
 
 
+def tagged(name: str) -> str:
+    """A name with Ollama's tag: without one, it means `latest`."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
 class Model(Section):
     """The target model."""
 
@@ -150,9 +155,13 @@ class Model(Section):
         )
 
     def is_named(self, name: str) -> bool:
-        """Whether this is the served name; the name of a GGUF file may have its ending."""
+        """Whether this is the served name, perhaps with the tag `latest`; the name of a GGUF file may have its ending."""
         is_file = self.name is None and self.path.endswith(GGUF)
-        return name == self.served_name or (is_file and name == self.served_name + GGUF)
+        return tagged(name) == tagged(self.served_name) or (is_file and name == self.served_name + GGUF)
+
+    def adapter(self, name: str | None) -> str | None:
+        """The adapter of this name, perhaps with the tag `latest`; None if there is none."""
+        return next((each for each in self.adapters if name is not None and tagged(each) == tagged(name)), None)
 
 
 class Models(Section):

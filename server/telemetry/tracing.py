@@ -40,14 +40,14 @@ def install(app: FastAPI, settings: Tracing, exporters: Sequence[Any] = ()) -> N
 
 
 class TraceRequests:
-    """ASGI middleware: one span per request under /v1/ or to /infill, from its arrival to its last byte."""
+    """ASGI middleware: one span per request under /v1/ or /api/, or to /infill, from its arrival to its last byte."""
 
     def __init__(self, app: ASGIApp, tracer: Any) -> None:
         self._app = app
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(("/v1/", "/infill")):
+        if scope["type"] != "http" or not scope["path"].startswith(("/v1/", "/api/", "/infill")):
             return await self._app(scope, receive, send)
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind, StatusCode

@@ -23,6 +23,7 @@ def answer(error: Exception | None = None, method: str = "POST", path: str = "/t
 
     @app.post("/thing")
     @app.post("/v1/messages")
+    @app.post("/api/chat")
     async def thing(body: Thing) -> None:
         if error is not None:
             raise error
@@ -58,6 +59,14 @@ def test_other_exceptions_are_a_500_without_details() -> None:
     response = answer(RuntimeError("a secret"))
     assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
     assert "secret" not in response.text
+
+
+@pytest.mark.parametrize(("error", "status"), [(Overloaded("full", "queue_full", 2.2), 429), (APIError(404, "full"), 404)])
+def test_the_paths_of_ollamas_api_have_its_errors(error: Exception, status: int) -> None:
+    response = answer(error, path="/api/chat")
+    assert (response.status_code, response.json()) == (status, {"error": "full"})
+    assert response.headers.get("retry-after") == {429: "3"}.get(status)
+    assert answer(path="/api/create").json() == {"error": "There is no endpoint POST /api/create."}
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,33 @@ def test_a_valid_request_loads_its_model_once(monkeypatch: pytest.MonkeyPatch) -
     assert server.loads == ["b", "a"]
 
 
+def test_what_ollamas_api_tells_of_models_loads_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Several(monkeypatch)
+    assert [each["model"] for each in server.send("GET", "/api/tags").json()["models"]] == ["a:latest", "b:latest"]
+    assert server.send("GET", "/api/ps").json() == {"models": []}
+    assert "completion" in server.send("POST", "/api/show", {"model": "a:latest"}).json()["capabilities"]
+    assert server.send("POST", "/api/show", {"model": "c"}).status_code == 404
+    assert server.send("POST", "/api/pull", {"model": "b"}).json() == {"status": "success"}
+    assert server.send("DELETE", "/api/delete", {"model": "b"}).status_code == 400
+    assert server.send("POST", "/api/chat", {"model": "b", "messages": [], "keep_alive": "soon"}).status_code == 400
+    assert not server.loads
+
+
+def test_ollamas_keep_alive_is_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Several(monkeypatch)
+    asked = {"model": "b:latest", "messages": CHAT["messages"], "stream": True}
+    answer = server.send("POST", "/api/chat", {**asked, "keep_alive": "5m"})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/x-ndjson")
+    assert [each["name"] for each in server.send("GET", "/api/ps").json()["models"]] == ["b:latest"]
+    b = server.app.state.pool.models["b"]
+    assert b.idle_seconds == 300
+    unloading = server.send("POST", "/api/generate", {"model": "b", "keep_alive": 0}).json()
+    assert (unloading["done_reason"], b.idle_seconds) == ("unload", 0)
+    assert server.send("POST", "/v1/chat/completions", CHAT | {"keep_alive": 0}).status_code == 200
+    assert b.idle_seconds == 600  # the setting's: other APIs have no such field
+    assert server.loads == ["b"]
+
+
 def test_a_foreign_page_loads_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     origin = "https://page.example"
     server = Several(monkeypatch, server__cors_origins=[origin])

@@ -140,6 +140,19 @@ async def test_a_model_that_waits_for_room_keeps_no_other_one_from_loading() -> 
     assert events.index("load c") < events.index("load b")
 
 
+async def test_a_request_says_how_long_its_model_stays() -> None:
+    async with running() as (machine, pool):
+        task = asyncio.create_task(pool.unload_idle())
+        async with pool.use(pool.find("a"), 0.0):
+            async with pool.use(pool.find("b"), 0.0):
+                pass
+            await use(pool, "b")  # the last request counts, and this one has the pool's time, which is none
+        while machine.events[-1] != "stop a":
+            await asyncio.sleep(0.01)
+        task.cancel()
+    assert "stop b" not in machine.events
+
+
 async def test_idle_models_are_unloaded() -> None:
     async with running(idle_seconds=0.05) as (machine, pool):
         task = asyncio.create_task(pool.unload_idle())

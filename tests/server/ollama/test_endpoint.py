@@ -1,0 +1,126 @@
+"""Ollama's API: what reaches the engine, what is refused by name, answers, names of models, and errors of every layer."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from outrider import models
+from outrider.server.engine.engine import WorkerLost
+from tests.server.fakes import FakeEngine, app_with, fetch, post
+
+CHAT, GENERATE = "/api/chat", "/api/generate"
+KEY = "a-key-of-some-length"
+ASKED: list[Any] = [{"role": "user", "content": "Hi"}]
+
+
+def lines(response: httpx.Response) -> list[Any]:
+    assert (response.status_code, response.headers["content-type"]) == (200, "application/x-ndjson"), response.text
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def test_a_stream_is_the_default_and_waits_with_empty_lines() -> None:
+    found = lines(post(FakeEngine(None, "Hel", None, "lo"), CHAT, {"messages": ASKED}))
+    assert [each["message"]["content"] for each in found] == ["", "Hel", "", "lo", ""]
+    assert [each["done"] for each in found] == [False] * 4 + [True]
+    broken = lines(post(FakeEngine("a", error=WorkerLost("It is lost.")), GENERATE, {"prompt": "x"}))
+    assert broken[-1] == {"error": "It is lost."}
+
+
+def test_options_reach_the_engine_and_unused_ones_are_named() -> None:
+    engine = FakeEngine("Hello")
+    options = {"num_predict": 9, "temperature": 0, "top_k": 5.0, "seed": -1, "stop": ["END"], "num_ctx": 99, "mirostat": 1}
+    response = post(engine, CHAT, {"messages": ASKED, "stream": False, "options": options, "model": f"{models.NAME}:latest"})
+    answer = response.json()
+    assert (answer["model"], answer["message"]["content"]) == (f"{models.NAME}:latest", "Hello")
+    assert response.headers["x-outrider-ignored"] == "options.num_ctx, options.mirostat"
+    [request] = engine.requests
+    assert (request.max_tokens, request.stop, request.params.temperature, request.params.top_k) == (9, ("END",), 0, 5)
+    post(engine, CHAT, {"messages": ASKED, "options": {"num_predict": -1}})
+    assert engine.requests[1].max_tokens == engine.context_tokens - len(engine.requests[1].prompt)
+    defaults = engine.requests[1].params
+    assert (defaults.temperature, defaults.top_p, defaults.top_k) == (0.8, 0.9, 40)
+
+
+def test_the_chat_template_is_used_unless_the_prompt_is_raw() -> None:
+    engine = FakeEngine("a")
+    app = app_with(engine, "{{ messages[0].content }}|{{ messages[-1].content }}{{ '<think>' if enable_thinking }}")
+    fetch(app, "POST", CHAT, {"messages": [{"role": "system", "content": "S"}, *ASKED]})
+    fetch(app, "POST", GENERATE, {"system": "S", "prompt": "Hi"})
+    fetch(app, "POST", CHAT, {"messages": [{"role": "system", "content": "S"}, *ASKED], "think": True})
+    fetch(app, "POST", GENERATE, {"prompt": "S|Hi", "raw": True})
+    chat, generated, thinking, raw = (request.prompt for request in engine.requests)
+    assert chat == generated and thinking[: len(chat)] == chat and len(thinking) > len(chat)
+    assert raw[-len(chat) :] == chat
+
+
+def test_formats_are_grammars() -> None:
+    engine = FakeEngine("{}")
+    for format in ("json", {"type": "object"}, "", None):
+        post(engine, CHAT, {"messages": ASKED, "format": format, "stream": False})
+    assert [request.grammar is not None for request in engine.requests] == [True, True, False, False]
+
+
+def test_results_name_their_tool_and_pictures_are_left_out() -> None:
+    engine = FakeEngine("a")
+    app = app_with(engine, "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.name }}{% endfor %}{{ tools }}")
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}
+    result = {"role": "tool", "tool_name": "f", "content": "5"}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    assert fetch(app, "POST", CHAT, {"messages": [*ASKED, call, result], "tools": tools}).status_code == 200
+    response = fetch(app, "POST", CHAT, {"messages": [{"role": "user", "content": "x", "images": ["AAAA"]}]})
+    assert response.headers["x-outrider-ignored"] == "messages.image"
+
+
+def test_without_a_prompt_the_model_is_loaded() -> None:
+    for path, body in ((CHAT, {"messages": []}), (CHAT, {}), (GENERATE, {"prompt": ""}), (GENERATE, {})):
+        answer = post(FakeEngine("a"), path, {**body, "keep_alive": "5m"}).json()
+        assert (answer["done"], answer["done_reason"]) == (True, "load")
+    assert "keeps its only model" in post(FakeEngine("a"), GENERATE, {"keep_alive": 0}).json()["error"]
+
+
+def test_a_body_needs_no_type() -> None:
+    sent = json.dumps({"model": models.NAME, "messages": ASKED}).encode()
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert fetch(app_with(FakeEngine("a")), "POST", CHAT, content=sent, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "expected"),
+    [
+        (GENERATE, {"prompt": "x", "template": "{{ .Prompt }}"}, "'template' is not supported"),
+        (GENERATE, {"prompt": "x", "context": [1]}, "use /api/chat"),
+        (GENERATE, {"prompt": "x", "raw": True, "system": "s"}, "no place for 'system'"),
+        (GENERATE, {"prompt": "x", "suffix": "y"}, "no fill-in-the-middle tokens"),
+        (CHAT, {"messages": ASKED, "options": {"temperature": 9}}, "Invalid 'options.temperature'"),
+        (CHAT, {"messages": ASKED, "format": "xml"}, "Invalid 'format'"),
+        (CHAT, {"messages": ASKED, "keep_alive": "soon"}, "Invalid 'keep_alive'"),
+        (CHAT, {"messages": ASKED, "model": "other"}, "'other' does not exist"),
+        (CHAT, {"messages": ASKED, "top_logprobs": 2}, "needs 'logprobs'"),
+        ("/api/embed", {"input": "x"}, "needs an encoder"),
+        ("/api/show", {"model": "other"}, "'other' does not exist"),
+        ("/api/pull", {"model": "other"}, "run outrider pull"),
+        ("/api/copy", {}, "There is no endpoint"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_ollamas_form(path: str, fields: dict[str, Any], expected: str) -> None:
+    response = post(FakeEngine("a"), path, fields)
+    assert response.status_code in (400, 404) and list(response.json()) == ["error"]
+    assert expected in response.json()["error"]
+
+
+def test_what_is_told_of_the_model() -> None:
+    app = app_with(FakeEngine("a"), auth__keys={"alice": KEY})
+    own = {"Authorization": f"Bearer {KEY}"}
+    assert list(fetch(app, "GET", "/api/tags").json()) == ["error"]
+    [listed] = fetch(app, "GET", "/api/tags", headers=own).json()["models"]
+    assert listed["model"] == f"{models.NAME}:latest" and listed["size"] > 0 and len(listed["digest"]) == 64
+    shown = fetch(app, "POST", "/api/show", {"model": listed["model"]}, headers=own).json()
+    family = shown["details"]["family"]
+    assert shown["model_info"]["general.architecture"] == family and f"{family}.context_length" in shown["model_info"]
+    assert "completion" in shown["capabilities"]
+    assert fetch(app, "POST", "/api/pull", {}, headers=own).json() == {"status": "success"}
+    assert fetch(app, "DELETE", "/api/delete", {}, headers=own).status_code == 400
+    assert fetch(app, "GET", "/api/version", headers=own).json()["version"]
+    assert fetch(app, "GET", "/api/ps", headers=own).json() == {"models": []}  # this worker has told nothing
