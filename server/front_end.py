@@ -9,7 +9,7 @@ import sys
 from outrider.server.app import create_app
 from outrider.server.chat.template.trial import load_tried_tokenizer
 from outrider.server.engine.worker_process import WorkerProcess
-from outrider.server.http.server import address, new_server
+from outrider.server.http.server import address, api_address, new_server
 from outrider.server.imports import frozen
 from outrider.server.settings import Settings, SettingsError
 from outrider.server.telemetry.tracing import TracingError
@@ -27,9 +27,12 @@ def serve(
         server.should_exit = True
 
     def on_start() -> None:  # the server handles Ctrl-C now
-        print(f"outrider: serving {settings.model.served_name} at {address(listener)}/v1 (loading the model)", file=sys.stderr)
+        print(
+            f"outrider: serving {settings.model.served_name} at {api_address(listener, settings.server)} (loading the model)",
+            file=sys.stderr,
+        )
         if metrics_listener is not None:
-            print(f"outrider: metrics at {address(metrics_listener)}/metrics", file=sys.stderr)
+            print(f"outrider: metrics at {address(metrics_listener, settings.server)}/metrics", file=sys.stderr)
 
     try:
         with frozen():

@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Iterable
 
-from outrider.server.http.server import address, new_server
+from outrider.server.http.server import address, api_address, new_server
 from outrider.server.models.app import create_app
 from outrider.server.models.catalog import Entry
 from outrider.server.settings import Settings
@@ -21,9 +21,12 @@ def serve(
 
     def on_start() -> None:
         names = ", ".join(entry.name for entry in listed)
-        print(f"outrider: serving {names} at {address(listener)}/v1 (each is loaded when it is asked for)", file=sys.stderr)
+        print(
+            f"outrider: serving {names} at {api_address(listener, settings.server)} (each is loaded when it is asked for)",
+            file=sys.stderr,
+        )
         if metrics_listener is not None:
-            print(f"outrider: metrics at {address(metrics_listener)}/metrics", file=sys.stderr)
+            print(f"outrider: metrics at {address(metrics_listener, settings.server)}/metrics", file=sys.stderr)
 
     app = create_app(settings, listed, on_start)
     server = new_server(app, settings, app.state.pool, metrics_listener)
