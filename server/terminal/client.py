@@ -101,6 +101,14 @@ class Client:
         except ChatError:
             return False
 
+    def state(self) -> str:
+        """The server's own word for its state: ready, loading, restarting, draining or failed. Raises ChatError."""
+        with self._answer("GET", "/ready", accepted=(200, 503)) as response:
+            try:
+                return one_line(str(json.loads(response.read())["status"]))
+            except (ValueError, LookupError, TypeError, RecursionError):
+                return "unknown"
+
     def metrics(self) -> str:
         """The metrics in Prometheus' text format. Raises ChatError."""
         with self._answer("GET", "/metrics") as response:
@@ -118,8 +126,10 @@ class Client:
                 raise http.client.IncompleteRead(b"")  # reading by lines does not report it
 
     @contextlib.contextmanager
-    def _answer(self, method: str, path: str, body: Any = None) -> Iterator[http.client.HTTPResponse]:
-        """A response with status 200. Raises ChatError, also if the connection breaks while the response is read."""
+    def _answer(
+        self, method: str, path: str, body: Any = None, accepted: tuple[int, ...] = (200,)
+    ) -> Iterator[http.client.HTTPResponse]:
+        """A response with an accepted status. Raises ChatError, also if the connection breaks while the response is read."""
         connection = self._new_connection()
         try:
             self._connect(connection)
@@ -129,7 +139,7 @@ class Client:
             prefix = "" if self._scheme == "unix" else self._path
             connection.request(method, prefix + path, None if body is None else json.dumps(body).encode(), headers)
             response = connection.getresponse()
-            if response.status != 200:
+            if response.status not in accepted:
                 raise ChatError(self._reason(response), response.status)
             yield response
         except TimeoutError:

@@ -27,7 +27,7 @@ class Reading:
 
     seconds: float  # of a monotonic clock
     version: Mapping[str, Any]
-    ready: bool
+    state: str  # of the server
     cards: Sequence[Mapping[str, Any]]  # of /v1/models; empty without the right key
     samples: Sequence[Sample]  # of /metrics; empty if they are not shown
     notes: Sequence[str]  # why something is missing, one sentence each
@@ -74,15 +74,16 @@ def read(client: Client, metrics_client: Client) -> Reading:
             return missing
 
     version = ask(client.version, {})
+    state = ask(client.state, "unknown")
     cards = ask(client.cards, [])
     text = ask(metrics_client.metrics, "", NO_METRICS)
-    if len(notes) == 3:
+    if len(notes) == 4:
         raise ChatError(notes[0])
     samples = parse(text)
     if text and not samples:
         notes.append("The server's metrics are not Outrider's.")
     version = version if isinstance(version, dict) else {}
-    return Reading(time.monotonic(), version, client.is_ready(), cards, samples, notes)
+    return Reading(time.monotonic(), version, state, cards, samples, notes)
 
 
 def parse(text: str) -> list[Sample]:
@@ -129,7 +130,7 @@ def model_figures(card: Mapping[str, Any], label: str | None, now: Reading, befo
     earlier = before and count("generated_tokens_total", before)
     if before is not None and tokens is not None and now.seconds > before.seconds:
         rate = max(0.0, tokens - (earlier or 0.0)) / (now.seconds - before.seconds)
-    state = one_line(str(card["status"].get("value"))) if label else "ready" if now.ready else "not ready"
+    state = one_line(str(card["status"].get("value"))) if label else now.state
     return ModelFigures(
         name=one_line(str(card["id"])),
         state=state,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from outrider.server.terminal.figures import ModelFigures, Reading, ServerFigures
 
 COLUMNS = ("streams", "queue", "tokens\nper s", "tokens\nper step", "prompts\nreused", "cache\nused")
+# The server's state if no worker can be started, in which /health fails.
+FAILED = "failed"
 
 
 def register(outrider: typer.Typer) -> None:
@@ -49,7 +51,9 @@ def status(
         first = read(*clients)
         if once or as_json or not sys.stdout.isatty():
             time.sleep(interval)
-            return show(figures(clients[0].url, read(*clients), first), as_json)
+            last = read(*clients)
+            show(figures(clients[0].url, last, first), as_json)
+            raise typer.Exit(2 if last.state == FAILED else 0)
         watch(clients[0].url, lambda: read(*clients), first, interval)
     except ChatError as error:
         raise fail(str(error)) from None
