@@ -34,7 +34,14 @@ from outrider.server.http import errors
 from outrider.server.http.auth import Authenticator
 from outrider.server.http.exposition import MetricsPage, add_metrics_route
 from outrider.server.http.json_route import BodyPool, JSONRoute
-from outrider.server.http.middleware import BodyLimit, ClosedRequests, HeadRequests, RecordRequests, ResponseHeaders
+from outrider.server.http.middleware import (
+    BodyLimit,
+    ClosedRequests,
+    HeadRequests,
+    PathPrefix,
+    RecordRequests,
+    ResponseHeaders,
+)
 from outrider.server.http.origins import OriginGuard
 from outrider.server.http.protocol import READ_SECONDS
 from outrider.server.http.quotas import HoldQuota, QuotaKeeper, Quotas
@@ -294,12 +301,15 @@ def add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, quotas: Q
     app.add_middleware(RecordRequests, metrics=metrics, settings=settings.logging)
     tracing.install(app, settings.tracing)
     app.add_middleware(ResponseHeaders)
+    if settings.server.path_prefix is not None:
+        app.add_middleware(PathPrefix, prefix=settings.server.path_prefix)
+        app.servers = [{"url": settings.server.path_prefix}]
 
 
 def openapi(app: FastAPI) -> dict[str, Any]:
     """FastAPI's OpenAPI description without status 422: invalid bodies are answered with 400."""
     if not app.openapi_schema:
-        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        schema = get_openapi(title=app.title, version=app.version, routes=app.routes, servers=app.servers)
         for path in schema["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)

@@ -17,6 +17,7 @@ from outrider.server.launch import command as launch_command
 from outrider.server.ray import command as ray_command
 from outrider.server.system import tolerate_stderr
 from outrider.server.terminal import command as chat_command
+from outrider.server.terminal import status as status_command
 from outrider.server.terminal.command import URL
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ def show_version(
 
 model_commands.register(app)
 chat_command.register(app)
+status_command.register(app)
 launch_command.register(app)
 ray_command.register(app)
 

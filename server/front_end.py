@@ -30,7 +30,9 @@ def serve(
     try:
         with frozen():
             name = settings.model.served_name
-            start = partial(announce, name, listener, metrics_listener, "loading the model")  # the server handles Ctrl-C then
+            start = partial(
+                announce, name, settings.server, listener, metrics_listener, "loading the model"
+            )  # the server handles Ctrl-C then
             app = create_app(settings, load_tried_tokenizer(settings), start, on_failure)
     except TracingError as error:
         raise SettingsError(str(error)) from None

@@ -5,8 +5,6 @@ Heavy imports happen inside them, to keep --help fast.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,9 +18,6 @@ if TYPE_CHECKING:
 # A checkpoint's weights are downloaded in the first of these formats that it has, and without formats of other programs.
 WEIGHTS = (".safetensors", ".bin")
 OTHER_FORMATS = ("*.gguf", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.ot", "onnx/*", "original/*", "openvino/*")
-
-# A server at the address of the settings has this time to answer.
-CHECK_SECONDS = 1.0
 
 Name = Annotated[str, typer.Argument(help="Hugging Face id such as Qwen/Qwen3-8B, owner/name:Q4_K_M, or owner/name/file.gguf.")]
 
@@ -109,21 +104,6 @@ def show(context: typer.Context, config: ConfigOption = None) -> None:
         Console().print(table)
     else:
         print("No models: models.paths is not set, and no cache has any; download one with outrider pull.")
-    host = f"[{settings.server.host}]" if ":" in settings.server.host else settings.server.host
-    for line in memory_of_server(f"http://{host}:{settings.server.port}"):
-        print(line)
-
-
-def memory_of_server(url: str) -> Iterator[str]:
-    """A line about the memory of the model that a server at this address serves; none without one."""
-    import msgspec
-
-    from outrider.server.engine.messages import Memory
-    from outrider.server.terminal.client import ChatError, Client
-
-    with suppress(ChatError, LookupError, TypeError, msgspec.ValidationError):
-        memory = msgspec.convert(Client(url, timeout_seconds=CHECK_SECONDS).version()["memory"], Memory)
-        yield f"The server at {url} uses: {memory}."
 
 
 def remove(name: Annotated[str, typer.Argument(help="Hugging Face id, as `outrider list` shows it.")]) -> None:

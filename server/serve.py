@@ -6,13 +6,15 @@ import gc
 import os
 import socket
 import sys
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 
 from outrider.server.encoders.kind import kind_of
 from outrider.server.engine.worker_process import WorkerProcess
+from outrider.server.http.tls import server_context
+from outrider.server.http.unix_socket import listening_at
 from outrider.server.imports import frozen, hide_torch
 from outrider.server.models.catalog import find_models
-from outrider.server.settings import Settings, SettingsError, is_loopback
+from outrider.server.settings import Server, Settings, SettingsError
 from outrider.server.telemetry.logs import configure
 from outrider.verify.checkpoint import MTP, locate
 from outrider.verify.errors import ModelError
@@ -31,7 +33,8 @@ def run(settings: Settings, early: WorkerProcess | None = None) -> int:
     try:
         check_address(settings)
         with ExitStack() as stack:
-            listener = stack.enter_context(listen(settings.server.host, settings.server.port))
+            server_context(settings.server)  # wrong files are told of before a model is loaded
+            listener = stack.enter_context(listen_as_set(settings.server))
             metrics_listener = None
             if settings.metrics.port is not None:
                 metrics_listener = stack.enter_context(listen(settings.metrics.host, settings.metrics.port, "--metrics.port"))
@@ -67,7 +70,7 @@ def serve_several(settings: Settings, listener: socket.socket, metrics_listener:
 
 def check_address(settings: Settings) -> None:
     """Raises SettingsError if the server would be open to the network without API keys."""
-    if not (settings.auth.keys or settings.auth.open or is_loopback(settings.server.host)):
+    if not (settings.auth.keys or settings.auth.open or settings.server.is_local):
         raise SettingsError(
             f"{settings.server.host} is a public address and there are no API keys; set auth.keys or auth.file, "
             "or set --auth.open true if something else controls access."
@@ -101,6 +104,13 @@ def check_model(settings: Settings) -> None:
                 read_metadata(str(model_file(location.source, location.gguf, revision)))
     if kind_of(settings.model.path, settings.model.revision, download=False) is not None:
         raise SettingsError(f"{settings.model.path} is an encoder and writes no text; serve it with --models.paths instead.")
+
+
+def listen_as_set(settings: Server) -> AbstractContextManager[socket.socket]:
+    """The listening socket of the API. Raises OSError with one sentence."""
+    if settings.socket_file is not None:
+        return listening_at(*settings.socket_file)
+    return listen(settings.host, settings.port)
 
 
 def listen(host: str, port: int, flag: str = "--port") -> socket.socket:

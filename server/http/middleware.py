@@ -8,6 +8,7 @@ import time
 import uuid
 from typing import Any
 
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.fair_threads import ANYONE
@@ -19,7 +20,7 @@ from outrider.server.telemetry.metrics import Metrics
 # A body must arrive at least this fast.
 MIN_BYTES_PER_SECOND = 1 << 14
 # These paths are polled every few seconds, so they are logged at level debug only.
-PROBES = ("/health", "/v1/health", "/ready", "/metrics")
+PROBES = ("/health", "/v1/health", "/ready", "/metrics", "/version", "/v1/models")
 log = logging.getLogger("outrider.requests")
 
 
@@ -132,6 +133,22 @@ class HeadRequests:
             await self._app(inner, receive, without_body)
         finally:
             scope.update({name: inner[name] for name in ("route", "endpoint") if name in inner})  # for metrics and logs
+
+
+class PathPrefix:
+    """Takes `prefix` off the paths of requests, so that all else knows the API's own paths. A proxy may have done so before."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app = app
+        self._prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path == self._prefix and scope["method"] in ("GET", "HEAD"):  # the page's links are relative to a folder
+            return await RedirectResponse(f"{self._prefix}/", 308)(scope, receive, send)
+        if path.startswith(f"{self._prefix}/"):
+            scope["path"] = path.removeprefix(self._prefix)
+        await self._app(scope, receive, send)
 
 
 class ResponseHeaders:

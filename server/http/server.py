@@ -18,7 +18,8 @@ from fastapi import FastAPI
 
 from outrider.server.http.exposition import create_metrics_app
 from outrider.server.http.protocol import READ_SECONDS, Connections
-from outrider.server.settings import Settings
+from outrider.server.http.tls import server_context
+from outrider.server.settings import Server, Settings
 from outrider.server.system import allow_open_files
 from outrider.server.telemetry.metrics import Metrics
 
@@ -137,7 +138,8 @@ def new_server(
 
 
 def new_config(app: FastAPI, settings: Settings, metrics: Metrics, grace_seconds: float) -> uvicorn.Config:
-    """uvicorn's configuration of a server with bounded connections."""
+    """uvicorn's configuration of a server with bounded connections, and TLS if it is set. Raises SettingsError."""
+    tls = server_context(settings.server)
     return uvicorn.Config(
         app,
         http=cast(Any, Connections(max_connections(settings), metrics).protocol),
@@ -150,6 +152,7 @@ def new_config(app: FastAPI, settings: Settings, metrics: Metrics, grace_seconds
         server_header=False,
         proxy_headers=bool(settings.server.trusted_proxies),
         forwarded_allow_ips=list(settings.server.trusted_proxies),
+        ssl_context_factory=None if tls is None else lambda *_: tls,
     )
 
 
@@ -158,14 +161,23 @@ def max_connections(settings: Settings) -> int:
     return max(MAX_CONNECTIONS, 2 * (settings.scheduling.most_active + settings.scheduling.max_waiting))
 
 
-def announce(names: str, listener: socket.socket, metrics_listener: socket.socket | None, state: str) -> None:
+def announce(names: str, settings: Server, listener: socket.socket, metrics_listener: socket.socket | None, state: str) -> None:
     """Tells on stderr where the models of these names are served, and the metrics if they have a port of their own."""
-    print(f"outrider: serving {names} at {address(listener)}/v1 ({state})", file=sys.stderr)
+    print(f"outrider: serving {names} at {api_address(listener, settings)} ({state})", file=sys.stderr)
     if metrics_listener is not None:
-        print(f"outrider: metrics at {address(metrics_listener)}/metrics", file=sys.stderr)
+        print(f"outrider: metrics at {address(metrics_listener, settings)}/metrics", file=sys.stderr)
 
 
-def address(listener: socket.socket) -> str:
-    """The URL of a listening socket."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def address(listener: socket.socket, settings: Server) -> str:
+    """The URL of a listening socket, or `unix:` and the path of a UNIX socket."""
+    name = listener.getsockname()
+    if isinstance(name, str):
+        return f"unix:{name}"
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"{'http' if settings.tls_certificate is None else 'https'}://{host}:{name[1]}"
+
+
+def api_address(listener: socket.socket, settings: Server) -> str:
+    """The base URL of OpenAI's clients, or a UNIX socket."""
+    found = address(listener, settings)
+    return found if found.startswith("unix:") else f"{found}{settings.path_prefix or ''}/v1"

@@ -105,6 +105,8 @@ def running(url: str | None, api_key: str | None, model: str | None, program: st
 
     key = api_key or own_key(url)
     client = Client(url or URL, key)
+    if client.url.startswith("unix:"):
+        raise ChatError(f"{program} cannot use a UNIX socket; give --url the HTTP address of a proxy in front of it.")
     try:
         cards = client.cards()
     except ChatError as error:

@@ -46,7 +46,9 @@ def serve(
     """Serves on the listeners until a signal; returns the exit code."""
     names = ", ".join(entry.name for entry in entries)
     app = create_app(
-        settings, entries, lambda: announce(names, listener, metrics_listener, "each is loaded when it is asked for")
+        settings,
+        entries,
+        lambda: announce(names, settings.server, listener, metrics_listener, "each is loaded when it is asked for"),
     )
     server = new_server(app, settings, app.state.pool, metrics_listener)
     with contextlib.suppress(KeyboardInterrupt):

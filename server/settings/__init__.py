@@ -1,6 +1,6 @@
 """The settings: the tree, its sources, and its reference."""
 
-from outrider.server.settings.access import ApiKey, Auth, MetricsAccess, Server, is_loopback
+from outrider.server.settings.access import ApiKey, Auth, MetricsAccess, Server
 from outrider.server.settings.models import DraftModel, Model
 from outrider.server.settings.section import SettingsError
 from outrider.server.settings.sources import load_settings, parse_flags
@@ -31,7 +31,6 @@ __all__ = [
     "SettingsError",
     "Speculation",
     "Tracing",
-    "is_loopback",
     "load_settings",
     "parse_flags",
 ]

@@ -1,14 +1,27 @@
-"""Settings of who may reach the server: addresses, connections, API keys with their quotas, and the metrics page."""
+"""Settings of who may reach the server: addresses, TLS, connections, API keys with their quotas, and the metrics page."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from outrider.server.settings.section import Section
+
+
+def _check_prefix(prefix: str | None) -> str | None:
+    if prefix is not None and not re.fullmatch(r"(/[\w.~-]+)+", prefix, re.ASCII):
+        raise ValueError("write it with a slash before it and none behind it, such as /llm")
+    return prefix
+
+
+def _check_socket(socket: str | None) -> str | None:
+    if socket is not None and not re.fullmatch(r"[^,]+(,mode=0?[0-7]{3})?", socket):
+        raise ValueError("write PATH or PATH,mode=660, with three octal digits")
+    return socket
 
 
 class Server(Section):
@@ -16,6 +29,18 @@ class Server(Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free port.")
+    socket: Annotated[str | None, AfterValidator(_check_socket)] = Field(
+        None,
+        description="UNIX socket to listen on instead of host and port: PATH, which only the server's user may connect to, or "
+        "PATH,mode=660.",
+    )
+    tls_certificate: Path | None = Field(
+        None, description="PEM file of the certificate and its chain; changed files are used at once. null speaks plain HTTP."
+    )
+    tls_key: Path | None = Field(None, description="PEM file of the certificate's key, without a password.")
+    path_prefix: Annotated[str | None, AfterValidator(_check_prefix)] = Field(
+        None, description="Path such as /llm below which a proxy shows the server, whether it strips the path or not."
+    )
     coalesce_ms: int = Field(
         0,
         ge=0,
@@ -36,6 +61,19 @@ class Server(Section):
         description="Addresses or networks of reverse proxies whose X-Forwarded-For header names the client; an empty list "
         "ignores the header.",
     )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the server is reachable from this machine only."""
+        return self.socket is not None or is_loopback(self.host)
+
+    @property
+    def socket_file(self) -> tuple[Path, int] | None:
+        """The UNIX socket's path and mode; None without one."""
+        if self.socket is None:
+            return None
+        path, _, mode = self.socket.partition(",mode=")
+        return Path(path), int(mode or "600", 8)
 
 
 class ApiKey(Section):

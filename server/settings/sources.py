@@ -100,7 +100,12 @@ def _merged(tree: Mapping[str, Any], changes: Any) -> Any:
 
 
 def _check(settings: Settings) -> None:
-    """Raises SettingsError if the drafter needs a draft model, and there is none, or if an adapter has the model's name."""
+    """Raises SettingsError if a setting needs another one that is missing, or if an adapter has the model's name."""
+    if (settings.server.tls_certificate is None) != (settings.server.tls_key is None):
+        given, missing = "tls_certificate", "tls_key"
+        if settings.server.tls_certificate is None:
+            given, missing = missing, given
+        raise SettingsError(f"server.{given} needs server.{missing}; set both, or none for plain HTTP.")
     drafter, name = settings.speculation.drafter, settings.model.served_name
     if drafter in NEED_A_MODEL and settings.draft_model.path is None:
         raise SettingsError(f"The drafter {drafter!r} needs a draft model; set one with --draft-model.")

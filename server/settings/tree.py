@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from outrider.server.settings.access import Auth, MetricsAccess, Server, is_loopback
+from outrider.server.settings.access import Auth, MetricsAccess, Server
 from outrider.server.settings.models import DraftModel, Model, Models, expand_list
 from outrider.server.settings.section import Section
 from outrider.server.settings.speculation import Speculation
@@ -115,7 +115,7 @@ class Settings(BaseSettings):
     @property
     def finds_sessions_by_text(self) -> bool:
         """Whether sessions are found by the text of a prompt. Without keys all clients are one principal."""
-        private = bool(self.auth.keys) or is_loopback(self.server.host)
+        private = bool(self.auth.keys) or self.server.is_local
         return self.sessions.automatic == "on" or (self.sessions.automatic == "auto" and private)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
+import ssl
 from collections.abc import Generator, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,30 +25,47 @@ NO_CHUNK = "The server sent something that is no part of a chat completion; is i
 class ChatError(Exception):
     """The chat cannot do what the user asked for; the message is one printable sentence."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, status: int | None = None) -> None:
+        """`status` is that of a server's answer."""
         super().__init__(one_line(message))  # it may contain a server's words
+        self.status = status
 
 
 class NoServer(ChatError):
     """Nothing listens at the address."""
 
 
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP on a UNIX socket."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
 class Client:
     """A client of one server. Each request has its own connection; closing a stream cancels its request."""
 
     def __init__(self, url: str, key: str | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        """`url` may end with /v1. Raises ChatError if it is not an HTTP address."""
+        """`url` is an HTTP address, which may end with /v1, or `unix:` and the path of a socket. Raises ChatError."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self._key = key
         self._timeout_seconds = timeout_seconds
         try:
             parts = urlsplit(self.url)
-            self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+            self._scheme, self._host, self._port = parts.scheme, parts.hostname, parts.port
         except ValueError:
-            parts, self._host = urlsplit(""), None
-        if parts.scheme not in ("http", "https") or not self._host:
-            raise ChatError(f"{url!r} is not the address of a server; give one such as http://127.0.0.1:8000.")
-        self._prefix = parts.path
+            parts, self._scheme, self._host = urlsplit(""), "", None
+        self._path = parts.path  # of the socket, or before the API's paths
+        if not (self._host if self._scheme in ("http", "https") else self._scheme == "unix" and self._path):
+            raise ChatError(
+                f"{url!r} is not the address of a server; give one such as http://127.0.0.1:8000 or unix:/run/outrider.sock."
+            )
 
     def model(self) -> str:
         """The name of the served model. Raises ChatError."""
@@ -82,6 +101,19 @@ class Client:
         except ChatError:
             return False
 
+    def state(self) -> str:
+        """The server's own word for its state: ready, loading, restarting, draining or failed. Raises ChatError."""
+        with self._answer("GET", "/ready", accepted=(200, 503)) as response:
+            try:
+                return one_line(str(json.loads(response.read())["status"]))
+            except (ValueError, LookupError, TypeError, RecursionError):
+                return "unknown"
+
+    def metrics(self) -> str:
+        """The metrics in Prometheus' text format. Raises ChatError."""
+        with self._answer("GET", "/metrics") as response:
+            return response.read().decode("utf-8", "replace")
+
     def stream(self, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The chunks of a chat completion. Raises ChatError. Close the generator to cancel the request."""
         ended = False
@@ -94,20 +126,21 @@ class Client:
                 raise http.client.IncompleteRead(b"")  # reading by lines does not report it
 
     @contextlib.contextmanager
-    def _answer(self, method: str, path: str, body: Any = None) -> Iterator[http.client.HTTPResponse]:
-        """A response with status 200. Raises ChatError, also if the connection breaks while the response is read."""
-        assert self._host
-        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=self._timeout_seconds)
+    def _answer(
+        self, method: str, path: str, body: Any = None, accepted: tuple[int, ...] = (200,)
+    ) -> Iterator[http.client.HTTPResponse]:
+        """A response with an accepted status. Raises ChatError, also if the connection breaks while the response is read."""
+        connection = self._new_connection()
         try:
             self._connect(connection)
             if method == "POST":
                 connection.sock.settimeout(None)  # a queued request may wait for long
             headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
-            connection.request(method, self._prefix + path, None if body is None else json.dumps(body).encode(), headers)
+            prefix = "" if self._scheme == "unix" else self._path
+            connection.request(method, prefix + path, None if body is None else json.dumps(body).encode(), headers)
             response = connection.getresponse()
-            if response.status != 200:
-                raise ChatError(self._reason(response))
+            if response.status not in accepted:
+                raise ChatError(self._reason(response), response.status)
             yield response
         except TimeoutError:
             raise ChatError(
@@ -116,14 +149,27 @@ class Client:
         except (OSError, http.client.HTTPException, UnicodeError):
             raise ChatError(
                 f"The server at {self.url} closed the connection before its answer was complete; "
-                "ask again, or check whether it runs."
+                "ask again, or check whether it runs, and whether its address begins with https."
             ) from None
         finally:
             connection.close()
 
+    def _new_connection(self) -> http.client.HTTPConnection:
+        if self._scheme == "unix":
+            return UnixConnection(self._path, self._timeout_seconds)
+        kind = http.client.HTTPSConnection if self._scheme == "https" else http.client.HTTPConnection
+        return kind(self._host or "", self._port, timeout=self._timeout_seconds)
+
     def _connect(self, connection: http.client.HTTPConnection) -> None:
         try:
             connection.connect()
+        except ssl.SSLCertVerificationError as error:
+            raise ChatError(
+                f"The certificate of {self.url} is not trusted: {error.verify_message}; if it is your own, name its file "
+                "or its authority's in the environment variable SSL_CERT_FILE."
+            ) from None
+        except ssl.SSLError:
+            raise ChatError(f"The server at {self.url} does not speak TLS; give an address with http://.") from None
         except (OSError, UnicodeError):
             raise NoServer(
                 f"No server answers at {self.url}; start one with `outrider serve`, or chat with a model of its own: "

@@ -90,6 +90,19 @@ class BrokenEngine(FakeEngine):
         raise RuntimeError("broken")
 
 
+def test_a_prefix_is_taken_off_once_whether_a_proxy_does_it_or_not() -> None:
+    app = app_with(FakeEngine("a"), server__path_prefix="/llm", auth__keys={"alice": "alices-key"})
+    for path in ("/llm/health", "/health", "/llm/"):  # need no key
+        assert fetch(app, "GET", path).status_code == 200
+    for path, status in (("/llm/v1/models", 200), ("/v1/models", 200), ("/llm/llm/v1/models", 404), ("/llmv1/models", 404)):
+        assert fetch(app, "GET", path).status_code == 401
+        assert fetch(app, "GET", path, headers={"Authorization": "Bearer alices-key"}).status_code == status
+    redirect = fetch(app, "GET", "/llm")
+    assert (redirect.status_code, redirect.headers["location"]) == (308, "/llm/")  # the page's links are relative
+    described = fetch(app, "GET", "/llm/openapi.json", headers={"Authorization": "Bearer alices-key"}).json()
+    assert described["servers"] == [{"url": "/llm"}]
+
+
 def test_an_address_in_use_is_named() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]

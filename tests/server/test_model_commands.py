@@ -1,13 +1,10 @@
 """`outrider pull`, `list` and `remove`, over a cache as the hub's library writes it; settings as flags, help and completion."""
 
-import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import typer
@@ -103,34 +100,6 @@ def test_a_pull_that_broke_off_goes_on_where_it_was(cache: Path) -> None:
     assert starts[0] == 0 and starts[1] > 0
     (pulled,) = (cache / "hub").glob("models--someone--model/snapshots/*/*")
     assert pulled.read_bytes() == content
-
-
-class Version(BaseHTTPRequestHandler):
-    """Answers as a server whose model takes some memory."""
-
-    memory: ClassVar[Any] = None
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps({"version": "1", "memory": self.memory}).encode())
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.mark.parametrize(
-    "memory", [{"file": 98_000_000, "weights": 96_000_000, "caches": 7_500_000_000, "rest": 70_000_000}, {"file": "x"}, None]
-)
-def test_the_memory_of_a_running_server_is_listed(cache: Path, memory: Any) -> None:
-    handler = type("Handler", (Version,), {"memory": memory})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        listed = outrider(cache, "list", "--server.port", str(server.server_port)).stdout
-        server.shutdown()
-    line = f"The server at {server.server_port} uses: file 98 MB, weights 96 MB, caches up to 7500 MB, rest 70 MB."
-    is_said = memory is not None and "weights" in memory
-    assert [each.replace("http://127.0.0.1:", "") for each in listed.splitlines()[2:]] == [line] * is_said
 
 
 @pytest.mark.parametrize(

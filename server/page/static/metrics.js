@@ -34,6 +34,15 @@ export function show(element, text) {
     return;
   }
   const samples = parse(text);
+  const sum = (name) => {
+    return samples.filter((each) => each.name === `outrider_${name}`).reduce((all, each) => all + each.value, 0);
+  };
+  const state = [
+    ["Running streams", sum("requests_running")],
+    ["Waiting requests", sum("requests_waiting")],
+    ["Tokens per step", number(sum("generated_tokens_total") / sum("steps_total"), 2)],
+    ["Prompt tokens reused", `${number((100 * sum("cached_prompt_tokens_total")) / sum("prompt_tokens_total"), 0)}%`],
+  ];
   const values = (name) =>
     new Map(samples.filter((each) => each.name === name).map((each) => [each.labels.drafter, each.value]));
   const drafted = values("outrider_draft_tokens_total");
@@ -48,6 +57,7 @@ export function show(element, text) {
     ["Whole request", "outrider_request_duration_seconds"],
   ].map(([label, name]) => [label, ...[0.5, 0.95].map((share) => milliseconds(quantile(samples, name, share)))]);
   element.replaceChildren(
+    table("Streams and queue now, all else since the start", ["", "value"], state),
     table("Acceptance by source, all requests", ["source", "drafted", "accepted", "share"], rows),
     table("Latency, all requests", ["", "p50", "p95"], latencies),
   );

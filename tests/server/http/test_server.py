@@ -18,8 +18,8 @@ from outrider import models
 from outrider.server import app as application
 from outrider.server.engine.messages import Request, TokenEvent
 from outrider.server.http import protocol
-from outrider.server.http.server import new_config
-from outrider.server.serve import listen
+from outrider.server.http.server import address, new_config
+from outrider.server.serve import listen_as_set
 from outrider.server.settings import load_settings
 from tests.server.fakes import FakeEngine, app_with
 from tests.server.http.test_protocol import GET, UPLOAD
@@ -51,15 +51,23 @@ class EndlessEngine(FakeEngine):
 @contextlib.contextmanager
 def serving(engine: FakeEngine, **settings: Any) -> Iterator[int]:
     """A server in a thread. Yields its port."""
+    with serving_at(engine, **settings) as url:
+        yield int(url.rpartition(":")[2])
+
+
+@contextlib.contextmanager
+def serving_at(engine: FakeEngine, **settings: Any) -> Iterator[str]:
+    """A server in a thread. Yields its address."""
     app = app_with(engine, **settings)
-    loaded = load_settings(None, {name.replace("__", "."): value for name, value in settings.items()})
-    with listen("127.0.0.1", 0) as listener:
+    flags = {name.replace("__", "."): value for name, value in settings.items()}
+    loaded = load_settings(None, {"server.port": 0, **flags})
+    with listen_as_set(loaded.server) as listener:
         server = uvicorn.Server(new_config(app, loaded, app.state.metrics, 1.0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        port = listener.getsockname()[1]
+        url = address(listener, loaded.server)
         thread.start()
         try:
-            yield port
+            yield url
         finally:
             server.should_exit = True
             thread.join()

@@ -111,6 +111,7 @@ def test_what_is_printed_does_the_same_in_a_shell(url: str) -> None:
         (["pi", "--url", "http://127.0.0.1:1"], "start one with `outrider serve`, or name a model that launch starts: "),
         (["pi", "--url", "http://127.0.0.1:1", "--model", "m"], "No server answers at http://127.0.0.1:1; "),
         (["pi", "--url", "nowhere"], "is not the address of a server"),
+        (["pi", "--url", "unix:/run/a.sock"], "pi cannot use a UNIX socket; give --url the HTTP address of a proxy"),
         (["pi", "-p", "hello"], "pi's own arguments follow --"),
         (["pi", "--model.dtype", "float32"], "settings need a --model"),
         (["pi", "--url", "URL", "--model", "third"], "has no model third, but Qwen3-8B, other."),
