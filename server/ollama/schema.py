@@ -11,18 +11,17 @@ from outrider.server.openai.conversation import Message
 from outrider.server.openai.fields import (
     MAX_ENTRIES,
     Body,
+    CheckedBody,
     FreeForm,
     SamplingFields,
     Strings,
     TextOrStrings,
+    Unsupported,
     json_type,
-    reject_unsupported,
 )
 from outrider.server.openai.structures import ResponseFormat
 from outrider.server.openai.tools.definitions import Tools
 
-# Fields of /api/generate that this server does not support, with the values that have no effect and are accepted.
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {"context": (None, []), "template": (None, "")}
 Format = Annotated[
     Annotated[Literal["", "json"], Tag("[string]")] | Annotated[FreeForm, Tag("[object]")],
     Discriminator(json_type, "wrong_type", "Input should be 'json' or a JSON schema"),
@@ -127,9 +126,10 @@ class ChatRequest(AnswerBody):
         return not self.messages
 
 
-class GenerateRequest(AnswerBody):
+class GenerateRequest(CheckedBody, AnswerBody):
     """POST /api/generate. Without a prompt, it loads the model, or unloads it."""
 
+    unsupported: ClassVar[Unsupported] = {"context": (None, []), "template": (None, "")}
     is_chat = False
 
     prompt: str | None = None
@@ -137,11 +137,6 @@ class GenerateRequest(AnswerBody):
     system: str | None = None
     images: Strings | None = None
     raw: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _reject_unsupported(cls, body: Any) -> Any:
-        return reject_unsupported(body, UNSUPPORTED)
 
     @model_validator(mode="after")
     def _text_is_alone(self) -> GenerateRequest:

@@ -20,6 +20,7 @@ from outrider.server.chat.tools.source import DIGITS, NAME, QUOTED, SCALAR, SPAC
 from outrider.server.http import ignored
 from outrider.server.http.auth import REQUEST_ID
 from outrider.server.http.protocol import HOST
+from outrider.server.ollama.durations import DURATION, PART
 from outrider.server.openai.tools.custom_input import CHARACTERS, ESCAPE, OPENING, SURROGATES
 from outrider.server.telemetry.logs import CONTROLS
 
@@ -59,6 +60,10 @@ USES: dict[str, list[tuple[Use, str, str, str]]] = {
         *((partial(ESCAPE.sub, ""), "", part, "\\") for part in ("\\u", "\\", "a")),
         (SURROGATES.search, "", "a", ""),
     ],
+    "ollama.durations": [
+        *((DURATION.fullmatch, "", part, "!") for part in ("1", "1h", "1.1m", "h", "-")),
+        *((PART.findall, "", part, "") for part in ("1", "h", ".")),
+    ],
     "http.auth": [(REQUEST_ID.fullmatch, "", "a", "!")],
     "http.protocol": [(lambda text: HOST.fullmatch(text.encode()), "", "a", "/")],
     "telemetry.logs": [(partial(CONTROLS.sub, ""), "", "\n", "")],
@@ -75,6 +80,8 @@ OTHERS = {
     "chat.template.chat_template": "the model's template",
     "openai.output_parser": "alternatives of the model's tokens",
     "settings.models": "settings",
+    "settings.access": "settings",
+    "ollama.description": "names of the operator's files",
     "models.catalog": "settings and the operator's files",
     "datastore_tree": "the operator's files",
     "terminal.own_server": "the server's first line",
