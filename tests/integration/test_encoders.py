@@ -80,7 +80,7 @@ def test_reranking(served: Served, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"input": ""}, "a text must not be empty"),
+        ({"input": ""}, "at least 1 character"),
         ({"input": ["a"] * 2049}, "at most 2048 items"),
         ({"input": [[1, 2]]}, "token ids are not accepted"),
         ({"input": "a", "dimensions": DIMENSIONS + 1}, f"embedder has {DIMENSIONS}"),
