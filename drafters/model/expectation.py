@@ -10,11 +10,11 @@ from outrider.drafters.policy import Share, ema
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import State, array, numbers
 
-# What is known of the pair counts as this many cases in a session of its own, of which the last ones count.
+# What the pair knows counts as OWN_PRIOR cases of a new session. The last OWN_CASES of its own cases count.
 OWN_PRIOR, OWN_CASES = 6.0, 60.0
 # A longer part of the text is read apart from the first draft: in chunks, and only if the rest of the answer repays that.
 FEW_UNREAD = 16
-# The tokens that an answer is expected to have to come, at most, per token that it has: short answers read little.
+# The most tokens still expected of an answer, for each token that it has: short answers read little.
 REST = 2.0
 # A probe that must read the text first waits until the answer has this many tokens.
 PROBE_AFTER = 8
@@ -41,7 +41,7 @@ class Expectation:
         return self._pair.acceptance(self._greedy)
 
     def begin(self, sequence: Sequence, sampling: Sampling | None) -> None:
-        """Starts a request. Its cases go on with those of the session's last request if both are greedy, or neither is."""
+        """Starts a request. Keeps the cases of the session's last request if both are greedy, or both sample."""
         greedy = sampling is None or sampling.greedy
         self._own = self._own if greedy == self._greedy else None
         self._sequence, self._greedy = sequence, greedy
@@ -69,7 +69,7 @@ class Expectation:
         return self.reading_seconds(unread) * tokens / max(tokens, expected)
 
     def may_probe(self, unread: int, seconds: float) -> bool:
-        """Whether a draft of so many seconds, which is not expected to pay, may show more about the model."""
+        """Whether there is time for a probe: a draft of `seconds` that shows how good the model is, but need not pay."""
         waits = unread > FEW_UNREAD and self._sequence.emitted < PROBE_AFTER
         return not waits and self._pair.may_probe(self.reading_seconds(unread) + seconds)
 

@@ -126,10 +126,9 @@ def experts(
     partial = torch.empty(splits * slots * hidden, dtype=torch.float32, device=device)
     out = torch.empty_like(rows, memory_format=torch.contiguous_format)
     shared: dict[str, Any] = {"slots": slots, "experts": number, "chosen": chosen, "is_single": count == 1, "tile": work.tile}
-    shared |= {"block_outputs": OUTPUTS, "has_bias": bool(biases)}
     join = {"in_turns": in_turns, "how": WAYS[way], "alpha": alpha, "limit": limit}
     with on_device(device):
-        shared |= _listed(index, work, number)
+        shared |= {"block_outputs": OUTPUTS, "has_bias": bool(biases)} | _listed(index, work, number)
         kernels.gate_up[(triton.cdiv(2 * width, OUTPUTS), work.pieces)](
             rows=rows,
             row_stride=rows.stride(0),

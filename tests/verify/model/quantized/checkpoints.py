@@ -121,7 +121,7 @@ def bytes_of(symmetric: bool, end: str = "weight_scale") -> Writer:
 
 
 def float8(rows: int, columns: int, end: str = "weight_scale", exponents: bool = False) -> Writer:
-    """A scale for so many rows and columns; 0 = all."""
+    """float8 with one scale for each block of `rows` by `columns` values; 0 = all of them."""
 
     def write(generator: Any, outputs: int, inputs: int) -> tuple[Parts, torch.Tensor]:
         values = torch.from_numpy(generator.normal(size=(outputs, inputs)) * 30).float().to(torch.float8_e4m3fn)
