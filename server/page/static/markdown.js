@@ -97,7 +97,7 @@ function heading(lines, from) {
   const level = lines[from].text.trimStart().search(/[^#]|$/);
   const line = cut(lines[from], lines[from].text.indexOf("#") + level);
   const shown = cut(line, line.text.length - line.text.trimStart().length);
-  return { to: from + 1, build: () => filled(`h${Math.min(6, level + 2)}`, [shown]) }; // the page has the first two
+  return { to: from + 1, build: () => filled("h2", [shown], { class: `level-${level}` }) }; // a chat has no order of levels
 }
 
 function rule(_, from) {

@@ -9,6 +9,13 @@ export class Sidebar {
     this.rows = [];
     find("new").addEventListener("click", () => this.run(actions.startNew));
     find("menu").addEventListener("click", () => this.toggle(!this.isOpen));
+    const beside = (event) => {
+      if (!this.isOpen) return;
+      event.preventDefault();
+      event.stopPropagation();
+      this.close();
+    };
+    document.querySelector("main").addEventListener("click", beside, true);
     find("export-all").addEventListener("click", actions.exportAll);
     find("import").addEventListener("click", () => find("file").click());
     find("file").addEventListener("change", ({ target }) => {

@@ -1,4 +1,4 @@
-"""The playground in a real browser, against real servers."""
+"""The view of drafts in a real browser, against real servers."""
 
 import base64
 import json
@@ -16,6 +16,7 @@ from tests.servers import ALICE, Served, serving
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")]
 
+DRAFTS = "/page/drafts.html"
 MARKUP = "<img src=x onerror=\"document.title = 'run'\"><script>document.title = 'run'</script>"
 
 
@@ -39,7 +40,7 @@ def tokens_of(trace: dict[str, Any]) -> list[list[str]]:
 
 
 def test_tokens_have_the_colours_of_the_apis_sources(browser: Any, served: Served) -> None:
-    with visit(browser, served.url) as page:
+    with visit(browser, served.url + DRAFTS) as page:
         with page.expect_response("**/v1/completions") as found:
             submit(page, PROMPT, max_tokens="60")
             said(page, "Done")
@@ -57,7 +58,7 @@ def test_tokens_have_the_colours_of_the_apis_sources(browser: Any, served: Serve
 
 
 def test_both_racers_end_with_the_same_text(browser: Any, served: Served) -> None:
-    with visit(browser, served.url) as page:
+    with visit(browser, served.url + DRAFTS) as page:
         page.fill("textarea", PROMPT)
         page.fill("[name=temperature]", "0.8")
         page.click("#start-race")
@@ -71,7 +72,7 @@ def test_both_racers_end_with_the_same_text(browser: Any, served: Served) -> Non
 
 
 def test_markup_stays_text(browser: Any, served: Served, tmp_path: Path) -> None:
-    with visit(browser, served.url) as page:
+    with visit(browser, served.url + DRAFTS) as page:
         submit(page, MARKUP, max_tokens="5")
         said(page, "Done")
         assert page.inner_text("#transcript .prompt") == MARKUP
@@ -84,11 +85,11 @@ def test_markup_stays_text(browser: Any, served: Served, tmp_path: Path) -> None
         page.set_input_files("#file", tmp_path / "run.json")
         page.locator("#transcript .token", has_text=MARKUP).click()
         assert page.locator("#tree .node").count() == 2
-        assert page.locator("img, body script").count() == 0 and page.title() == "Outrider playground"
+        assert page.locator("img, body script").count() == 0 and page.title() == "Outrider drafts"
 
 
 def test_a_run_is_exported_and_loaded(browser: Any, served: Served, tmp_path: Path) -> None:
-    with visit(browser, served.url) as page:
+    with visit(browser, served.url + DRAFTS) as page:
         submit(page, PROMPT, max_tokens="20")
         said(page, "Done")
         tokens, figures = shown_tokens(page), page.inner_text("#stats")
@@ -107,7 +108,7 @@ def test_a_run_is_exported_and_loaded(browser: Any, served: Served, tmp_path: Pa
 
 
 def test_keys_are_entered_and_kept_in_memory(browser: Any, guarded: Served) -> None:
-    with visit(browser, guarded.url) as page:
+    with visit(browser, guarded.url + DRAFTS) as page:
         said(page, "This server needs an API key")
         page.fill("[name=key]", "not-the-key")
         page.press("[name=key]", "Tab")
@@ -128,7 +129,7 @@ def test_keys_are_entered_and_kept_in_memory(browser: Any, guarded: Served) -> N
 
 
 def test_a_phone_shows_everything_without_scrolling_sideways(browser: Any, served: Served) -> None:
-    with visit(browser, served.url, PHONE) as page:
+    with visit(browser, served.url + DRAFTS, PHONE) as page:
         submit(page, PROMPT, max_tokens="60")
         said(page, "Done")
         page.locator("#chart canvas").wait_for()
@@ -160,7 +161,7 @@ def test_the_text_is_divided_among_the_tokens(
         for (const piece of pieces) run.addText(piece, false);
         return [run.tokens.map((token) => token.text), run.text];
     }"""
-    with visit(browser, served.url) as page:
+    with visit(browser, served.url + DRAFTS) as page:
         assert page.evaluate(script, [tokens, pieces]) == [shown, "".join(pieces)]
 
 
@@ -176,7 +177,7 @@ PASTE = """async (area, encoded) => {
 def test_a_pasted_picture_is_part_of_the_message(browser: Any, tmp_path: Path) -> None:
     write_qwen(tmp_path / "seer")
     encoded = base64.b64encode(picture(1)).decode()
-    with serving("--model", str(tmp_path / "seer")) as server, visit(browser, server.url) as page:
+    with serving("--model", str(tmp_path / "seer")) as server, visit(browser, server.url + DRAFTS) as page:
         page.locator("option[value=seer]").wait_for(state="attached")
         page.locator("textarea").evaluate(PASTE, encoded)
         page.locator("#pictures img").wait_for()
@@ -197,7 +198,7 @@ def test_a_pasted_picture_is_part_of_the_message(browser: Any, tmp_path: Path) -
 
 
 def test_a_picture_for_a_model_of_texts_is_left_out_with_a_sentence(browser: Any, served: Served) -> None:
-    with visit(browser, served.url) as page:
+    with visit(browser, served.url + DRAFTS) as page:
         page.locator("textarea").evaluate(PASTE, base64.b64encode(picture(1)).decode())
         said(page, "The picture was left out")
         assert page.locator("#pictures img").count() == 0
