@@ -15,6 +15,7 @@ import { keepTheme } from "./theme.js";
 import { Thread } from "./thread.js";
 
 const SAVE_MS = 2000; // between saves of an answer that grows
+const SLOW_MS = 8; // of drawing it
 const settings = find("settings");
 const fields = find("settings-form").elements;
 const running = new Map(); // by the id of an answer: {stopper, conversation}
@@ -143,10 +144,10 @@ function noDrafts(run) {
   return run.request.body.speculation && !run.steps.length ? "Done. This server does not show its drafts." : null;
 }
 
-// Draws an answer once per frame, however many tokens have arrived.
+// Draws an answer once per frame, however many tokens have arrived, and less often if a frame takes long.
 class Drawing {
   constructor(message, run) {
-    Object.assign(this, { message, run, frame: null, words: "Waiting for the answer." });
+    Object.assign(this, { message, run, waits: false, ended: false, words: "Waiting for the answer." });
     this.draw();
   }
 
@@ -156,17 +157,21 @@ class Drawing {
   }
 
   request() {
-    this.frame ??= requestAnimationFrame(() => this.draw());
+    if (this.waits) return;
+    this.waits = true;
+    setTimeout(() => requestAnimationFrame(() => this.ended || this.draw()), this.ms > SLOW_MS ? 2 * this.ms : 0);
   }
 
   draw() {
-    this.frame = null;
+    const started = performance.now();
     const words = this.run.text ? "Answering." : this.words;
     thread.update(this.message, words, this.run.steps.length ? tokensOf(this.run) : null);
+    this.waits = false;
+    this.ms = performance.now() - started;
   }
 
   end() {
-    cancelAnimationFrame(this.frame);
+    this.ended = true;
     thread.update(this.message, null, this.message.drafts?.tokens);
   }
 }

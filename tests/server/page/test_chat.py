@@ -13,7 +13,7 @@ from outrider.models import smollm2
 from tests.hub import installed
 from tests.server.page.chromium import EXECUTABLE, PHONE, answer, ask, chatting, launched, said, visit
 from tests.server.pictures.models import picture, write_qwen
-from tests.servers import Served, serving
+from tests.servers import ALICE, Served, serving
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")]
@@ -322,6 +322,30 @@ def write_conversation(folder: Path, text: str) -> Path:
     file = folder / "conversation.json"
     file.write_text(json.dumps({"format": "outrider-conversations", "version": 1, "conversations": [conversation]}))
     return file
+
+
+STORED = """async () => {
+  const open = indexedDB.open("outrider");
+  await new Promise((resolve) => (open.onsuccess = resolve));
+  const stores = [...open.result.objectStoreNames];
+  const reads = stores.map((name) => open.result.transaction(name).objectStore(name).getAll());
+  await Promise.all(reads.map((read) => new Promise((resolve) => (read.onsuccess = resolve))));
+  return JSON.stringify(reads.map((read) => read.result));
+}"""
+
+
+def test_a_key_is_asked_for_and_not_kept(browser: Any, guarded: Served) -> None:
+    with visit(browser, guarded.url) as page:
+        said(page, "This server needs an API key")
+        page.fill("#settings [name=key]", ALICE)
+        page.press("[name=key]", "Tab")
+        page.locator("#model option", has_text=guarded.model).wait_for(state="attached")
+        page.fill("[name=max_tokens]", "5")
+        page.keyboard.press("Escape")
+        page.click("#overlay")
+        ask(page, QUESTION)
+        said(page, "Done. This server does not show its drafts.")
+        assert QUESTION in page.evaluate(STORED) and ALICE not in page.evaluate(STORED)
 
 
 def test_the_drafts_are_one_click_away(browser: Any, server: Served) -> None:
