@@ -84,7 +84,7 @@ function dataUrl(file) {
 
 // A picture, or a file's name.
 export function shown({ name, url }) {
-  return url ? make("img", { src: url, alt: name }) : make("span", { class: "file" }, `\u{1F4C4} ${name}`);
+  return url ? make("img", { src: url, alt: name }) : make("span", { class: "file" }, name);
 }
 
 // A text with its files, as the content of a message.

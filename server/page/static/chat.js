@@ -25,11 +25,18 @@ let conversation = newConversation();
 const models = new Models({ select: find("model"), button: find("load"), progress: find("progress") }, complain);
 const options = { sees: () => models.sees, complain };
 const thread = new Thread(find("thread"), {
-  edit: (message, text, files) => ask(message.parent, text, files),
-  regenerate: (message) => answer(conversation, message.parent),
+  edit: (message, text, files) => {
+    ask(message.parent, text, files);
+    thread.focus();
+  },
+  regenerate: (message) => {
+    answer(conversation, message.parent);
+    thread.focus();
+  },
   choose: (message) => {
     choose(conversation, message);
     thread.show(conversation);
+    thread.focus(message);
     keep(conversation);
   },
   say,

@@ -57,6 +57,12 @@ export class Thread {
     if (scrollHeight - scrollTop - clientHeight < NEAR) this.scrollToEnd();
   }
 
+  // Moves the focus from a message that is gone to the branches of another one, or to all messages.
+  focus(message = null) {
+    const button = message && this.views.get(message.id).branches.querySelector("button:enabled");
+    (button ?? this.element).focus({ preventScroll: true });
+  }
+
   scrollToEnd() {
     this.element.scrollTop = this.element.scrollHeight;
   }

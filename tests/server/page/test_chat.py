@@ -82,8 +82,9 @@ def test_edited_and_new_answers_are_branches(browser: Any, server: Served) -> No
         page.click("text=Regenerate")
         page.locator("article.assistant >> text=2 of 2").wait_for()
         answer(page)
-        page.click("article.assistant [aria-label='Previous branch']")
+        page.press("article.assistant [aria-label='Previous branch']", "Enter")
         assert answer(page) == first
+        assert page.evaluate("document.activeElement.ariaLabel") == "Next branch"
         page.click("text=Edit")
         assert page.input_value("article.user textarea") == QUESTION
         page.fill("article.user textarea", OTHER)
