@@ -2,7 +2,6 @@
 
 import { Answer, TreePanel, showLegend, showStats } from "./answer.js";
 import * as api from "./api.js";
-import { Attachments, contentOf, shown } from "./attachments.js";
 import { copy, download, find, make } from "./dom.js";
 import { show as showMetrics } from "./metrics.js";
 import { Race } from "./race.js";
@@ -12,30 +11,25 @@ import { keepTheme } from "./theme.js";
 
 const form = find("form");
 const fields = form.elements;
-let turns = []; // of the chat: {text, files, run}
 let current = null; // the run that is shown in the figures
 let chart = null;
-let answers = []; // everything with tokens on the page
+let answer = null; // its tokens on the page
 let stopper = null; // an AbortController while something runs
-const seeing = new Set(); // the names of models that read pictures
 
 const panel = new TreePanel(find("tree"), (run, step) => {
-  for (const answer of [...answers, ...race.answers]) answer.mark(answer.run === run ? step : null);
+  for (const each of [answer, ...race.answers]) each?.mark(each.run === run ? step : null);
 });
 const select = (run, step, pinned) => panel.show(run, step, pinned);
 const race = new Race(find("race"), select);
-const sees = () => fields.mode.value === "chat" && seeing.has(fields.model.value);
-const attachments = new Attachments(find("pictures"), sees, complain);
-attachments.listen(fields.prompt);
 const server = new ServerState(loadModels);
 
-// The request that the form describes. `messages` are the chat so far.
-function requestOf(content, messages) {
+// The request that the form describes.
+function requestOf(prompt) {
   const number = (name) => (fields[name].value === "" ? undefined : Number(fields[name].value));
   const chat = fields.mode.value === "chat";
   const body = {
     model: fields.model.value,
-    ...(chat ? { messages: [...messages, { role: "user", content }] } : { prompt: content }),
+    ...(chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
     max_tokens: number("max_tokens"),
     temperature: number("temperature"),
     seed: number("seed"),
@@ -46,25 +40,15 @@ function requestOf(content, messages) {
   return { path: chat ? "v1/chat/completions" : "v1/completions", body: JSON.parse(JSON.stringify(body)) };
 }
 
-function messagesSoFar() {
-  return turns.flatMap(({ text, files, run }) => [
-    { role: "user", content: contentOf(text, files) },
-    { role: "assistant", content: run.content },
-  ]);
-}
-
-// Adds a prompt and its answer to the page.
-function addTurn(text, files, run) {
+// Shows a prompt and its answer.
+function showAnswer(prompt, run) {
   const place = make("div", { class: "answer" });
-  const seen = make("div", { class: "pictures" }, files.map(shown));
-  const turn = make("article", {}, seen, make("p", { class: "prompt" }, text), place);
-  find("transcript").append(turn);
-  turn.scrollIntoView({ block: "nearest" });
-  const answer = new Answer(place, run, select);
-  answers.push(answer);
+  const article = make("article", {}, make("p", { class: "prompt" }, prompt), place);
+  find("transcript").append(article);
+  article.scrollIntoView({ block: "nearest" });
+  answer = new Answer(place, run, select);
   current = run;
   for (const id of ["figures", "course"]) find(id).hidden = false;
-  return answer;
 }
 
 async function showChart() {
@@ -119,29 +103,17 @@ function openSettings() {
 }
 
 async function answerPrompt() {
-  const [text, files] = [fields.prompt.value, [...attachments.files]];
-  if (fields.mode.value !== "chat") clear();
-  find("race").hidden = true;
-  const run = new Run(requestOf(contentOf(text, files), messagesSoFar()));
+  const prompt = fields.prompt.value;
+  clear();
+  const run = new Run(requestOf(prompt));
   await busy(async (signal) => {
     say(server.state === "loading" ? "The server is loading its model; the answer follows." : "Answering.");
-    let answer = null;
-    try {
-      await api.play(run, signal, () => {
-        if (!run.events.length) return;
-        answer ??= addTurn(text, files, run);
-        answer.render();
-        showFigures();
-      });
-    } finally {
-      if (answer && answers.includes(answer)) {
-        turns.push({ text, files, run });
-        if (fields.mode.value === "chat") {
-          fields.prompt.value = "";
-          attachments.clear();
-        }
-      }
-    }
+    await api.play(run, signal, () => {
+      if (!run.events.length) return;
+      if (current !== run) showAnswer(prompt, run);
+      answer.render();
+      showFigures();
+    });
     if (!run.steps.length) say("Done. This server does not show its drafts, so the tokens have no colours.");
     else say(run.finish === "length" ? "Done: the answer reached the longest length." : "Done.");
   });
@@ -149,7 +121,7 @@ async function answerPrompt() {
 
 async function startRace() {
   if (!form.reportValidity()) return;
-  const request = requestOf(contentOf(fields.prompt.value, attachments.files), []);
+  const request = requestOf(fields.prompt.value);
   request.body.seed ??= crypto.getRandomValues(new Uint32Array(1))[0];
   panel.close();
   await busy(async (signal) => {
@@ -160,8 +132,7 @@ async function startRace() {
 }
 
 function clear() {
-  turns = [];
-  answers = [];
+  answer = null;
   current = null;
   panel.close();
   find("transcript").replaceChildren();
@@ -174,7 +145,8 @@ async function loadRun(file) {
     const { messages, prompt } = run.request.body;
     const last = Array.isArray(messages) ? messages[messages.length - 1]?.content : prompt;
     clear();
-    addTurn(typeof last === "string" ? last : "", [], run).render();
+    showAnswer(typeof last === "string" ? last : "", run);
+    answer.render();
     showFigures();
     say(run.error ? `Loaded a run that ended early: ${run.error}` : "Loaded.");
   } catch (error) {
@@ -186,7 +158,6 @@ async function loadModels() {
   try {
     const models = await api.models();
     fields.model.replaceChildren(...models.map(({ name }) => make("option", { value: name }, name)));
-    for (const { name, sees } of models) if (sees) seeing.add(name);
   } catch (error) {
     complain(error);
     if (error.kind === "key") openSettings();

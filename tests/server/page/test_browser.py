@@ -1,6 +1,5 @@
 """The view of drafts in a real browser, against real servers."""
 
-import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +9,7 @@ import pytest
 
 from tests.requests import PROMPT
 from tests.server.page.chromium import EXECUTABLE, PHONE, launched, said, shown_tokens, submit, visit
-from tests.server.pictures.models import picture, write_qwen
-from tests.servers import ALICE, Served, serving
+from tests.servers import ALICE, Served
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")]
@@ -163,42 +161,3 @@ def test_the_text_is_divided_among_the_tokens(
     }"""
     with visit(browser, served.url + DRAFTS) as page:
         assert page.evaluate(script, [tokens, pieces]) == [shown, "".join(pieces)]
-
-
-# Pastes a picture, given in base64, into the text area.
-PASTE = """async (area, encoded) => {
-  const data = new DataTransfer();
-  const bytes = Uint8Array.from(atob(encoded), (letter) => letter.charCodeAt(0));
-  data.items.add(new File([bytes], "a.png", { type: "image/png" }));
-  area.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true }));
-}"""
-
-
-def test_a_pasted_picture_is_part_of_the_message(browser: Any, tmp_path: Path) -> None:
-    write_qwen(tmp_path / "seer")
-    encoded = base64.b64encode(picture(1)).decode()
-    with serving("--model", str(tmp_path / "seer")) as server, visit(browser, server.url + DRAFTS) as page:
-        page.locator("option[value=seer]").wait_for(state="attached")
-        page.locator("textarea").evaluate(PASTE, encoded)
-        page.locator("#pictures img").wait_for()
-        with page.expect_request("**/v1/chat/completions") as found:
-            submit(page, "What is this?", "Chat", max_tokens="5")
-            said(page, "Done")
-        [message] = found.value.post_data_json["messages"]
-        url = f"data:image/png;base64,{encoded}"
-        assert message["content"] == [
-            {"type": "image_url", "image_url": {"url": url}},
-            {"type": "text", "text": "What is this?"},
-        ]
-        assert page.locator("#transcript img").get_attribute("src") == url
-        assert page.locator("#pictures img").count() == 0
-        page.locator("textarea").evaluate(PASTE, encoded)
-        page.locator("#pictures button").click()
-        assert page.locator("#pictures img").count() == 0
-
-
-def test_a_picture_for_a_model_of_texts_is_left_out_with_a_sentence(browser: Any, served: Served) -> None:
-    with visit(browser, served.url + DRAFTS) as page:
-        page.locator("textarea").evaluate(PASTE, base64.b64encode(picture(1)).decode())
-        said(page, "The picture was left out")
-        assert page.locator("#pictures img").count() == 0
