@@ -133,6 +133,8 @@ async function answer(talk, parent) {
       (comment) => drawing.say(comment),
     );
     if (run.finish === "length") message.note = "The answer reached the longest length.";
+    const hidden = run.request.body.speculation && !run.steps.length;
+    if (talk === conversation) say(hidden ? "Done. This server does not show its drafts." : "Done.");
   } catch (error) {
     message.note = error.name === "AbortError" ? "Stopped." : error.message;
     if (error.kind) failed(error);
@@ -142,13 +144,8 @@ async function answer(talk, parent) {
     drawing.end();
     composer.running = isRunning();
     keep(talk);
-    if (talk === conversation && !message.note) say(noDrafts(run) ?? "Done.");
     refreshModels();
   }
-}
-
-function noDrafts(run) {
-  return run.request.body.speculation && !run.steps.length ? "Done. This server does not show its drafts." : null;
 }
 
 // Draws an answer once per frame, however many tokens have arrived, and less often if a frame takes long.
