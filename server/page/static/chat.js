@@ -127,8 +127,9 @@ async function answer(talk, parent) {
       () => {
         Object.assign(message, { text: run.content, reasoning: run.reasoning });
         drawing.request();
-        if (performance.now() - saved > SAVE_MS) keep(talk);
-        if (performance.now() - saved > SAVE_MS) saved = performance.now();
+        if (performance.now() - saved < SAVE_MS) return;
+        saved = performance.now();
+        keep(talk);
       },
       (comment) => drawing.say(comment),
     );
