@@ -1,9 +1,11 @@
 """Chromium for the tests of the page, driven by Playwright. Both are optional."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -90,3 +92,12 @@ def shown_tokens(page: Any, answer: str = "#transcript .answer") -> list[list[st
         f"spans => spans.map((span) => [span.textContent, {source}])"
     )
     return spans
+
+
+def write_conversation(folder: Path, text: str) -> Path:
+    """An exported conversation with one answer."""
+    message = {"id": "a", "parent": None, "role": "assistant", "at": 1, "text": text}
+    conversation = {"id": "c", "title": "t", "at": 1, "system": "", "messages": {"a": message}, "leaf": "a"}
+    file = folder / "conversation.json"
+    file.write_text(json.dumps({"format": "outrider-conversations", "version": 1, "conversations": [conversation]}))
+    return file

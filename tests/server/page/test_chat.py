@@ -11,7 +11,7 @@ import pytest
 from outrider import models
 from outrider.models import smollm2
 from tests.hub import installed
-from tests.server.page.chromium import EXECUTABLE, PHONE, answer, ask, chatting, launched, said, visit
+from tests.server.page.chromium import EXECUTABLE, PHONE, answer, ask, chatting, launched, said, visit, write_conversation
 from tests.server.pictures.models import picture, write_qwen
 from tests.servers import ALICE, Served, serving
 
@@ -314,15 +314,6 @@ def test_a_phone_shows_the_chat_without_scrolling_sideways(browser: Any, server:
         page.locator("article.user .text", has_text="zzz").wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
         page.locator("#new").wait_for(state="hidden")
-
-
-def write_conversation(folder: Path, text: str) -> Path:
-    """An exported conversation with one answer."""
-    message = {"id": "a", "parent": None, "role": "assistant", "at": 1, "text": text}
-    conversation = {"id": "c", "title": "t", "at": 1, "system": "", "messages": {"a": message}, "leaf": "a"}
-    file = folder / "conversation.json"
-    file.write_text(json.dumps({"format": "outrider-conversations", "version": 1, "conversations": [conversation]}))
-    return file
 
 
 STORED = """async () => {
