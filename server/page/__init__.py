@@ -1,1 +1,1 @@
-"""The playground: a web page that streams answers and shows how each token was drafted."""
+"""The playground: a chat in the browser, and a view of how each token was drafted."""

@@ -48,7 +48,7 @@ class Server(Section):
         description="Send streams in parts at this interval of milliseconds, to hide which drafts were accepted; 0 sends each "
         "token at once.",
     )
-    page: bool = Field(True, description="Serve the playground, a web page for trying the model, at /.")
+    page: bool = Field(True, description="Serve the playground, a chat in the browser, at /.")
     drain_seconds: float = Field(30.0, ge=0, description="Time that running requests have to finish at shutdown.")
     cors_origins: tuple[str, ...] = Field((), description="Allowed CORS origins; an empty list disables CORS.")
     allowed_hosts: tuple[str, ...] | None = Field(

@@ -129,16 +129,15 @@ export function showStats(element, run) {
   );
 }
 
-// The legend: each source's colour and how much of what it drafted was accepted.
-export function showLegend(element, run) {
-  const rows = [...run.acceptance].map(([source, { drafted, accepted }]) => {
+// The legend: each source's colour and how much of what it drafted was accepted; `bonus` is the number of bonus tokens.
+export function showLegend(element, acceptance, bonus) {
+  const rows = acceptance.map(([source, { drafted, accepted }]) => {
     const share = Math.round((100 * accepted) / drafted);
     const bar = make("i", { class: "bar", "aria-hidden": "true" }, make("b"));
     bar.firstChild.style.width = `${share}%`;
     const name = make("span", { class: `token drafted source-${source}` }, source);
     return make("li", { class: `source-${source}` }, name, bar, make("span", {}, `${accepted} of ${drafted} accepted`));
   });
-  const bonus = run.steps.filter((step) => step.trace.bonus).length;
   const plain = make(
     "li",
     {},

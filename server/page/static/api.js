@@ -1,6 +1,6 @@
 // The server's API: requests, streams and errors in plain words. The key is kept in this module's memory only.
 
-const base = new URL(".", document.baseURI);
+const base = new URL("..", import.meta.url); // the files are at page/
 let key = "";
 
 export function setKey(value) {
@@ -16,6 +16,7 @@ export class Problem extends Error {
   }
 }
 
+const JSON_BODY = { "Content-Type": "application/json" };
 const GONE = "The server is gone: nothing answers at this address. Start it again, then retry.";
 const CUT = "The connection was lost before the answer was complete. The server may have stopped; retry.";
 
@@ -34,11 +35,11 @@ async function problemOf(response) {
     (body) => body?.error,
     () => null,
   );
-  const message =
-    typeof error?.message === "string" ? error.message : `The server answered with status ${response.status}.`;
+  const words = error?.message ?? error; // the latter is Ollama's form
+  const message = typeof words === "string" ? words : `The server answered with status ${response.status}.`;
   if (response.status === 401) {
-    const words = key ? "The API key is wrong; enter another one" : "This server needs an API key; enter it";
-    return new Problem("key", `${words} under Settings.`);
+    const what = key ? "The API key is wrong; enter another one" : "This server needs an API key; enter it";
+    return new Problem("key", `${what} under Settings.`);
   }
   if (response.status === 429) {
     const seconds = response.headers.get("Retry-After");
@@ -70,7 +71,20 @@ export async function models() {
   const response = await request("v1/models");
   if (!response.ok) throw await problemOf(response);
   const { data } = await response.json();
-  return data.map(({ id, capabilities }) => ({ name: String(id), sees: (capabilities ?? []).includes("vision") }));
+  return data.map(({ id, capabilities, status, size_bytes: size }) => ({
+    name: String(id),
+    sees: capabilities ? capabilities.includes("vision") : null, // null = not known before it is loaded
+    writes: !(capabilities ?? []).some((each) => ["embeddings", "rerank"].includes(each)),
+    state: status?.value ?? "loaded",
+    size,
+  }));
+}
+
+// Returns once the model is in memory.
+export async function load(name) {
+  const body = JSON.stringify({ model: name });
+  const response = await request("api/generate", { method: "POST", headers: JSON_BODY, body });
+  if (!response.ok) throw await problemOf(response);
 }
 
 // The text of /metrics, or null if this server does not show it here.
@@ -79,10 +93,9 @@ export async function metrics() {
   return response.ok ? response.text() : null;
 }
 
-// The chunks of a stream. Throws a Problem if it does not reach its end.
-export async function* stream(path, body, signal) {
-  const headers = { "Content-Type": "application/json" };
-  const response = await request(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+// The chunks of a stream. Throws a Problem if it does not reach its end. `onComment` gets what the server says meanwhile.
+async function* stream(path, body, signal, onComment) {
+  const response = await request(path, { method: "POST", headers: JSON_BODY, body: JSON.stringify(body), signal });
   if (!response.ok) throw await problemOf(response);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let [rest, ended] = ["", false];
@@ -101,9 +114,10 @@ export async function* stream(path, body, signal) {
           .find((line) => line.startsWith("data: "))
           ?.slice(6);
         if (data === "[DONE]") ended = true;
-        if (!data || ended) continue; // without data, it is a keep-alive comment
+        if (!data && block.startsWith(": ")) onComment(block.slice(2).trim());
+        if (!data || ended) continue;
         const chunk = JSON.parse(data);
-        if (chunk.error) throw new Problem("refused", String(chunk.error.message));
+        if (chunk.error) throw new Problem("refused", String(chunk.error.message), chunk.error.param);
         yield chunk;
       }
     }
@@ -113,20 +127,20 @@ export async function* stream(path, body, signal) {
 }
 
 // As `stream`, without the drafts if the server does not show them.
-async function* chunksOf({ path, body }, signal) {
+async function* chunksOf({ path, body }, ...rest) {
   try {
-    yield* stream(path, body, signal);
+    yield* stream(path, body, ...rest);
   } catch (error) {
     if (error.param !== "speculation.trace") throw error;
-    yield* stream(path, { ...body, speculation: { ...body.speculation, trace: undefined } }, signal);
+    yield* stream(path, { ...body, speculation: { ...body.speculation, trace: undefined } }, ...rest);
   }
 }
 
 // Streams an answer into a run, and calls `onEvent` after each of its events.
-export async function play(run, signal, onEvent) {
+export async function play(run, signal, onEvent, onComment = () => {}) {
   const started = performance.now();
   try {
-    for await (const chunk of chunksOf(run.request, signal)) {
+    for await (const chunk of chunksOf(run.request, signal, onComment)) {
       for (const choice of chunk.choices) {
         run.add({ at: performance.now() - started, ...eventOf(choice) });
         onEvent();

@@ -7,10 +7,11 @@ const HEIGHT = 150;
 export class Chart {
   constructor(element) {
     this.element = element;
-    const style = getComputedStyle(element);
-    const [text, bars, line, grid] = ["--quiet", "--bars", "--accent", "--line"].map((name) =>
-      style.getPropertyValue(name),
-    );
+    const colour = (name) => {
+      element.style.color = `var(${name})`; // a canvas takes computed colours only
+      return getComputedStyle(element).color;
+    };
+    const [text, bars, line, grid] = ["--quiet", "--bars", "--accent", "--line"].map(colour);
     const axis = {
       stroke: text,
       grid: { stroke: grid, width: 1 },

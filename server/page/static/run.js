@@ -14,6 +14,7 @@ export class Run {
     this.tokens = []; // {text, quiet, step, row, source}
     this.text = "";
     this.content = ""; // the text without reasoning
+    this.reasoning = "";
     this.finish = null;
     this.error = null;
     this.waiting = []; // tokens whose text has not arrived
@@ -39,7 +40,8 @@ export class Run {
   // tokens differs from it, as in the middle of a character, the tokens share the difference.
   addText(text, quiet) {
     this.text += text;
-    if (!quiet) this.content += text;
+    if (quiet) this.reasoning += text;
+    else this.content += text;
     let rest = text;
     while (rest) {
       const head = this.waiting[0];
@@ -93,6 +95,10 @@ export class Run {
       const accepted = trace.accepted.map((row) => trace.draft.tokens[row]);
       return trace.bonus ? [...accepted, trace.bonus.token] : accepted;
     });
+  }
+
+  get bonus() {
+    return this.steps.filter(({ trace }) => trace.bonus).length;
   }
 
   get lastAt() {

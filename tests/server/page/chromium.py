@@ -1,9 +1,11 @@
 """Chromium for the tests of the page, driven by Playwright. Both are optional."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -25,7 +27,7 @@ def launched(sync_api: Any) -> Iterator[Any]:
 
 @contextmanager
 def visit(browser: Any, url: str, viewport: dict[str, int] = DESKTOP, **options: Any) -> Iterator[Any]:
-    """The playground in a new tab. Fails if it has violated its policy or raised an error by the end."""
+    """A page in a new tab. Fails if it has violated its policy or raised an error by the end."""
     context = browser.new_context(viewport=viewport, **options)
     page, errors = context.new_page(), list[str]()
 
@@ -39,6 +41,32 @@ def visit(browser: Any, url: str, viewport: dict[str, int] = DESKTOP, **options:
     yield page
     context.close()
     assert not errors, errors
+
+
+@contextmanager
+def chatting(
+    browser: Any, url: str, tokens: int | None = 24, viewport: dict[str, int] = DESKTOP, **options: Any
+) -> Iterator[Any]:
+    """The chat in a new tab, with answers of at most `tokens`."""
+    with visit(browser, url, viewport, **options) as page:
+        page.locator("#model option").first.wait_for(state="attached")
+        page.click("#open-settings")
+        page.fill("[name=max_tokens]", "" if tokens is None else str(tokens))
+        page.click("#settings-form > .main")
+        yield page
+
+
+def ask(page: Any, text: str) -> str:
+    """Sends a message in the chat, and returns the text of its answer."""
+    page.fill("#composer textarea", text)
+    page.press("#composer textarea", "Enter")
+    return answer(page)
+
+
+def answer(page: Any) -> str:
+    """Waits for the end of the last answer, and returns its text."""
+    page.locator("article.assistant:last-child[aria-busy=false]").wait_for()
+    return str(page.locator("article.assistant .answer-text").last.inner_text())
 
 
 def submit(page: Any, prompt: str, mode: str = "Completion", **fields: str) -> None:
@@ -64,3 +92,12 @@ def shown_tokens(page: Any, answer: str = "#transcript .answer") -> list[list[st
         f"spans => spans.map((span) => [span.textContent, {source}])"
     )
     return spans
+
+
+def write_conversation(folder: Path, text: str) -> Path:
+    """An exported conversation with one answer."""
+    message = {"id": "a", "parent": None, "role": "assistant", "at": 1, "text": text}
+    conversation = {"id": "c", "title": "t", "at": 1, "system": "", "messages": {"a": message}, "leaf": "a"}
+    file = folder / "conversation.json"
+    file.write_text(json.dumps({"format": "outrider-conversations", "version": 1, "conversations": [conversation]}))
+    return file

@@ -1,6 +1,5 @@
-"""The playground in a real browser, against real servers."""
+"""The view of drafts in a real browser, against real servers."""
 
-import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +9,12 @@ import pytest
 
 from tests.requests import PROMPT
 from tests.server.page.chromium import EXECUTABLE, PHONE, launched, said, shown_tokens, submit, visit
-from tests.server.pictures.models import picture, write_qwen
-from tests.servers import ALICE, Served, serving
+from tests.servers import ALICE, Served
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")]
 
+DRAFTS = "/page/drafts.html"
 MARKUP = "<img src=x onerror=\"document.title = 'run'\"><script>document.title = 'run'</script>"
 
 
@@ -39,7 +38,7 @@ def tokens_of(trace: dict[str, Any]) -> list[list[str]]:
 
 
 def test_tokens_have_the_colours_of_the_apis_sources(browser: Any, served: Served) -> None:
-    with visit(browser, served.url) as page:
+    with visit(browser, served.url + DRAFTS) as page:
         with page.expect_response("**/v1/completions") as found:
             submit(page, PROMPT, max_tokens="60")
             said(page, "Done")
@@ -57,7 +56,7 @@ def test_tokens_have_the_colours_of_the_apis_sources(browser: Any, served: Serve
 
 
 def test_both_racers_end_with_the_same_text(browser: Any, served: Served) -> None:
-    with visit(browser, served.url) as page:
+    with visit(browser, served.url + DRAFTS) as page:
         page.fill("textarea", PROMPT)
         page.fill("[name=temperature]", "0.8")
         page.click("#start-race")
@@ -71,7 +70,7 @@ def test_both_racers_end_with_the_same_text(browser: Any, served: Served) -> Non
 
 
 def test_markup_stays_text(browser: Any, served: Served, tmp_path: Path) -> None:
-    with visit(browser, served.url) as page:
+    with visit(browser, served.url + DRAFTS) as page:
         submit(page, MARKUP, max_tokens="5")
         said(page, "Done")
         assert page.inner_text("#transcript .prompt") == MARKUP
@@ -84,11 +83,11 @@ def test_markup_stays_text(browser: Any, served: Served, tmp_path: Path) -> None
         page.set_input_files("#file", tmp_path / "run.json")
         page.locator("#transcript .token", has_text=MARKUP).click()
         assert page.locator("#tree .node").count() == 2
-        assert page.locator("img, body script").count() == 0 and page.title() == "Outrider playground"
+        assert page.locator("img, body script").count() == 0 and page.title() == "Outrider drafts"
 
 
 def test_a_run_is_exported_and_loaded(browser: Any, served: Served, tmp_path: Path) -> None:
-    with visit(browser, served.url) as page:
+    with visit(browser, served.url + DRAFTS) as page:
         submit(page, PROMPT, max_tokens="20")
         said(page, "Done")
         tokens, figures = shown_tokens(page), page.inner_text("#stats")
@@ -107,7 +106,7 @@ def test_a_run_is_exported_and_loaded(browser: Any, served: Served, tmp_path: Pa
 
 
 def test_keys_are_entered_and_kept_in_memory(browser: Any, guarded: Served) -> None:
-    with visit(browser, guarded.url) as page:
+    with visit(browser, guarded.url + DRAFTS) as page:
         said(page, "This server needs an API key")
         page.fill("[name=key]", "not-the-key")
         page.press("[name=key]", "Tab")
@@ -128,7 +127,7 @@ def test_keys_are_entered_and_kept_in_memory(browser: Any, guarded: Served) -> N
 
 
 def test_a_phone_shows_everything_without_scrolling_sideways(browser: Any, served: Served) -> None:
-    with visit(browser, served.url, PHONE) as page:
+    with visit(browser, served.url + DRAFTS, PHONE) as page:
         submit(page, PROMPT, max_tokens="60")
         said(page, "Done")
         page.locator("#chart canvas").wait_for()
@@ -160,44 +159,5 @@ def test_the_text_is_divided_among_the_tokens(
         for (const piece of pieces) run.addText(piece, false);
         return [run.tokens.map((token) => token.text), run.text];
     }"""
-    with visit(browser, served.url) as page:
+    with visit(browser, served.url + DRAFTS) as page:
         assert page.evaluate(script, [tokens, pieces]) == [shown, "".join(pieces)]
-
-
-# Pastes a picture, given in base64, into the text area.
-PASTE = """async (area, encoded) => {
-  const data = new DataTransfer();
-  const bytes = Uint8Array.from(atob(encoded), (letter) => letter.charCodeAt(0));
-  data.items.add(new File([bytes], "a.png", { type: "image/png" }));
-  area.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true }));
-}"""
-
-
-def test_a_pasted_picture_is_part_of_the_message(browser: Any, tmp_path: Path) -> None:
-    write_qwen(tmp_path / "seer")
-    encoded = base64.b64encode(picture(1)).decode()
-    with serving("--model", str(tmp_path / "seer")) as server, visit(browser, server.url) as page:
-        page.locator("option[value=seer]").wait_for(state="attached")
-        page.locator("textarea").evaluate(PASTE, encoded)
-        page.locator("#pictures img").wait_for()
-        with page.expect_request("**/v1/chat/completions") as found:
-            submit(page, "What is this?", "Chat", max_tokens="5")
-            said(page, "Done")
-        [message] = found.value.post_data_json["messages"]
-        url = f"data:image/png;base64,{encoded}"
-        assert message["content"] == [
-            {"type": "image_url", "image_url": {"url": url}},
-            {"type": "text", "text": "What is this?"},
-        ]
-        assert page.locator("#transcript img").get_attribute("src") == url
-        assert page.locator("#pictures img").count() == 0
-        page.locator("textarea").evaluate(PASTE, encoded)
-        page.locator("#pictures button").click()
-        assert page.locator("#pictures img").count() == 0
-
-
-def test_a_picture_for_a_model_of_texts_is_left_out_with_a_sentence(browser: Any, served: Served) -> None:
-    with visit(browser, served.url) as page:
-        page.locator("textarea").evaluate(PASTE, base64.b64encode(picture(1)).decode())
-        said(page, "The picture was left out")
-        assert page.locator("#pictures img").count() == 0

@@ -1,4 +1,4 @@
-"""The playground's files, self-contained and without inline code, and its routes."""
+"""The page's files, self-contained and without inline code, and its routes."""
 
 import hashlib
 import re
@@ -17,11 +17,13 @@ UPLOT = {  # of version 1.6.32 in the npm registry; the script gets one more lin
     "uplot.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
 }
 OWN = sorted(path for path in STATIC.iterdir() if path.suffix in (".js", ".html", ".css"))
-PAGE = (STATIC / "index.html").read_text()
+DRAFTS = (STATIC / "drafts.html").read_text()
 
 
-def test_the_page_has_no_inline_code() -> None:
-    assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:|<script(?![^>]* src=)", PAGE)
+@pytest.mark.parametrize("name", ["index.html", "drafts.html"])
+def test_a_page_has_no_inline_code(name: str) -> None:
+    inline = r"<style|\sstyle=|\son\w+=|javascript:|<script(?![^>]* src=)"
+    assert not re.search(inline, (STATIC / name).read_text())
 
 
 @pytest.mark.parametrize("name", [path.name for path in OWN if path.suffix == ".js"])
@@ -42,16 +44,17 @@ def test_uplot_is_the_published_one_with_its_licence() -> None:
 
 
 def test_every_drafter_can_be_chosen() -> None:
-    choices = re.search(r'<select name="drafter">(.*?)</select>', PAGE, re.DOTALL)
+    choices = re.search(r'<select name="drafter">(.*?)</select>', DRAFTS, re.DOTALL)
     assert choices and set(re.findall(r"<option>([\w-]+)</option>", choices[1])) == set(get_args(DrafterName))
 
 
 def test_every_source_has_a_colour() -> None:
-    style = (STATIC / "style.css").read_text()
+    style, chat = ((STATIC / name).read_text() for name in ("style.css", "chat.css"))
     for source in Source:
         if source is not Source.NONE:
             assert f".source-{source.label} {{ --source: var(--{source.label}); }}" in style
-            assert len(re.findall(rf"--{source.label}: #[0-9a-f]{{6}};", style)) == 2  # light and dark
+            assert re.search(rf"--{source.label}: light-dark\(#[0-9a-f]{{6}}, #[0-9a-f]{{6}}\);", style)
+            assert f"::highlight(draft-{source.label}) {{ background: color-mix(in srgb, var(--{source.label})" in chat
 
 
 FILES = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file())
@@ -72,7 +75,7 @@ def test_every_file_has_the_headers(app: FastAPI, path: str) -> None:
 
 def test_the_page_needs_no_key_and_the_api_does() -> None:
     app = app_with(FakeEngine("a"), auth__keys={"alice": "a-key-of-some-length"})
-    assert [fetch(app, "GET", path).status_code for path in ("/", "/page/app.js", "/v1/models", "/pages")] == [
+    assert [fetch(app, "GET", path).status_code for path in ("/", "/page/chat.js", "/v1/models", "/pages")] == [
         200,
         200,
         401,
@@ -83,4 +86,4 @@ def test_the_page_needs_no_key_and_the_api_does() -> None:
 
 def test_the_page_can_be_turned_off() -> None:
     app = app_with(FakeEngine(), server__page=False)
-    assert [fetch(app, "GET", path).status_code for path in ("/", "/page/app.js", "/health")] == [404, 404, 200]
+    assert [fetch(app, "GET", path).status_code for path in ("/", "/page/chat.js", "/health")] == [404, 404, 200]

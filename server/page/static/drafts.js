@@ -1,48 +1,35 @@
-// The playground: connects the form to answers, the race, the draft tree and the server's figures.
+// The view of drafts: connects the form to answers, the race, the draft tree and the server's figures.
 
 import { Answer, TreePanel, showLegend, showStats } from "./answer.js";
 import * as api from "./api.js";
-import { find, make } from "./dom.js";
+import { copy, download, find, make } from "./dom.js";
 import { show as showMetrics } from "./metrics.js";
-import { Pictures, shown, textOf } from "./pictures.js";
 import { Race } from "./race.js";
 import { Run } from "./run.js";
+import { complain, say, ServerState } from "./status.js";
+import { keepTheme } from "./theme.js";
 
-const READY_MS = 5000; // between looks at the server's state; shorter while it cannot answer
-const WAIT_MS = 1000;
 const form = find("form");
 const fields = form.elements;
-let turns = []; // of the chat: {text, run}
 let current = null; // the run that is shown in the figures
 let chart = null;
-let answers = []; // everything with tokens on the page
+let answer = null; // its tokens on the page
 let stopper = null; // an AbortController while something runs
-let state = "";
-const seeing = new Set(); // the names of models that read pictures
 
 const panel = new TreePanel(find("tree"), (run, step) => {
-  for (const answer of [...answers, ...race.answers]) answer.mark(answer.run === run ? step : null);
+  for (const each of [answer, ...race.answers]) each?.mark(each.run === run ? step : null);
 });
 const select = (run, step, pinned) => panel.show(run, step, pinned);
 const race = new Race(find("race"), select);
-const pictures = new Pictures(fields.prompt, find("pictures"), () => {
-  const accepted = fields.mode.value === "chat" && seeing.has(fields.model.value);
-  if (!accepted) say("The picture was left out: it needs a chat with a model that reads pictures.", "problem");
-  return accepted;
-});
+const server = new ServerState(loadModels);
 
-function say(words, kind = "") {
-  find("words").textContent = words;
-  find("words").className = kind;
-}
-
-// The request that the form describes. `messages` are the chat so far.
-function requestOf(content, messages) {
+// The request that the form describes.
+function requestOf(prompt) {
   const number = (name) => (fields[name].value === "" ? undefined : Number(fields[name].value));
   const chat = fields.mode.value === "chat";
   const body = {
     model: fields.model.value,
-    ...(chat ? { messages: [...messages, { role: "user", content }] } : { prompt: textOf(content) }),
+    ...(chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
     max_tokens: number("max_tokens"),
     temperature: number("temperature"),
     seed: number("seed"),
@@ -53,25 +40,15 @@ function requestOf(content, messages) {
   return { path: chat ? "v1/chat/completions" : "v1/completions", body: JSON.parse(JSON.stringify(body)) };
 }
 
-function messagesSoFar() {
-  return turns.flatMap(({ content, run }) => [
-    { role: "user", content },
-    { role: "assistant", content: run.content },
-  ]);
-}
-
-// Adds a prompt and its answer to the page.
-function addTurn(content, run) {
+// Shows a prompt and its answer.
+function showAnswer(prompt, run) {
   const place = make("div", { class: "answer" });
-  const seen = make("div", { class: "pictures" }, ...shown(content));
-  const turn = make("article", {}, seen, make("p", { class: "prompt" }, textOf(content)), place);
-  find("transcript").append(turn);
-  turn.scrollIntoView({ block: "nearest" });
-  const answer = new Answer(place, run, select);
-  answers.push(answer);
+  const article = make("article", {}, make("p", { class: "prompt" }, prompt), place);
+  find("transcript").append(article);
+  article.scrollIntoView({ block: "nearest" });
+  answer = new Answer(place, run, select);
   current = run;
   for (const id of ["figures", "course"]) find(id).hidden = false;
-  return answer;
 }
 
 async function showChart() {
@@ -92,7 +69,7 @@ function showFigures() {
     drawing = false;
     if (!current) return; // cleared since
     showStats(find("stats"), current);
-    showLegend(find("legend"), current);
+    showLegend(find("legend"), [...current.acceptance], current.bonus);
     showChart();
   });
 }
@@ -111,8 +88,8 @@ async function busy(work) {
     await work(stopper.signal);
   } catch (error) {
     if (error.name === "AbortError") say("Stopped.");
-    else say(error.message, "problem");
-    if (error.kind === "gone") look();
+    else complain(error);
+    if (error.kind === "gone") server.look();
     if (error.kind === "key") openSettings();
   } finally {
     stopper = null;
@@ -126,29 +103,17 @@ function openSettings() {
 }
 
 async function answerPrompt() {
-  const content = pictures.content(fields.prompt.value);
-  if (fields.mode.value !== "chat") clear();
-  find("race").hidden = true;
-  const run = new Run(requestOf(content, messagesSoFar()));
+  const prompt = fields.prompt.value;
+  clear();
+  const run = new Run(requestOf(prompt));
   await busy(async (signal) => {
-    say(state === "loading" ? "The server is loading its model; the answer follows." : "Answering.");
-    let answer = null;
-    try {
-      await api.play(run, signal, () => {
-        if (!run.events.length) return;
-        answer ??= addTurn(content, run);
-        answer.render();
-        showFigures();
-      });
-    } finally {
-      if (answer && answers.includes(answer)) {
-        turns.push({ content, run });
-        if (fields.mode.value === "chat") {
-          fields.prompt.value = "";
-          pictures.clear();
-        }
-      }
-    }
+    say(server.state === "loading" ? "The server is loading its model; the answer follows." : "Answering.");
+    await api.play(run, signal, () => {
+      if (!run.events.length) return;
+      if (current !== run) showAnswer(prompt, run);
+      answer.render();
+      showFigures();
+    });
     if (!run.steps.length) say("Done. This server does not show its drafts, so the tokens have no colours.");
     else say(run.finish === "length" ? "Done: the answer reached the longest length." : "Done.");
   });
@@ -156,7 +121,7 @@ async function answerPrompt() {
 
 async function startRace() {
   if (!form.reportValidity()) return;
-  const request = requestOf(pictures.content(fields.prompt.value), []);
+  const request = requestOf(fields.prompt.value);
   request.body.seed ??= crypto.getRandomValues(new Uint32Array(1))[0];
   panel.close();
   await busy(async (signal) => {
@@ -167,29 +132,11 @@ async function startRace() {
 }
 
 function clear() {
-  turns = [];
-  answers = [];
+  answer = null;
   current = null;
   panel.close();
   find("transcript").replaceChildren();
   for (const id of ["figures", "course", "race"]) find(id).hidden = true;
-}
-
-async function copy() {
-  if (!navigator.clipboard) say("Browsers copy only on https and localhost; select the text instead.", "problem");
-  else {
-    await navigator.clipboard.writeText(current.text).then(
-      () => say("Copied."),
-      () => say("The browser refused to copy; select the text instead.", "problem"),
-    );
-  }
-}
-
-function exportRun() {
-  const link = make("a", { download: "outrider-run.json" });
-  link.href = URL.createObjectURL(new Blob([current.save()], { type: "application/json" }));
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href));
 }
 
 async function loadRun(file) {
@@ -198,39 +145,21 @@ async function loadRun(file) {
     const { messages, prompt } = run.request.body;
     const last = Array.isArray(messages) ? messages[messages.length - 1]?.content : prompt;
     clear();
-    addTurn(typeof last === "string" ? last : "", run).render();
+    showAnswer(typeof last === "string" ? last : "", run);
+    answer.render();
     showFigures();
     say(run.error ? `Loaded a run that ended early: ${run.error}` : "Loaded.");
   } catch (error) {
-    say(error.message, "problem");
+    complain(error);
   }
-}
-
-// Looks at the server's state, says it, and looks again.
-let timer = null;
-async function look() {
-  clearTimeout(timer);
-  const seen = await api.status();
-  find("state").textContent = seen.words;
-  if (seen.state !== state) {
-    const changed = state !== "";
-    state = seen.state;
-    find("state").dataset.state = state;
-    if (state === "ready") loadModels();
-    const known = find("words").className === "problem"; // an answer that has failed says more
-    if (changed && state === "gone" && !known) say("The server is gone: nothing answers. Start it again.", "problem");
-    if (changed && state === "ready") say("The server is ready.");
-  }
-  if (!document.hidden) timer = setTimeout(look, state === "ready" ? READY_MS : WAIT_MS);
 }
 
 async function loadModels() {
   try {
     const models = await api.models();
     fields.model.replaceChildren(...models.map(({ name }) => make("option", { value: name }, name)));
-    for (const { name, sees } of models) if (sees) seeing.add(name);
   } catch (error) {
-    say(error.message, "problem");
+    complain(error);
     if (error.kind === "key") openSettings();
   }
 }
@@ -239,7 +168,7 @@ async function refreshMetrics() {
   try {
     showMetrics(find("metrics"), await api.metrics());
   } catch (error) {
-    say(error.message, "problem");
+    complain(error);
   }
 }
 
@@ -258,12 +187,11 @@ fields.key.addEventListener("change", () => {
 });
 for (const mode of fields.mode) mode.addEventListener("change", clear);
 document.addEventListener("keydown", (event) => event.key === "Escape" && !find("tree").hidden && panel.close());
-document.addEventListener("visibilitychange", () => document.hidden || look());
 find("start-race").addEventListener("click", () => !stopper && startRace());
 find("stop").addEventListener("click", () => stopper?.abort());
 find("new").addEventListener("click", () => !stopper && clear());
-find("copy").addEventListener("click", copy);
-find("export").addEventListener("click", exportRun);
+find("copy").addEventListener("click", async () => say(await copy(current.text)));
+find("export").addEventListener("click", () => download("outrider-run.json", current.save()));
 find("load").addEventListener("click", () => find("file").click());
 find("file").addEventListener("change", (event) => {
   if (event.target.files.length) loadRun(event.target.files[0]);
@@ -272,4 +200,4 @@ find("file").addEventListener("change", (event) => {
 find("server").addEventListener("toggle", () => find("server").open && refreshMetrics());
 find("refresh").addEventListener("click", refreshMetrics);
 if (matchMedia("(min-width: 60rem)").matches) find("settings").open = true;
-look();
+keepTheme();
