@@ -36,10 +36,6 @@ class ToyModel:
         self._text, self.rows = text.tokens.tolist(), []
 
     @property
-    def vocabulary(self) -> int:
-        return len(self._table)
-
-    @property
     def space(self) -> int:
         return 64 - max(0, len(self.rows) - 1)
 
@@ -73,7 +69,7 @@ class ToyModel:
         return done
 
     def _candidates(self, tokens: Collection[int], count: int) -> Candidates:
-        last = list(tokens)
+        last = [token % len(self._table) for token in tokens]  # it reads what it does not know as another token
         shares, scores = self._table[last], self._logs[last]
         if self._random is not None:
             scores = scores + self._random.gumbel(size=shares.shape)

@@ -11,8 +11,9 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.gguf.tokenizer import QWEN2, TEKKEN
 from outrider.verify.tokenizer import load_tokenizer
 
@@ -35,7 +36,14 @@ GEMMA = (
 )
 
 
+# A small BPE.
+LETTERS = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}
+MERGES = (("a", "b"), ("b", "c"))
 PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token }}{% endfor %}assistant:"
+
+
+def bpe(vocabulary: dict[str, int], *merges: tuple[str, str]) -> AnyTokenizer:
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE(vocabulary, list(merges))))
 
 
 def sentencepiece_model(path: Path, texts: Sequence[str] = SENTENCES * 20, **options: Any) -> None:

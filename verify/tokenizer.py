@@ -1,4 +1,4 @@
-"""Loads tokenizers, and checks whether a draft model and its target share one.
+"""Loads tokenizers.
 
 Of a checkpoint, the tokenizer.json and the files beside it are read, without transformers. They give the tokens, ids and chat
 templates of transformers' generic class. The classes of some families, which rebuild tokenizers from the vocabulary alone,
@@ -8,7 +8,6 @@ are not followed: the file is what the model was trained with.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from outrider.verify.chat_template import DEFAULT
 from outrider.verify.checkpoint import DEFAULT_REVISION, locate, read_json
-from outrider.verify.errors import ModelError, loading
+from outrider.verify.errors import loading
 from outrider.verify.fast_tokenizer import AnyTokenizer, FastTokenizer
 from outrider.verify.gguf import llama_package
 from outrider.verify.gguf.metadata import read_metadata
@@ -168,32 +167,3 @@ def fingerprint(tokenizer: AnyTokenizer) -> str:
     """A hash of the vocabulary: equal for two tokenizers if and only if every id is the same token."""
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
-
-
-def check_pair(target: AnyTokenizer, draft: AnyTokenizer) -> None:
-    """Raises ModelError with the first difference between the tokenizers. Ignores padding after the vocabulary."""
-    difference = first_difference(target, draft)
-    if difference is not None:
-        raise ModelError(
-            f"The draft model cannot draft for this target: {difference}; choose one of the target's model family."
-        )
-
-
-def first_difference(target: AnyTokenizer, draft: AnyTokenizer) -> str | None:
-    """A clause that names the first token or merge that differs; None if the tokenizers agree."""
-    target_ids, draft_ids = ({id: token for token, id in tokenizer.get_vocab().items()} for tokenizer in (target, draft))
-    for id in sorted(target_ids.keys() | draft_ids.keys()):
-        if target_ids.get(id) != draft_ids.get(id):
-            clauses = [f"is {ids[id]!r}" if id in ids else "does not exist" for ids in (target_ids, draft_ids)]
-            return f"token {id} {clauses[0]} for the target and {clauses[1]} for the draft"
-    for rank, (one, other) in enumerate(itertools.zip_longest(merges(target), merges(draft))):
-        if one != other:
-            return f"merge {rank} is {one!r} for the target and {other!r} for the draft"
-    return None
-
-
-def merges(tokenizer: AnyTokenizer) -> list[Any]:
-    """The BPE merge rules in order; empty for other kinds of tokenizers."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    model = json.loads(backend.to_str())["model"] if backend is not None else {}
-    return list(model.get("merges") or [])

@@ -190,7 +190,7 @@ class ModelChain:
         if not tokens:
             guessed, candidates = [], self._model.root(self._choices)
         else:
-            guessed = self._readable(guide.likeliest(tokens, LEAST_GUESS))[: max(0, most)]
+            guessed = guide.likeliest(tokens, LEAST_GUESS)[: max(0, most)]
             parents = range(len(tokens) - 1, len(tokens) + len(guessed))
             candidates = self._model.expand([tokens[-1], *guessed], parents, self._choices)
         choices = candidates.tokens[:, 0].tolist()
@@ -198,11 +198,6 @@ class ModelChain:
         self._links += [link(candidates, row) for row in range(correct + 1)]
         if correct < len(guessed):
             self._model.retract(len(self))  # the last token is not a row yet
-
-    def _readable(self, tokens: list[int]) -> list[int]:
-        """The tokens before the first one that the model does not know."""
-        vocabulary = self._model.vocabulary
-        return tokens[: next((index for index, token in enumerate(tokens) if token >= vocabulary), None)]
 
     def _stop(self) -> Future[None] | None:
         """Ends background drafting, waits for it and returns its outcome; None if there was none. Raises nothing."""

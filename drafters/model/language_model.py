@@ -31,10 +31,6 @@ class LanguageModel(Protocol):
     Row 0 is the last committed token; other rows are numbered as they are added.
     """
 
-    @property
-    def vocabulary(self) -> int:
-        """The model reads token ids below it."""
-
     def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
         """Starts a request whose prompt is the text so far. A prefix that the model has read already is not read again."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from outrider.drafters.model.pair import Pair
@@ -11,6 +12,7 @@ from outrider.server.settings import Settings
 from outrider.verify.checkpoint import MTP
 from outrider.verify.cost import CostCurve
 from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.draft_model.shared_ids import find_differences
 from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.findings import digest
 from outrider.verify.heads.draft import HeadRunner
@@ -20,30 +22,35 @@ from outrider.verify.measurement import machine_key
 from outrider.verify.model import backend
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.tokenizer import check_pair, load_tokenizer
+from outrider.verify.tokenizer import load_tokenizer
 
 log = logging.getLogger("outrider.worker")
 
 
 def load_draft(
     settings: Settings, options: LoadOptions, tokenizer: AnyTokenizer, runner: ModelRunner
-) -> ModelRunner | HeadModel:
-    """The draft model or draft head of the settings. Neither it nor the target's `runner` has started.
+) -> tuple[ModelRunner | HeadModel, Mapping[int, int]]:
+    """The draft model or head of the settings, and its `find_differences`. Neither it nor the target's `runner` has started.
 
-    Raises ModelError, also if a draft model does not share the target's tokenizer.
+    Raises ModelError, also if a draft model does not split texts as the target does.
     """
     draft, target = settings.draft_model, settings.model
     revision = target.revision if draft.path == MTP else draft.revision
     head = load_head(options.path, runner, revision, pack=target.backend != "torch")
     if head is not None:
-        return head
-    check_pair(tokenizer, load_tokenizer(options.path, draft.trust_remote_code, draft.revision))
-    return backend.load(options)
+        return head, {}
+    differences = find_differences(tokenizer, load_tokenizer(options.path, draft.trust_remote_code, draft.revision))
+    return backend.load(options), differences
 
 
-def share_draft(draft: ModelRunner | HeadModel, target: ModelRunner, slots: int, pair: Pair) -> DraftRunner:
+def share_draft(
+    draft: ModelRunner | HeadModel, differences: Mapping[int, int], target: ModelRunner, slots: int, pair: Pair
+) -> DraftRunner:
     """The draft model or head for all sessions. Both models' steps are timed if the pair is not known yet."""
-    shared = HeadRunner(draft, slots) if isinstance(draft, HeadModel) else DraftRunner(draft, target.vocabulary, slots)
+    if isinstance(draft, HeadModel):
+        shared: DraftRunner = HeadRunner(draft, slots)
+    else:
+        shared = DraftRunner(draft, target.vocabulary, slots, differences=differences)
     shared.pair = pair
     if not pair.draft_seconds:
         shared.measure(target)

@@ -121,11 +121,12 @@ def load(settings: Settings) -> Runtime:
             runner = load_target(settings)
         tokenizer = loading.result()
     draft: ModelRunner | HeadModel | None = None
+    differences: Mapping[int, int] = {}
     if settings.draft_model.path is not None:
         require("A draft model", TORCH, TRANSFORMERS)
         from outrider.server.worker.draft import load_draft, load_pair, pair_file_of, share_draft
 
-        draft = load_draft(settings, shared_options(settings, settings.draft_model), tokenizer, runner)
+        draft, differences = load_draft(settings, shared_options(settings, settings.draft_model), tokenizer, runner)
     slots = start_models(runner, draft, settings, tokenizer)
     curve = None
     if settings.speculation.max_nodes == "auto":
@@ -135,7 +136,7 @@ def load(settings: Settings) -> Runtime:
     if draft is not None:
         pair_file = pair_file_of(runner, draft, cost_folder(settings))
         pair = load_pair(pair_file, curve)
-        shared_draft = share_draft(draft, runner, slots, pair)
+        shared_draft = share_draft(draft, differences, runner, slots, pair)
         session = shared_draft.session
     tables = Tables(lambda: fingerprint(tokenizer), vocabulary=max(runner.vocabulary, len(tokenizer)) + 1)
     resources, own = load_resources(settings, tables, session, pair)

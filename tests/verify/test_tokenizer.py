@@ -1,4 +1,4 @@
-"""A draft model must share its target's tokens; a tokenizer of files is transformers' own; turns end as the template says."""
+"""A tokenizer of files is transformers' own; turns end as the template says."""
 
 import json
 import shutil
@@ -14,22 +14,10 @@ from transformers import PreTrainedTokenizerFast
 from outrider import models
 from outrider.verify.errors import ModelError
 from outrider.verify.fast_tokenizer import AnyTokenizer, FastTokenizer
-from outrider.verify.tokenizer import check_pair, first_difference, load_by_transformers, load_tokenizer, stop_ids
+from outrider.verify.tokenizer import load_by_transformers, load_tokenizer, stop_ids
 from outrider.verify.turns import tokens_after_answer, tokens_within_answer
 from tests.hub import MODEL, cache_models
-from tests.tokenizers import CHATML, PLAIN, write_qwen
-
-
-def bpe(vocabulary: dict[str, int], *merges: tuple[str, str]) -> AnyTokenizer:
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE(vocabulary, list(merges))))
-
-
-LETTERS = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}
-MERGES = (("a", "b"), ("b", "c"))
-
-
-def test_the_embedded_pair_shares_a_tokenizer() -> None:
-    check_pair(load_tokenizer(str(models.TARGET)), load_tokenizer(str(models.DRAFT)))
+from tests.tokenizers import CHATML, LETTERS, MERGES, PLAIN, bpe, write_qwen
 
 
 def test_a_revision_is_pinned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -39,20 +27,6 @@ def test_a_revision_is_pinned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert load_tokenizer(MODEL, revision="v1").get_vocab() == LETTERS
     with pytest.raises(ModelError, match=MODEL):
         load_tokenizer(MODEL, revision="v2")
-
-
-def test_the_first_difference_is_named() -> None:
-    target = bpe(LETTERS, *MERGES)
-    assert first_difference(target, bpe(LETTERS, *MERGES)) is None
-    swapped = {**LETTERS, "ab": 4, "bc": 3}
-    with pytest.raises(ModelError, match="token 3 is 'ab' for the target and is 'bc' for the draft; choose"):
-        check_pair(target, bpe(swapped, *MERGES))
-    with pytest.raises(ModelError, match="token 5 does not exist for the target and is 'd' for the draft"):
-        check_pair(target, bpe({**LETTERS, "d": 5}, *MERGES))
-    with pytest.raises(ModelError, match="merge 0 is"):
-        check_pair(target, bpe(LETTERS, *reversed(MERGES)))
-    with pytest.raises(ModelError, match=r"merge 1 is .* and None for the draft"):
-        check_pair(target, bpe(LETTERS, MERGES[0]))
 
 
 TEXTS = (

@@ -6,24 +6,30 @@ import math
 import statistics
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TypeVar
 from weakref import ReferenceType, ref
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from outrider.drafters.interface import Ints
 from outrider.drafters.model.pair import Pair
 from outrider.verify.draft_model.gathering import Gathering
 from outrider.verify.draft_model.session import SessionDraft
+from outrider.verify.draft_model.shared_ids import SharedIds
 from outrider.verify.measurement import timed_forward
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.paging import OutOfPages
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
-from outrider.verify.sampling.rows import Logits, copies
+from outrider.verify.sampling.rows import Logits, copies, in_place
+from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
 
 T = TypeVar("T")
 # Steps that are timed of each kind, and the tokens of a prompt.
@@ -35,11 +41,17 @@ HANDOVER_SECONDS = 2e-4
 class DraftRunner:
     """A draft model shared by sessions: the runner, its thread and a pool of caches."""
 
-    def __init__(self, runner: ModelRunner, vocabulary: int, slots: int = 4, threads: int = 1) -> None:
-        """`vocabulary` is the number of the target's logits; ids outside either model's vocabulary are never drafted."""
+    def __init__(
+        self,
+        runner: ModelRunner,
+        vocabulary: int,
+        slots: int = 4,
+        threads: int = 1,
+        differences: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        """`vocabulary` is the number of the target's logits; `differences` are those of `find_differences`."""
         self.runner = runner
-        self.vocabulary = vocabulary
-        self.shared_vocabulary = min(vocabulary, runner.vocabulary)
+        self.ids = SharedIds(vocabulary, runner.vocabulary, differences)
         self.pair = Pair()
         self._slots = slots
         self._caches: OrderedDict[ReferenceType[SessionDraft], KVCache] = OrderedDict()  # least recently used first
@@ -154,6 +166,16 @@ class DraftRunner:
         finally:
             self._last = torch.cuda.Event()
             self._last.record(stream)
+
+    def agrees(self, prompt: Ints, answer: Ints) -> NDArray[np.bool_]:
+        """Whether the model finds each token of an answer, int32 [T], the likeliest there: bool [T]."""
+        cache, text = self.runner.new_cache(), self.ids.own[np.concatenate([prompt, answer[:-1]])]
+        found: list[NDArray[np.int64]] = []
+        for part in np.split(text, range(PREFILL_CHUNK_TOKENS, len(text), PREFILL_CHUNK_TOKENS)):
+            logits = self.runner.forward(cache, ForwardBatch.chain(part))
+            found.append(np.asarray(self.ids.drafted(in_place(logits)).argmax(-1)))
+            cache.length += len(part)
+        return np.equal(np.concatenate(found)[len(prompt) - 1 :], answer)
 
     def measure(self, target: ModelRunner) -> None:
         """Times steps of both models in turns and at once, and the reading of a prompt, for `pair`."""

@@ -48,7 +48,6 @@ class SessionDraft:
         self._reader = Reader()
         self._params = SamplingParams(temperature=0)
         self._draws = 0  # number of rows that a request with rejection sampling has drawn after
-        self._has_unknown_tokens = False  # the text has token ids outside the draft model's vocabulary
         self._committed = -1  # rows in the cache before the tree; -1 = they have been lost
         # The tree below the text: row 0 is the text's last token.
         self._rows: list[int] = []  # tokens
@@ -62,17 +61,12 @@ class SessionDraft:
         self._shared.submit(lambda: self._shared.fork(self, forked, len(forked._text))).result()
         return forked
 
-    @property
-    def vocabulary(self) -> int:
-        return self._shared.runner.vocabulary
-
     def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
         params = SamplingParams(temperature=0) if sampling is None else cast(SamplingParams, sampling)
         if params.rule == "rejection":  # requires drafts that are independent of the target's noise
             params = replace(params, seed=params.seed ^ INDEPENDENT_SEED)
         self._params, self._draws = params, 0
         self._text, self._length = text, len(text)
-        self._has_unknown_tokens = self._any_unknown(text.tokens)
         self._drop_rows()
         known = self._reader.begin(text)
         if (cache := self._shared.held_cache(self)) is not None:
@@ -88,8 +82,6 @@ class SessionDraft:
 
     @property
     def space(self) -> int:
-        if self._has_unknown_tokens:
-            return 0
         return max(0, min(MAX_NODES, self._shared.runner.context_tokens - self._length) - max(0, len(self._rows) - 1))
 
     def root(self, count: int) -> Candidates:
@@ -98,7 +90,7 @@ class SessionDraft:
         while self._read_chunk(cache, PREFILL_CHUNK_TOKENS):
             pass
         unread = self._unread(cache)
-        logits = self._shared.forward(cache, ForwardBatch.chain(unread))[-1:]
+        logits = self._shared.forward(cache, ForwardBatch.chain(self._own(unread)))[-1:]
         cache.length += len(unread) - 1
         self._committed = cache.length
         self._rows, self._depths, self._ancestors = [int(unread[-1])], [0], np.ones((1, 1), np.bool_)
@@ -107,7 +99,7 @@ class SessionDraft:
     def expand(self, tokens: Collection[int], parents: Collection[int], count: int) -> Candidates:
         known = len(self._rows)
         self._add_rows(tokens, parents)
-        batch = ForwardBatch(np.array(self._rows), np.array(self._depths), self._ancestors, known)
+        batch = ForwardBatch(self._own(self._rows).astype(np.int64), np.array(self._depths), self._ancestors, known)
         logits = self._shared.forward(self._shared.cache_for(self), batch)
         return self._candidates(logits, self._depths[known:], count)
 
@@ -128,7 +120,6 @@ class SessionDraft:
     def advance(self, tokens: Ints) -> None:
         path = self._follow(tokens.tolist())
         self._length += len(tokens)
-        self._has_unknown_tokens = self._has_unknown_tokens or self._any_unknown(tokens)
         if not path:
             return
         cache = self._shared.cache_for(self)
@@ -154,7 +145,7 @@ class SessionDraft:
         if len(unread) <= UNREAD_TOKENS:
             return 0
         chunk = unread[:-1][:tokens]
-        self._shared.forward(cache, ForwardBatch.chain(chunk), logits=False)
+        self._shared.forward(cache, ForwardBatch.chain(self._own(chunk)), logits=False)
         cache.length += len(chunk)
         return len(chunk)
 
@@ -162,9 +153,9 @@ class SessionDraft:
         """The committed tokens that are not in the cache, int32 [N]."""
         return self._text.tokens[cache.length : self._length]
 
-    def _any_unknown(self, tokens: Ints) -> bool:
-        """Whether any id is outside the draft model's vocabulary."""
-        return bool(len(tokens)) and int(tokens.max()) >= self.vocabulary
+    def _own(self, tokens: Ints | list[int]) -> Ints:
+        """The draft model's ids of tokens, int32 [N]."""
+        return self._shared.ids.own[tokens]
 
     def _follow(self, tokens: Collection[int]) -> list[int]:
         """The rows along `tokens` from row 0 down; empty without rows."""
@@ -198,13 +189,15 @@ class SessionDraft:
 
     def _candidates(self, logits: Logits, depths: Collection[int], count: int) -> Candidates:
         """Candidates for R rows at `depths` below the text's end, from logits [R, V]."""
-        logits = in_place(logits)[:, : self._shared.shared_vocabulary]
+        logits = self._shared.ids.drafted(in_place(logits))
         count = min(count, logits.shape[-1])
         if self._params.greedy:
             ids, probabilities = likeliest(logits, count)
             return Candidates(*((ids, probabilities) if isinstance(ids, np.ndarray) else Download(ids, probabilities).arrays()))
         positions = self._noise_positions(depths)
-        vocabulary = self._shared.vocabulary if self._params.rule == "rejection" else None  # which needs the whole distribution
+        vocabulary = (
+            len(self._shared.ids.own) if self._params.rule == "rejection" else None
+        )  # which needs the whole distribution
         if isinstance(logits, np.ndarray):
             return draw_all(logits, self._params, positions, count, vocabulary)
         from outrider.verify.sampling import device  # imports Triton

@@ -64,6 +64,11 @@ class FileTokenizer(FastTokenizer):
         """See `FastTokenizer`."""
         return {self._vocabulary.ids[token.content]: token for token in self._added}
 
+    @property
+    def unused_tokens(self) -> list[str]:
+        """The tokens that no text is split into, such as padding."""
+        return self._vocabulary.unused
+
     def get_vocab(self) -> Mapping[str, int]:
         """See `FastTokenizer`."""
         return self._vocabulary.ids

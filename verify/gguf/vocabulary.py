@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 
 from outrider.verify.gguf.texts import Texts, ids_of
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 TEMPLATE, DEFAULT = "tokenizer.chat_template", "default"
 # A file names at most one token for the end of a text, of a turn and of a message each, and many files name one only, where
 # generation_config.json lists several. The others have texts that published models use for nothing else.
@@ -99,6 +99,11 @@ class Vocabulary:
     def unknown(self) -> str | None:
         """The token for what has none."""
         return self.token("unknown") or next((self.tokens[id] for id in np.flatnonzero(self.types == UNKNOWN).tolist()), None)
+
+    @property
+    def unused(self) -> list[str]:
+        """The tokens that are marked as unused: converters pad vocabularies with them."""
+        return [self.tokens[id] for id in np.flatnonzero(self.types == UNUSED).tolist()]
 
     @property
     def named_ends(self) -> frozenset[int]:

@@ -53,14 +53,16 @@ def test_a_head_makes_the_target_keep_its_hidden_states(tmp_path: Path) -> None:
     settings = load_settings(None, {"draft_model.path": str(save_eagle(tmp_path, target_size=256)), "model.device": "cpu"})
     target = load_target(settings)
     before = memory_figures(target, None)[0].slot_bytes
-    head = load_draft(settings, shared_options(settings, settings.draft_model), load_tokenizer(str(models.TARGET)), target)
+    head, differences = load_draft(
+        settings, shared_options(settings, settings.draft_model), load_tokenizer(str(models.TARGET)), target
+    )
     assert isinstance(head, HeadModel)
     kept = target.new_cache().hidden
     assert kept is not None
     states = kept.capacity * 256 * target.cache_shape.dtype.itemsize
     assert memory_figures(target, None)[0].slot_bytes == before + states
     assert memory_figures(target, head)[0].slot_bytes > before + states
-    assert isinstance(share_draft(head, target, 2, Pair(1.0, 0.1)), HeadRunner)
+    assert isinstance(share_draft(head, differences, target, 2, Pair(1.0, 0.1)), HeadRunner)
 
 
 def test_the_budget_of_a_request(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def test_candidates_are_the_top_tokens(draft: DraftRunner) -> None:
         ([root.tokens[0, 1], below.tokens[1, 0]], deeper.tokens[0]),
     ):
         text = torch.from_numpy(np.concatenate([PROMPT, path]).astype(np.int64))
-        logits = runner.forward(runner.new_cache(), ForwardBatch.chain(text))[-1, : draft.shared_vocabulary]
+        logits = runner.forward(runner.new_cache(), ForwardBatch.chain(text))[-1, : len(draft.ids.own)]
         assert found.tolist() == logits.topk(3).indices.tolist()
         assert found.max() < 97
 
@@ -200,14 +200,38 @@ def test_rejection_is_reproducible_and_respects_top_k(tiny_runner: TorchRunner, 
     assert answer(replace(params, top_k=1)) == plain
 
 
-def test_a_token_outside_the_vocabulary_ends_drafting(tiny_runner: TorchRunner, tiny_config: LlamaConfig) -> None:
-    session = Driven(SessionDraft(DraftRunner(close_relative(tiny_runner, tiny_config, 80), 97)))
-    session.begin(np.array([5, 90], np.int32))
-    assert session.space == 0
-    session.begin(np.array([5, 6], np.int32))
-    assert session.space > 0
-    session.advance(np.array([90], np.int32))
-    assert session.space == 0
+@pytest.mark.parametrize("name", NEED_A_MODEL)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_that_differ_are_read_as_others_and_never_drafted(
+    tiny_runner: TorchRunner, tiny_config: LlamaConfig, name: DrafterName, temperature: float
+) -> None:
+    """Of a model that is the target but for half of its tokens, which the text has, too."""
+    same = close_relative(tiny_runner, tiny_config)
+    differing = dict.fromkeys(range(40, 97), 3)
+    shared = DraftRunner(same, tiny_runner.vocabulary, differences=differing)
+    read, drafted = [], []
+    forward, drafted_of = same.forward, shared.ids.drafted
+
+    def recorded(cache: Any, batch: ForwardBatch, logits: bool = True) -> Any:
+        read.extend(batch.tokens.tolist())
+        return forward(cache, batch, logits)
+
+    def kept(logits: Any) -> Any:
+        found = drafted_of(logits)
+        drafted.append(np.array(found))
+        return found
+
+    same.forward, shared.ids.drafted = recorded, kept  # type: ignore[method-assign]
+    try:
+        options = DecodeOptions(SamplingParams(temperature=temperature, seed=1), 20)
+        prompt = np.array([5, 90, 6, 41], np.int32)
+        drafter = make(name, Resources(EAGER, model=shared.session))
+        answer = decode(Verifier(tiny_runner, tiny_runner.new_cache()), drafter, prompt, options).tokens
+    finally:
+        del same.forward
+    assert answer == answer_of(tiny_runner, prompt, options).tokens
+    assert read and max(read) < 40
+    assert drafted and all(np.isneginf(each[:, 40:]).all() and np.isfinite(each[:, :40]).all() for each in drafted)
 
 
 @pytest.mark.parametrize("slots", [1, 2])

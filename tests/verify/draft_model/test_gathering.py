@@ -74,6 +74,7 @@ def test_sessions_that_draft_together_share_forwards(draft: DraftRunner, sizes: 
 
 def test_an_error_ends_the_work_of_one_session(draft: DraftRunner, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Token 1000 is outside the vocabulary, so that the forward of all three fails."""
+    draft.ids.own = np.arange(1001, dtype=np.int32)
     found: dict[int, int | str] = {}
 
     def work(token: int) -> None:
