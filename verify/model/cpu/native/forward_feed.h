@@ -20,14 +20,18 @@ inline void Forward::feed(const Layer& layer, int index) {
     team_.share(layer.gate.matrix.panels(), write_gate);
     team_.share(rows_, [&](int row) { cut(gated_ + (size_t)row * width, width, layer.deviations); });
   }
-  team_.share(layer.up.matrix.panels(), [&](int panel) {
+  const auto write_up = [&](int panel) {
     const int first = panel * PANEL, size = std::min(PANEL, width - first);
-    if (is_gated && !is_cut) write_gate(panel);
     if (adaptation_.any()) {
       for (int row = 0; row < rows_; row++) std::fill_n(added_ + (size_t)row * width + first, size, 0.0f);
       adaptation_.raise(&AdapterLayer::up, 1, index, panel, added_, width);
     }
     write_inner(layer, layer.gate, layer.up, panel, rows, gated_, width, adaptation_.any() ? added_ : nullptr);
+  };
+  // In turns, panel by panel, each would be read with a new start.
+  team_.share_parts(layer.up.matrix.panels(), [&](int first, int end) {
+    for (int panel = first; panel < end && is_gated && !is_cut; panel++) write_gate(panel);
+    for (int panel = first; panel < end; panel++) write_up(panel);
   });
 }
 

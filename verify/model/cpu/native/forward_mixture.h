@@ -37,13 +37,16 @@ inline void Forward::multiply_uses(const Layer& layer, const Linear* experts) {
   gather(hidden, quantized, gathered_,
          [&](int use) { std::memcpy(gathered_ + (size_t)use * hidden, normed_ + (size_t)uses.rows[use] * hidden, 4 * (size_t)hidden); });
   const int width = experts[1].matrix.outputs, panels = experts[1].matrix.panels();
-  team_.share((int)uses.parts.size() * panels, [&](int task) {
-    const auto& part = uses.parts[task / panels];
-    const Linear *gate = experts + 3 * part.expert, *up = gate + 1;
-    const Rows rows = rows_of(part, hidden, gathered_);
-    float* to = inner_ + (size_t)part.first * width;
-    if (gate->matrix.outputs) write_panel(*gate, task % panels, rows, to, width);
-    write_inner(layer, *gate, *up, task % panels, rows, to, width);
+  team_.share_parts((int)uses.parts.size() * panels, [&](int task, int end) {
+    for (int next; task < end; task = next) {
+      next = std::min(end, (task / panels + 1) * panels);
+      const auto& part = uses.parts[task / panels];
+      const Linear *gate = experts + 3 * part.expert, *up = gate + 1;
+      const Rows rows = rows_of(part, hidden, gathered_);
+      float* to = inner_ + (size_t)part.first * width;
+      for (int i = task; i < next && gate->matrix.outputs; i++) write_panel(*gate, i % panels, rows, to, width);
+      for (int i = task; i < next; i++) write_inner(layer, *gate, *up, i % panels, rows, to, width);
+    }
   });
   gather(width, experts[2].matrix.quantized(), inner_, [](int) {});
   const int last = experts[2].matrix.panels();

@@ -94,17 +94,24 @@ class Team {
     habit.record(std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
   }
 
-  // Inside a job: runs `task(i)` for each i below `count`, shared among the threads, and waits for all. A thread claims neighbouring tasks,
-  // whose weights it reads in one go: half of its share of those that are left, so that all end at about the same time.
-  template <class Task>
-  void share(int count, const Task& task) {
+  // Inside a job: runs `tasks(first, end)` for parts of `count` tasks, shared among the threads, and waits for all. A thread claims
+  // neighbouring tasks, whose weights it reads in one go: half of its share of those that are left, so that all end at about the same time.
+  template <class Tasks>
+  void share_parts(int count, const Tasks& tasks) {
     for (int first = next_.load(); first < count;) {
       const int end = first + std::max(1, (count - first) / (2 * working()));
       if (!next_.compare_exchange_weak(first, end)) continue;
-      for (int i = first; i < end; i++) task(i);
+      tasks(first, end);
       first = next_.load();
     }
     meet();
+  }
+  // The same for `task(i)` of each i below `count`.
+  template <class Task>
+  void share(int count, const Task& task) {
+    share_parts(count, [&](int first, int end) {
+      for (int i = first; i < end; i++) task(i);
+    });
   }
 
  private:
