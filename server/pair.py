@@ -74,26 +74,29 @@ def pair(
 
     from outrider.server.settings import SettingsError, load_settings, parse_flags
     from outrider.verify.errors import ModelError
+    from outrider.verify.tokenizer import load_tokenizer
 
+    gains: dict[str, float] = {}
+    console, table = Console(highlight=False), Table("draft model", "agrees", "step, ms", "best draft", "speed", box=None)
     with failing(SettingsError, ModelError):
         settings = load_settings(config, {**parse_flags(context.args), "model.path": model})
-        candidates = draft or [*at_hand(settings)]
-        if not candidates:
-            print(f"No model on this machine is small enough to draft for {model}; name one with --draft.")
-            return
-        table = Table("draft model", "agrees", "step, ms", "best draft", "speed", box=None)
-        best = ("", 1.0)
-        for candidate, found in measure(settings, candidates, tokens):
+        tokenizer = load_tokenizer(settings.model.path, settings.model.trust_remote_code, settings.model.revision)
+        for candidate, found in measure(settings, tokenizer, draft or [*at_hand(settings)], tokens):
             if isinstance(found, str):
-                table.add_row(candidate, found)
+                console.print(f"{candidate}: {found}", soft_wrap=True)
                 continue
             agrees, seconds, gain = found
             table.add_row(candidate, f"{agrees:.0%}", f"{1e3 * seconds:.1f}", f"{gain.tokens} tokens", f"{gain.speed:.2f}")
-            best = max(best, (candidate, gain.speed), key=lambda each: each[1])
-    console = Console(highlight=False)
+            gains[candidate] = gain.speed
+    if not gains:
+        console.print(
+            "No model on this machine can draft for it; name one with --draft." if not draft else "None can draft for it."
+        )
+        return
     console.print(table)
-    if best[1] >= LEAST_GAIN:
-        console.print(f"Serve the pair with: outrider serve --model {model} --draft-model {best[0]}", soft_wrap=True)
+    best = max(gains, key=lambda each: gains[each])
+    if gains[best] >= LEAST_GAIN:
+        console.print(f"Serve the pair with: outrider serve --model {model} --draft-model {best}", soft_wrap=True)
     else:
         console.print("None pays on this machine: a step of each costs more than its tokens save.")
 
@@ -124,7 +127,7 @@ def at_hand(settings: Settings) -> Iterator[str]:
 
 
 def measure(
-    settings: Settings, candidates: Sequence[str], tokens: int
+    settings: Settings, tokenizer: AnyTokenizer, candidates: Sequence[str], tokens: int
 ) -> Iterator[tuple[str, str | tuple[float, float, Gain]]]:
     """For each candidate why it cannot draft, or its share of equal tokens, the seconds of its step, and the gain."""
     from outrider.server.worker.runtime import cost_folder, load_target, start_models
@@ -133,7 +136,6 @@ def measure(
     from outrider.verify.measurement import load_or_measure
     from outrider.verify.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(settings.model.path, settings.model.trust_remote_code, settings.model.revision)
     fitting: dict[str, Mapping[int, int]] = {}
     for candidate in candidates:
         try:
