@@ -1,7 +1,7 @@
 # make serve: serve SmolLM2-135M-Instruct.  make test: run the tests.  make real: test the server with that model.  make models:
 # fetch two more models, which the slow tests then use.  make soak: run the slow tests.  make bounds: run tests with the oldest versions.
 # make browser: test the page in Chromium.  make ray: test a Ray cluster.  make llama: test llama.cpp as the backend.
-# make sanitize: test the compiled libraries with sanitizers.
+# make sanitize: test the compiled libraries with sanitizers.  make wheels: build what a release publishes.  make deb: and a Debian package.
 # Each builds .venv first, but bounds one of its own; serve leaves out what only tests and PyTorch need.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,6 +10,7 @@ INSTALLED := .venv/.installed
 PLAYWRIGHT := .venv/.installed-browser
 RAY := .venv/.installed-ray
 LLAMA := .venv/.installed-llama
+RELEASE := .venv/.installed-release
 BOUNDS := build/bounds
 # mypy and editors do not read the finder of an editable install; they find the packages through these links.
 LINKS := $(addprefix build/links/outrider/,server drafters engines verify models)
@@ -21,7 +22,7 @@ PARALLEL := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadsco
 # Empty turns it off: each of the processes and servers of a test run would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test real models soak bounds browser ray llama sanitize check format train
+.PHONY: install serve test real models soak bounds browser ray llama sanitize wheels deb check format train
 install: $(INSTALLED)
 
 # Installs what projects need, and checks the hash of each file, also of what builds them.
@@ -129,6 +130,18 @@ sanitize: install
 	cd $(SANITIZED) && CFLAGS="$(SANITIZERS)" LDFLAGS="$(SANITIZERS)" ../../$(BIN)/python setup.py --quiet build_ext --inplace
 	cd $(SANITIZED) && PYTHONPATH=links:. LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 ../../$(BIN)/pytest -p no:cacheprovider -m 'not slow' tests/verify/model/cpu tests/drafters $(ARGS)
+
+# The wheels of the last commit, for x86-64 and aarch64, and what belongs to them, in dist.
+wheels: $(RELEASE)
+	PATH="$$PWD/$(BIN):$$PATH" python release/wheels.py
+
+$(RELEASE): $(SERVER)
+	$(call install_checked,'.[release]')
+	touch $@
+
+# A package for this machine's Debian (`apt-get install debhelper`), with all that it needs but Python.
+deb: wheels
+	PATH="$$PWD/$(BIN):$$PATH" release/deb.sh
 
 check: install $(LINKS)
 	$(BIN)/ruff format --check .

@@ -58,7 +58,7 @@ def test_hadolint_passes() -> None:
 
 
 def test_shellcheck_passes() -> None:
-    assert lint("shellcheck", *(str(script) for script in DOCKER.glob("*.sh"))) == ""
+    assert lint("shellcheck", *(str(script) for folder in (DOCKER, ROOT / "release") for script in folder.glob("*.sh"))) == ""
 
 
 def test_everything_that_is_installed_has_hashes() -> None:
