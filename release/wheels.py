@@ -83,7 +83,7 @@ def check(wheel: Path) -> None:
         raise SystemExit(f"{wheel.name} is not {tag}:\n{shown}")
 
 
-def write_sbom(wheel: Path, file: Path, epoch: int) -> None:
+def write_sbom(wheel: Path, file: Path) -> None:
     """Installs a wheel with the pinned versions of what it needs, without a compiler, and lists all in CycloneDX's JSON."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
@@ -119,7 +119,7 @@ def main() -> None:
     wheels = [build_wheel(source, machine, DIST, epoch) for machine in MACHINES]
     for wheel in wheels:
         check(wheel)
-    write_sbom(wheels[0], DIST / f"{source.name.removesuffix('.tar.gz')}.cdx.json", epoch)
+    write_sbom(wheels[0], DIST / f"{source.name.removesuffix('.tar.gz')}.cdx.json")
     sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(DIST.iterdir())]
     (DIST / "SHA256SUMS").write_text("".join(sums))
     print("".join(sums), end="")
