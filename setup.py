@@ -2,18 +2,20 @@
 `outrider.drafters.native` and `outrider.verify.gguf.native`.
 
 The first is compiled once for each kind of CPU; for an editable install or one in place, which stay on their machine, only for
-the kinds that the machine can run. Without a C++ compiler, the package is installed without them: models need PyTorch,
-drafts come from the text's own repetitions, and large vocabularies take seconds to load. All else is in pyproject.toml.
+the kinds that the machine can run. ctypes loads the libraries, so one wheel serves all versions of Python. release/wheels.py
+compiles for other machines. All else is in pyproject.toml.
 """
 
 import copy
 import glob
 import os
-import platform
 import runpy
+import sysconfig
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CompileError, LinkError
 
 FOLDERS = ("server", "drafters", "engines", "verify", "models")
 FOLDER, DRAFTERS, VOCABULARIES = "verify/model/cpu/native", "drafters/native", "verify/gguf/native"
@@ -28,7 +30,8 @@ ARM = {
     "i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
     "dotprod": ["-march=armv8.2-a+dotprod"],
 }
-VARIANTS = {"portable": []} | {"x86_64": X86, "AMD64": X86, "aarch64": ARM}.get(platform.machine(), {})
+MACHINE = sysconfig.get_platform().rpartition("-")[2]
+VARIANTS = {"portable": []} | {"x86_64": X86, "amd64": X86, "aarch64": ARM}.get(MACHINE, {})
 # Products are never contracted to sums of one rounding: each variant must compute the same bits.
 ARGUMENTS = [
     "-O3",
@@ -41,6 +44,11 @@ ARGUMENTS = [
     "-Wno-psabi",
     "-Wno-maybe-uninitialized",
 ]
+MISSING = (
+    "Outrider's libraries could not be compiled: install g++ 11 or newer (`apt install g++`, `dnf install gcc-c++`),"
+    " or a wheel of Outrider, which needs no compiler."
+)
+ON_WINDOWS = os.name == "nt"  # where the libraries have not been compiled yet, and the server starts without them
 
 
 class BuildVariants(build_ext):
@@ -62,11 +70,27 @@ class BuildVariants(build_ext):
         """Compiles a variant in a folder of its own: all have the same sources, and several are compiled at a time."""
         own = copy.copy(self)
         own.build_temp = os.path.join(self.build_temp, ext.name.rpartition(".")[2])
-        super(BuildVariants, own).build_extension(ext)
+        try:
+            super(BuildVariants, own).build_extension(ext)
+        except (CompileError, LinkError) as error:
+            if not ext.optional:
+                raise BaseError(f"{MISSING} ({error})") from None
+            raise
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """The file of a library, without the version of Python."""
+        return os.path.join(*fullname.split(".")) + os.path.splitext(super().get_ext_filename(fullname))[1]
+
+
+class AnyPython(bdist_wheel):
+    """A wheel for one kind of machine and all versions of Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
 
 
 setup(
-    cmdclass={"build_ext": BuildVariants},
+    cmdclass={"build_ext": BuildVariants, "bdist_wheel": AnyPython},
     options={"build_ext": {"parallel": os.cpu_count()}},
     package_dir={f"outrider.{folder}": folder for folder in FOLDERS},
     packages=[f"outrider.{name}" for folder in FOLDERS for name in find_packages(include=[folder, f"{folder}.*"])],
@@ -77,7 +101,7 @@ setup(
             depends=glob.glob(f"{FOLDER}/*.h"),
             extra_compile_args=[*ARGUMENTS, *arguments],
             language="c++",
-            optional=True,
+            optional=ON_WINDOWS,
         )
         for variant, arguments in VARIANTS.items()
     ]
@@ -88,7 +112,7 @@ setup(
             depends=glob.glob(f"{DRAFTERS}/*.h"),
             extra_compile_args=ARGUMENTS,
             language="c++",
-            optional=True,
+            optional=ON_WINDOWS,
         )
         for name, sources in (
             ("outrider.drafters.native._drafters", [f"{DRAFTERS}/drafters.cpp"]),

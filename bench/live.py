@@ -23,7 +23,8 @@ from bench import report
 from bench.http.chat import Answer, ask
 from bench.http.process import start_server
 from bench.plan import BenchError
-from outrider.server.settings import load_settings, parse_flags
+from outrider.server.settings import parse_flags
+from outrider.server.settings.sources import load_served
 
 # The tasks by Spec-Bench's category. The categories of MT-Bench are one task.
 TASKS: Mapping[str, str] = {
@@ -73,7 +74,7 @@ def run(config: Path | None, flags: Sequence[str], choice: Choice, out: Path | N
     """Measures task by task, saves after each one if `out` is given, and prints. Raises BenchError and SettingsError."""
     tasks = read_tasks(choice.prompts)
     chosen = parse_tasks(choice.only, list(tasks))
-    model = load_settings(config, parse_flags(flags)).model
+    model = load_served(config, parse_flags(flags)).settings.model
     threads = model.threads or os.cpu_count() or 1
     arguments = [*([] if config is None else ["--config", str(config)]), *flags, "--model.threads", str(threads), *SERVER_FLAGS]
     found: dict[str, Any] = {"model": model.served_name, "dtype": model.dtype, "quantize": model.quantize, "threads": threads}

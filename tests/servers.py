@@ -57,6 +57,8 @@ def start(*flags: str, program: str = "outrider.server.cli") -> tuple[subprocess
     command = [sys.executable, "-m", program, "serve", "--port", "0", "--model.threads", "1"]
     # A fixed number of requests at once, so that no test depends on what was measured.
     command += ["--speculation.cost_folder", str(COST_FOLDER), "--scheduling.max_active", "4", *flags]
+    if not {"--model", "--model.path", "--models.paths", "--config"} & {*flags}:
+        command += ["--model", models.NAME]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stderr is not None
     written = list[str]()
@@ -155,7 +157,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     )
     (folder / "config.yaml").write_text(
         f"auth: {{file: {folder / 'keys.yaml'}}}\n"
-        "model: {dtype: float32}\n"
+        f"model: {{path: {models.NAME}, dtype: float32}}\n"
         "speculation: {max_nodes: 16}\n"
         "limits: {body_bytes: 400000}\n"
         'sessions: {automatic: "off"}\n'  # so that a request without a session is independent of those before it

@@ -14,21 +14,33 @@ import pytest
 
 from outrider import models
 from outrider.verify.model.cpu.native import variants
+from release import wheels
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("server", "drafters", "engines", "verify", "models", "bench", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 FOREIGN = ("server", "drafters", "engines", "verify", "models")
 
 
+def copy(folder: Path) -> None:
+    """Copies the sources of the checkout."""
+    folder.mkdir()
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "results"))
+        else:
+            shutil.copy(ROOT / name, folder)
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """As `release`."""
+    return release(tmp_path_factory.mktemp("released") / "first")
+
+
 def build(folder: Path, part: str = "", **environment: str) -> Path:
     """A wheel of the checkout, or of the distribution in a folder of it, built without a network."""
     source = folder / "source"
-    source.mkdir()
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "results"))
-        else:
-            shutil.copy(ROOT / name, source)
+    copy(source)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     command += ["--wheel-dir", str(folder), str(source / part)]
     subprocess.run(command, check=True, env=os.environ | environment, capture_output=True)
@@ -45,9 +57,48 @@ def install(wheel: Path, environment: Path) -> Path:
     return packages
 
 
-def test_the_wheel_holds_the_server_alone(tmp_path: Path) -> None:
-    wheel = build(tmp_path, CC="false", CXX="false")  # without the library, which takes a minute to compile
-    names = zipfile.ZipFile(wheel).namelist()
+# Stands in for the compiler of wheels, which takes minutes.
+STUB = """#!/bin/sh
+while [ "$1" != -o ]; do shift; done
+echo {machine} > "$2"
+"""
+
+
+def release(folder: Path) -> dict[str, Path]:
+    """The wheels of a release by machine, and the source distribution, from a copy of the checkout."""
+    folder.mkdir()
+    copy(folder / "source")
+    source = wheels.build_source(folder / "source", folder, epoch=1)
+    built = {machine: wheels.build_wheel(source, machine, folder, epoch=1, compiler=STUB) for machine in wheels.MACHINES}
+    return {"source": source, **built}
+
+
+@pytest.mark.parametrize(("machine", "kinds"), [("x86_64", variants.X86), ("aarch64", variants.ARM)])
+def test_a_released_wheel_has_the_libraries_of_its_machine(
+    released: dict[str, Path], machine: str, kinds: dict[str, set[str]]
+) -> None:
+    assert released[machine].name == f"outrider-0.1.0-py3-none-manylinux_2_17_{machine}.whl"
+    with zipfile.ZipFile(released[machine]) as wheel:
+        libraries = [name for name in wheel.namelist() if name.endswith(".so")]
+        assert {wheel.read(name) for name in libraries} == {f"{machine}\n".encode()}
+        assert not any(name.endswith((".cpp", ".h")) for name in wheel.namelist())
+    assert {Path(name).stem for name in libraries} == {"_drafters", "_pieces", "_portable", *(f"_{kind}" for kind in kinds)}
+
+
+@pytest.mark.slow
+def test_two_builds_of_a_release_give_the_same_bytes(released: dict[str, Path], tmp_path: Path) -> None:
+    for name, file in release(tmp_path / "again").items():
+        assert file.read_bytes() == released[name].read_bytes(), name
+
+
+def test_without_a_compiler_an_installation_ends_with_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        build(tmp_path, CC="no-such-compiler", CXX="no-such-compiler")
+    assert failed.value.stderr.count(b"error: Outrider's libraries could not be compiled: install g++") == 1
+
+
+def test_the_wheel_holds_the_server_alone(released: dict[str, Path]) -> None:
+    names = zipfile.ZipFile(released["x86_64"]).namelist()
     assert {name.partition("/")[0] for name in names} == {"outrider", "outrider-0.1.0.dist-info"}
     assert {name.split("/")[1] for name in names if name.startswith("outrider/")} == set(FOREIGN)
     for folder in FOREIGN:
@@ -83,7 +134,16 @@ def test_the_wheel_serves_beside_packages_with_the_folders_names(tmp_path: Path)
     assert Path(printed).is_relative_to(packages)
     libraries = {file.name.partition(".")[0] for file in Path(printed).parent.glob("*.so")}
     assert libraries == {f"_{variant}" for variant in variants.VARIANTS}
-    command = [str(environment / "bin" / "outrider"), "serve", "--port", "0", "--speculation.cost_folder", str(tmp_path)]
+    command = [
+        str(environment / "bin" / "outrider"),
+        "serve",
+        "--model",
+        models.NAME,
+        "--port",
+        "0",
+        "--speculation.cost_folder",
+        str(tmp_path),
+    ]
     with subprocess.Popen(command, cwd=work, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:

@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound=tuple[Any, ...])
 
 MISSING = "The drafters were installed without their compiled library; install a C++ compiler, then install the package again."
-LIBRARY = next((ctypes.CDLL(str(file)) for file in sorted(Path(__file__).parent.glob("_drafters.*"))), None)
+LIBRARY = next((ctypes.CDLL(str(file)) for file in sorted(Path(__file__).parent.glob("_drafters.*"), reverse=True)), None)
 
 
 AVAILABLE = LIBRARY is not None

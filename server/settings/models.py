@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from outrider import models
-from outrider.models import smollm2
+from outrider.models import packaged
 from outrider.server.settings.section import Section
 from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF
 
@@ -34,14 +34,16 @@ Devices = Annotated[str, AfterValidator(check_devices)]
 
 
 def locate_model(path: str) -> str:
-    """The file of the model that `make serve` installs, for its name; any other path as it is. Raises ValueError."""
-    is_short = path.lower().startswith("smol") and smollm2.NAME.lower().startswith(path.lower())
-    if is_short and path != smollm2.NAME and not Path(path).exists():
-        raise ValueError(f"there is no model {path!r}; did you mean {smollm2.NAME}?")
-    try:
-        return str(smollm2.locate()) if path == smollm2.NAME else path
-    except FileNotFoundError as error:
-        raise ValueError(str(error)) from None
+    """The file of a model that has a name here; any other path as it is. Raises ValueError."""
+    is_short = path.lower().startswith("smol") and packaged.SMOLLM2.lower().startswith(path.lower())
+    if is_short and path != packaged.SMOLLM2 and not Path(path).exists():
+        raise ValueError(f"there is no model {path!r}; did you mean {packaged.SMOLLM2}?")
+    if path not in packaged.NAMES:
+        return str(models.TARGET) if path == models.NAME else path
+    file = packaged.place(path)
+    if not file.is_file():
+        raise ValueError(f"{path} is not on this machine; download it with `outrider pull {path}`")
+    return str(file)
 
 
 ModelPath = Annotated[str, AfterValidator(locate_model)]
@@ -86,8 +88,8 @@ class Model(Section):
 
     path: ModelPath = Field(
         str(models.TARGET),
-        description="Local folder, GGUF file, Hugging Face id or owner/name:Q4_K_M, or Ollama's name; "
-        f"{smollm2.NAME} is the model that `make serve` installs.",
+        description="Local folder, GGUF file, Hugging Face id or owner/name:Q4_K_M, or Ollama's name. Without one, "
+        f"`outrider serve` downloads {packaged.SMOLLM2}, and other commands take {models.NAME}.",
         json_schema_extra={"default": "the embedded model"},
     )
     revision: str = Field(
@@ -151,7 +153,7 @@ class Model(Section):
         return (
             self.name
             or {str(models.TARGET): models.NAME}.get(self.path)
-            or {smollm2.FILE.removesuffix(GGUF): smollm2.NAME}.get(file, file)
+            or {packaged.SMOLLM2_FILE.removesuffix(GGUF): packaged.SMOLLM2}.get(file, file)
         )
 
     def is_named(self, name: str) -> bool:

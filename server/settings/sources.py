@@ -7,7 +7,7 @@ flag (`--speculation.drafter`). Unknown names are errors. Nothing else in the pr
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSourc
 from pydantic_settings import SettingsError as UnreadableError
 
 from outrider.drafters.options import NEED_A_MODEL
+from outrider.models import packaged
 from outrider.server.settings.access import Auth
 from outrider.server.settings.reference import setting_names
 from outrider.server.settings.section import SettingsError, parse_list
@@ -74,6 +75,16 @@ def load_effective(file: Path | None = None, flags: Mapping[str, Any] | None = N
     settings = Settings.model_construct(**values)
     _check(settings)
     return EffectiveSettings(settings, origins)
+
+
+def load_served(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> EffectiveSettings:
+    """As `load_effective`; if no model is named, with SmolLM2's file, which may have to be fetched. Raises SettingsError."""
+    found = load_effective(file, flags)
+    if "model.path" in found.origins or found.settings.models.paths:
+        return found
+    path = packaged.place(packaged.SMOLLM2)
+    model = found.settings.model.model_copy(update={"path": str(path)})
+    return replace(found, settings=found.settings.model_copy(update={"model": model}))
 
 
 def with_sections(settings: Settings, sections: Mapping[str, Any], setting: str) -> Settings:

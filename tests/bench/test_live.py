@@ -11,8 +11,6 @@ from bench.live import Choice, figures, fitting, parse_tasks, read_tasks, run, s
 from bench.plan import BenchError
 from tests.hub import installed
 
-CONFIG = Path("configs/embedded.yaml")
-
 
 def write(path: Path, *categories: str) -> Path:
     lines = [json.dumps({"category": name, "turns": [f"{name} {i}", "second"]}) for i, name in enumerate(categories)]
@@ -78,7 +76,7 @@ def test_tasks_are_measured_and_saved(tmp_path: Path, capsys: pytest.CaptureFixt
     installed()
     prompts = write(tmp_path / "q.jsonl", *["writing"] * 3, *["qa"] * 3, "rag")
     flags = ["--model.threads", "1", "--speculation.max_nodes", "12"]  # no costs are measured
-    run(CONFIG, flags, Choice(prompts, 2, ["none", "trigram"], [0.0, 0.8], 16, "chat,qa"), tmp_path / "live.json")
+    run(None, flags, Choice(prompts, 2, ["none", "trigram"], [0.0, 0.8], 16, "chat,qa"), tmp_path / "live.json")
     saved = json.loads((tmp_path / "live.json").read_text())
     found = [(part["task"], part["temperature"]) for part in saved["parts"]]
     assert found == [("chat", 0.0), ("chat", 0.8), ("qa", 0.0), ("qa", 0.8)]

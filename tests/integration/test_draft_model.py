@@ -57,7 +57,7 @@ def test_without_a_draft_model_its_drafters_are_no_settings(name: str) -> None:
 @pytest.mark.slow
 def test_a_draft_model_of_another_family_is_refused(tmp_path: Path) -> None:
     write_model(tmp_path, "qwen")
-    done = outrider("serve", "--draft-model", str(tmp_path), "--port", "0")
+    done = outrider("serve", "--model", models.NAME, "--draft-model", str(tmp_path), "--port", "0")
     assert done.returncode == 2
     assert "cannot draft for this target: token 0" in done.stderr
     assert "Traceback" not in done.stderr

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.http.process import children
-from outrider.models import smollm2
+from outrider.models import packaged
 from tests.hub import installed
 from tests.integration.real.questions import chat, text
 from tests.requests import events
@@ -15,7 +15,7 @@ from tests.servers import Served, serving
 
 pytest.importorskip("llama_cpp")
 pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("llama"), pytest.mark.timeout(600)]
-FLAGS = ("--model", smollm2.NAME, "--model.backend", "llama.cpp", "--model.device", "cpu", "--model.context_tokens", "2048")
+FLAGS = ("--model", packaged.SMOLLM2, "--model.backend", "llama.cpp", "--model.device", "cpu", "--model.context_tokens", "2048")
 FRUITS = "Name three fruits."
 
 

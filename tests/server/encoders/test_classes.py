@@ -8,7 +8,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from outrider import models
-from outrider.models import smollm2
+from outrider.models import packaged
 from outrider.server.encoders.encoder import load
 from outrider.server.encoders.kind import Kind, kind_of
 from outrider.server.encoders.messages import Load
@@ -100,6 +100,6 @@ def test_kinds(tmp_path: Path, kind: Kind | None, files: dict[str, Any]) -> None
     assert kind_of(str(tmp_path), "main", download=False) == kind
 
 
-@pytest.mark.parametrize("path", [str(models.TARGET), smollm2.FILE, "owner/never-downloaded", "../nothing", ""])
+@pytest.mark.parametrize("path", [str(models.TARGET), packaged.SMOLLM2_FILE, "owner/never-downloaded", "../nothing", ""])
 def test_models_that_write_text(path: str) -> None:
     assert kind_of(path, "main", download=False) is None

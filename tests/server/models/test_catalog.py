@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from outrider.models import smollm2
+from outrider.models import packaged
 from outrider.server.models.catalog import Entry, find_models
 from outrider.server.settings import SettingsError, load_settings
 
@@ -70,7 +70,7 @@ def test_a_model_may_have_settings_of_its_own(tmp_path: Path) -> None:
         (["a/model", "b/model"], {}, "two models named 'model'"),
         (["a/model", "b/Model"], {}, "two models named 'Model' but for its case"),
         (["a/model"], {"draft_model.path": "b/draft"}, "draft_model.path belongs to one model"),
-        ([smollm2.NAME[:9]], {}, f"did you mean {smollm2.NAME}"),
+        ([packaged.SMOLLM2[:9]], {}, f"did you mean {packaged.SMOLLM2}"),
         ([{"model": {"quantize": "int8"}}], {}, "A model in models.paths needs its model.path"),
         ([{"model": {"path": "a/b", "quantise": "int8"}}], {}, r"no setting 'model.quantise'; did you mean model.quantize"),
         ([{"model": {"path": "a/b"}, "server": {"port": 1}}], {}, "model, draft_model, speculation, not 'server'"),

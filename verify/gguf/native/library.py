@@ -23,7 +23,7 @@ TYPES = {
 
 def load() -> ctypes.CDLL | None:
     """The library. Raises ImportError for one of other sources."""
-    file = next(iter(sorted(Path(__file__).parent.glob("_pieces.*"))), None)
+    file = next(iter(sorted(Path(__file__).parent.glob("_pieces.*"), reverse=True)), None)
     if file is None:
         return None
     found = ctypes.CDLL(str(file))

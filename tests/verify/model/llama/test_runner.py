@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from outrider.models import smollm2
+from outrider.models import packaged
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf import llama_package
 from outrider.verify.model.batch import ForwardBatch
@@ -153,7 +153,7 @@ def test_sequences_and_pages_are_given_back(runner: LlamaRunner, cache: LlamaCac
 
 
 def test_an_8_bit_cache(runner: LlamaRunner) -> None:
-    small = LlamaRunner(smollm2.locate(), CONTEXT, "int8", on_gpu=False)
+    small = LlamaRunner(packaged.place(packaged.SMOLLM2), CONTEXT, "int8", on_gpu=False)
     small.start(CONTEXT)
     assert small.dtypes == ("float32", "int8")
     assert small.cache_shape.bytes_for(1) < 0.6 * runner.cache_shape.bytes_for(1)
@@ -162,7 +162,7 @@ def test_an_8_bit_cache(runner: LlamaRunner) -> None:
 
 def test_a_cache_of_fp8_is_refused() -> None:
     with pytest.raises(ModelError, match=r"model\.kv_dtype is fp8, which llama\.cpp's cache does not have"):
-        LlamaRunner(smollm2.locate(), kv_dtype="fp8")
+        LlamaRunner(packaged.place(packaged.SMOLLM2), kv_dtype="fp8")
 
 
 def test_as_many_layers_are_on_the_gpu_as_it_has_memory_for(
@@ -178,7 +178,7 @@ def test_as_many_layers_are_on_the_gpu_as_it_has_memory_for(
 
     monkeypatch.setattr(api, "llama_supports_gpu_offload", lambda: True)
     monkeypatch.setattr(api, "llama_model_load_from_file", load_half)
-    LlamaModel(smollm2.locate(), on_gpu=True)
+    LlamaModel(packaged.place(packaged.SMOLLM2), on_gpu=True)
     assert tried == [library.ALL_LAYERS, 22, 15]
     assert "15 of 30 layers are on the GPU, which has no memory for more" in caplog.text
 

@@ -27,7 +27,10 @@ def runnable() -> list[Path]:
     flags = processor_flags()
     if "amx_tile" in flags and ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA):
         flags.discard("amx_tile")  # the system does not let us use them
-    return [file for name, needed in VARIANTS.items() if needed <= flags for file in sorted(FOLDER.glob(f"_{name}.*"))]
+    # Earlier builds, which may lie beside them, have longer names.
+    return [
+        file for name, needed in VARIANTS.items() if needed <= flags for file in sorted(FOLDER.glob(f"_{name}.*"), reverse=True)
+    ]
 
 
 def processor_flags() -> set[str]:
