@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import MAX_NODES, Source, chain
-from outrider.verify.cost import CostCurve, parse
-from outrider.verify.expert_cost import ExpertCost
+from outrider.verify.cost import CostCurve, ExpertCost, parse
 from outrider.verify.findings import digest, save_finding
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache

@@ -12,8 +12,8 @@ from pathlib import Path
 import transformers.models.llama.configuration_llama  # noqa: F401  # counts as idle memory
 
 from outrider.verify.model.backend import load as load_weights
-from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.cpu.native.library import Engine
+from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.structures import PROJECTIONS
 from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
 

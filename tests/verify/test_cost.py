@@ -15,8 +15,7 @@ from outrider import models
 from outrider.drafters.interface import MAX_NODES, Source, chain
 from outrider.verify import measurement
 from outrider.verify.budget import Budget, Draft, divide_nodes
-from outrider.verify.cost import CostCurve, parse
-from outrider.verify.expert_cost import ExpertCost, Kind, Touched, kinds_of_step
+from outrider.verify.cost import CostCurve, ExpertCost, Kind, Touched, kinds_of_step, parse
 from outrider.verify.measurement import NODES, Point, load_or_measure, measure, started, step_seconds
 from outrider.verify.model import backend
 from outrider.verify.model.attention.interface import NAME

@@ -22,10 +22,10 @@ from outrider.verify.cost import CostCurve
 from outrider.verify.decode import decode, finish
 from outrider.verify.measurement import NODES
 from outrider.verify.model.backend import load as load_weights
+from outrider.verify.model.batch import Segment
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.segment import Segment
 from outrider.verify.round import OLDEST_SHARE, Round, run_round
 from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
 from outrider.verify.stream import DecodeOptions, Step, Stream

@@ -18,11 +18,9 @@ from outrider.drafters.model.pair import Pair
 from outrider.verify.draft_model.gathering import Gathering
 from outrider.verify.draft_model.session import SessionDraft
 from outrider.verify.measurement import timed_forward
-from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.cache.paging import OutOfPages
+from outrider.verify.model.batch import ForwardBatch, Segment
+from outrider.verify.model.cache.kv_cache import KVCache, OutOfPages
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.segment import Segment
 from outrider.verify.sampling.rows import Logits, copies
 
 T = TypeVar("T")

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from outrider.drafters.interface import MAX_NODES
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.shape import CacheShape
-from outrider.verify.model.segment import Segment
 
 if TYPE_CHECKING:
     from outrider.verify.model.pictures import PictureReader

@@ -12,10 +12,9 @@ from transformers import PreTrainedModel
 
 from outrider.verify.errors import ModelError, first_sentence
 from outrider.verify.findings import processor
-from outrider.verify.model.attention.interface import Attention
-from outrider.verify.model.attention.shape_probe import ShapeProbe, number_layers
+from outrider.verify.model.attention.interface import Attention, ShapeProbe, number_layers
 from outrider.verify.model.attention.torch_attention import JointAttention, PictureAttention, TorchAttention
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment, grouped, keep_hidden, kept_rows, positions_of, tokens_of
 from outrider.verify.model.cache.codec import STORED
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
 from outrider.verify.model.cache.shape import CacheShape, KVDtype
@@ -24,19 +23,17 @@ from outrider.verify.model.cpu.native.layers import pack_layers
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
 from outrider.verify.model.gpu.projections import use_kernels
-from outrider.verify.model.gpu.row_counts import ROWS, depth_left
+from outrider.verify.model.gpu.text_work import ROWS, depth_left
 from outrider.verify.model.hidden import HiddenTap
 from outrider.verify.model.kwarg_injector import KwargInjector, NotPassedOn, is_receiver
 from outrider.verify.model.load_options import Compile
 from outrider.verify.model.memory import keep_freed_memory
-from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.pictures import reader_of
 from outrider.verify.model.recurrent.mixers import swap_in
 from outrider.verify.model.recurrent.rows import Recurrence, StateProbe, recurrence_of
 from outrider.verify.model.recurrent.states import ROWS as STEP_ROWS
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.segment import Segment, grouped, keep_hidden, kept_rows, positions_of, tokens_of
-from outrider.verify.model.sizes import cache_dtype, context_limit, end_tokens, weight_size
+from outrider.verify.model.sizes import cache_dtype, context_limit, end_tokens, packed_layers, weight_size
 
 if TYPE_CHECKING:
     from outrider.verify.model.gpu.graphs import GraphedForward

@@ -10,8 +10,8 @@ import pytest
 from outrider.server.worker.storage.session_files import SessionFiles
 from outrider.server.worker.storage.session_format import Fits
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.cache import paging, windows
-from outrider.verify.model.cache.paging import distinct_bytes
+from outrider.verify.model.cache import kv_cache, windows
+from outrider.verify.model.cache.kv_cache import distinct_bytes
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.server.worker.test_sessions_by_text import Automatic, extend
@@ -24,7 +24,7 @@ LONG = np.arange(90, dtype=np.int32) * 7 % 90 + 3
 @pytest.fixture(scope="module", autouse=True)
 def small_pages() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paging, "PAGE_TOKENS", 4)
+        patch.setattr(kv_cache, "PAGE_TOKENS", 4)
         patch.setattr(windows, "MARGIN_TOKENS", 8)
         patch.setattr(windows, "BATCH_PAGES", 1)
         yield

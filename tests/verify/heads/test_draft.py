@@ -13,11 +13,10 @@ from outrider.drafters.options import NEED_A_MODEL, DrafterName
 from outrider.drafters.registry import Resources, clone, make
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
-from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
-from outrider.verify.heads.model import HeadModel
+from outrider.verify.heads.model import HeadModel, HeadRunner
 from outrider.verify.model.backend import load as load_weights
-from outrider.verify.model.cpu.native.interface import NativeRunner
+from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.load_options import Backend, LoadOptions, Quantization, Quantize
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner

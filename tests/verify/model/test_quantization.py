@@ -18,8 +18,8 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cpu.native import interface as native
-from outrider.verify.model.cpu.native.interface import NativeRunner
+from outrider.verify.model.cpu.native.library import compiled_library
+from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
 from outrider.verify.model.quantization import quantize_model
@@ -28,7 +28,7 @@ from outrider.verify.stream import DecodeOptions
 from tests.decoding import answer_of
 from tests.verify.model.cpu.native.models import runner_of
 
-pytestmark = pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
+pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 PROMPT = np.arange(5, 40, dtype=np.int32)
 
 

@@ -9,9 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.drafters.interface import DraftTree
 from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment, grouped
 from outrider.verify.model.kwarg_injector import NotPassedOn
-from outrider.verify.model.segment import Segment, grouped
 from outrider.verify.model.sizes import weight_size
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.trees import trees

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.cache.paging import HostRows, Page, Part, Rows
+from outrider.verify.model.cache import kv_cache
+from outrider.verify.model.cache.kv_cache import HostRows, KVCache, Page, Part, Rows
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.windows import WindowedRows, reachable
-from outrider.verify.model.lazy_zeros import discard, zeros
-from outrider.verify.model.memory import HOST, can_discard
+from outrider.verify.model.memory import HOST, can_discard, discard, zeros
 
 if TYPE_CHECKING:
     from outrider.verify.model.hidden import StateRing
@@ -110,8 +108,8 @@ class HostCache(KVCache):
 
     def parts(self, length: int, start: int = 0) -> Iterator[Part]:
         """See `Rows`; returns views of a uniform layout."""
-        for first in range(start, length, paging.PAGE_TOKENS):
-            yield self._part(first, min(first + paging.PAGE_TOKENS, length))
+        for first in range(start, length, kv_cache.PAGE_TOKENS):
+            yield self._part(first, min(first + kv_cache.PAGE_TOKENS, length))
 
     def _part(self, start: int, end: int) -> Part:
         """The rows of one page, as in `Rows.parts`."""
@@ -123,7 +121,7 @@ class HostCache(KVCache):
 
     def _restore(self, start: int, page: Part) -> None:
         """Writes the rows of one page, as in `Rows.parts`."""
-        page = page if isinstance(page, np.ndarray) else paging.on_host(page)
+        page = page if isinstance(page, np.ndarray) else kv_cache.on_host(page)
         end, held = start + page.shape[3], self._held(start)
         if self._is_uniform:
             found = [page.reshape(-1, *page.shape[2:])]
@@ -140,7 +138,7 @@ class HostCache(KVCache):
 
     def _held(self, start: int) -> Sequence[slice | NDArray[np.int64]]:
         """The planes of each array that have the rows of the page at `start`."""
-        if start // paging.PAGE_TOKENS in self.released:
+        if start // kv_cache.PAGE_TOKENS in self.released:
             return self._unwindowed
         return [slice(None)] * len(self._planes)
 
@@ -159,8 +157,8 @@ class HostCache(KVCache):
         if self.windowed is not None:
             self.windowed.replace(source.released, self.length, before)
         self._fork_hidden(source)
-        self.pages = source.share(self.length // paging.PAGE_TOKENS)
-        for start, part in zip(range(0, self.length, paging.PAGE_TOKENS), source.parts(self.length), strict=True):
+        self.pages = source.share(self.length // kv_cache.PAGE_TOKENS)
+        for start, part in zip(range(0, self.length, kv_cache.PAGE_TOKENS), source.parts(self.length), strict=True):
             self._restore(start, part)
 
     def _fork_hidden(self, source: Rows) -> None:
@@ -190,7 +188,7 @@ class HostCache(KVCache):
             self.windowed.truncate(self.length, before)
         if self.hidden is not None:
             self.hidden.truncate(self.length)
-        del self.pages[self.length // paging.PAGE_TOKENS :]
+        del self.pages[self.length // kv_cache.PAGE_TOKENS :]
 
 
 def new_hidden(shape: CacheShape) -> StateRing | None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from outrider.verify.model.packed import PackedLayer
+from outrider.verify.model.sizes import PackedLayer
 
 # Inputs that share a scale, and those whose values share words.
 BLOCK, GROUP = 32, 128

@@ -17,8 +17,7 @@ from outrider.verify.model.attention.interface import Layer
 from outrider.verify.model.gpu import kernels, writing_kernels
 from outrider.verify.model.gpu.device_rows import DeviceRows
 from outrider.verify.model.gpu.paged_cache import PagePool
-from outrider.verify.model.gpu.row_counts import BLOCK
-from outrider.verify.model.gpu.text_work import HOPPER, MIN_BLOCK_ROWS, SPLITS_PER_SIZE, attend_blocks
+from outrider.verify.model.gpu.text_work import BLOCK, HOPPER, MIN_BLOCK_ROWS, SPLITS_PER_SIZE, attend_blocks
 from outrider.verify.model.gpu.triton_products import overlap
 from outrider.verify.model.transfer import on_device
 

@@ -15,8 +15,7 @@ import torch
 import triton
 
 from outrider.verify.model.gpu import product_kernels as kernels
-from outrider.verify.model.gpu.row_counts import ROWS
-from outrider.verify.model.gpu.text_work import capability
+from outrider.verify.model.gpu.text_work import ROWS, capability
 from outrider.verify.model.transfer import on_device
 
 TYPES = (torch.bfloat16, torch.float16)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.llama_package import ERRORS, PACKAGE, is_installed, last_error, library
 from outrider.verify.gguf.metadata import read_metadata
-from outrider.verify.model.cache.paging import OutOfPages
+from outrider.verify.model.cache.kv_cache import OutOfPages
 from outrider.verify.model.cpu.native.variants import processor_flags
 
 log = logging.getLogger("outrider.worker")

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from outrider.drafters.interface import MAX_NODES
 from outrider.verify.errors import ModelError
 from outrider.verify.findings import processor
-from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
-from outrider.verify.model.cache.paging import page_count
+from outrider.verify.model.batch import Segment, grouped, kept_rows, positions_of, tokens_of
+from outrider.verify.model.cache import kv_cache
+from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache, page_count
 from outrider.verify.model.cache.shape import CacheShape, LayerShape
 from outrider.verify.model.llama import library
 from outrider.verify.model.llama.cache import LlamaCache, SequencePool
@@ -24,7 +24,6 @@ from outrider.verify.model.llama.library import KV_NAMES, KV_TYPES, MOST_ROWS, L
 from outrider.verify.model.llama.stateful import StatefulCache
 from outrider.verify.model.memory import HOST, keep_freed_memory
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.segment import Segment, grouped, kept_rows, positions_of, tokens_of
 
 # Sessions that are in the cache, unless settings ask for more: attention reads past the rows of all of them.
 MOST_CACHES = 4
@@ -63,7 +62,7 @@ class LlamaRunner(ModelRunner):
 
     def _probe(self) -> CacheShape:
         """The bytes that llama.cpp saves of one position, its header included. Raises ModelError if logits are NaN."""
-        context = LlamaContext(self.llama, paging.PAGE_TOKENS, 1, self._kv_dtype, 2)
+        context = LlamaContext(self.llama, kv_cache.PAGE_TOKENS, 1, self._kv_dtype, 2)
         logits = context.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), [[0]], np.ones(1, np.bool_))
         if not np.isfinite(logits).any():
             raise ModelError(f"llama.cpp computes NaN for {self.description}; check its weights.")
@@ -73,13 +72,13 @@ class LlamaRunner(ModelRunner):
         """See `ModelRunner`."""
         self.context_tokens = min(self.model_tokens, context_tokens)
         self._sequences = None  # frees its memory first
-        full = page_count(self._positions, paging.PAGE_TOKENS)
+        full = page_count(self._positions, kv_cache.PAGE_TOKENS)
         most = max(CONTEXTS * full, LEAST_PAGES)
         pages = most if self.pages is None else max(full, min(self.pages, most))
         threads = self.threads or os.cpu_count() or 1
         # Each sequence takes the memory of its states.
         sequences = library.most_sequences() if self.takes_trees else STATES
-        context = LlamaContext(self.llama, pages * paging.PAGE_TOKENS, threads, self._kv_dtype, sequences)
+        context = LlamaContext(self.llama, pages * kv_cache.PAGE_TOKENS, threads, self._kv_dtype, sequences)
         self._sequences = SequencePool(context, self.cache_shape, pages)
         keep_freed_memory()
 

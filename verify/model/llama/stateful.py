@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.paging import HostRows, Page, Rows, SwappedRows
+from outrider.verify.model.cache.kv_cache import HostRows, Page, Rows, SwappedRows
 from outrider.verify.model.llama.cache import LlamaCache, SequencePool
 
 

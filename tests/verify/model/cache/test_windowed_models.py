@@ -8,7 +8,7 @@ import torch
 
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache import paging, windows
+from outrider.verify.model.cache import kv_cache, windows
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.torch_runner import TorchRunner
@@ -24,7 +24,7 @@ TEXT = torch.randint(3, 97, (110,), generator=torch.Generator().manual_seed(1))
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paging, "PAGE_TOKENS", 4)
+    monkeypatch.setattr(kv_cache, "PAGE_TOKENS", 4)
     monkeypatch.setattr(windows, "MARGIN_TOKENS", 8)
     monkeypatch.setattr(windows, "BATCH_PAGES", 1)
 

@@ -9,9 +9,8 @@ import torch._dynamo
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.gpu.compilation import CompileError, compiled_layers
-from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.test_graphs import Graphed

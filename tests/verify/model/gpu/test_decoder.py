@@ -6,18 +6,17 @@ from transformers import PreTrainedModel
 
 from bench.model.fake_cuda import fake_cuda, fake_model
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.gpu import decoder
 from outrider.verify.model.gpu.decoder import Decoder, angles_of, decoder_of
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.gpu.quantized import quantized
-from outrider.verify.model.gpu.row_counts import ROWS
+from outrider.verify.model.gpu.text_work import ROWS
 from outrider.verify.model.load_options import Quantization, Quantize
 from outrider.verify.model.loading import prepare, start_model
 from outrider.verify.model.quantization import layer_bits
-from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.test_graphs import FORK, POSITIONS, PREFIX, Graphed, chain

@@ -7,15 +7,13 @@ import torch
 from transformers import LlamaConfig
 
 from outrider.verify.errors import ModelError
-from outrider.verify.model.attention.interface import NAME, Layer
-from outrider.verify.model.attention.shape_probe import ShapeProbe
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.attention.interface import NAME, Layer, ShapeProbe
+from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.gpu.devices import Crossings, Placement, decoder_layers, split
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.gpu.triton_products import counters_of, use_kernel
-from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import random_model
 from tests.verify.model.gpu.emulated_devices import Devices, emulated_devices

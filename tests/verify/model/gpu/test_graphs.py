@@ -15,16 +15,14 @@ import torch
 
 from outrider.drafters.interface import Source, arrange
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu import graphs as graphs_module
 from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
 from outrider.verify.model.gpu.graphs import Forward, GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
-from outrider.verify.model.gpu.row_counts import BLOCK, ROWS
-from outrider.verify.model.gpu.text_work import TextWork
-from outrider.verify.model.segment import Segment
+from outrider.verify.model.gpu.text_work import BLOCK, ROWS, TextWork
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.test_architectures import make

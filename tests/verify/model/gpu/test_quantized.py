@@ -9,12 +9,11 @@ from transformers import PreTrainedModel
 
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cpu.native import interface as native
-from outrider.verify.model.cpu.native.library import Engine
+from outrider.verify.model.cpu.native.library import Engine, compiled_library
 from outrider.verify.model.cpu.native.weights import Kind, Weights
 from outrider.verify.model.gpu.projections import MergedLinear, merge_projections
 from outrider.verify.model.gpu.quantized import BlockLinear, Blocks, quantized
-from outrider.verify.model.gpu.row_counts import ROWS
+from outrider.verify.model.gpu.text_work import ROWS
 from outrider.verify.model.gpu.triton_products import use_kernel
 from outrider.verify.model.load_options import Quantization
 from outrider.verify.model.quantization import layer_bits
@@ -33,7 +32,7 @@ def layer(inputs: int, outputs: int, bias: bool = False) -> torch.nn.Linear:
 
 
 @BITS
-@pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
+@pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 def test_the_weights_are_those_of_a_cpu(bits: int) -> None:
     torch.manual_seed(bits)
     weight = torch.randn(70, 160) * torch.rand(70, 160)

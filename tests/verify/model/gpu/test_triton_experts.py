@@ -15,7 +15,7 @@ from outrider.verify.model.gpu.experts import KernelExperts, KernelRouter, form_
 from outrider.verify.model.gpu.graphs import can_capture
 from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.gpu.quantized import Blocks
-from outrider.verify.model.gpu.row_counts import ROWS
+from outrider.verify.model.gpu.text_work import ROWS
 from outrider.verify.model.gpu.triton_experts import choose_experts, counters, experts, splits_of, work_of
 from outrider.verify.model.sizes import weight_size
 from tests.verify.model import families, test_architectures

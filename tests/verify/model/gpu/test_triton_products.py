@@ -7,7 +7,7 @@ import torch
 
 from outrider.verify.model.gpu import triton_products
 from outrider.verify.model.gpu.projections import use_kernels
-from outrider.verify.model.gpu.row_counts import ROWS
+from outrider.verify.model.gpu.text_work import ROWS
 from outrider.verify.model.gpu.triton_products import Gpu, KernelLinear, Tile, splits_of, use_kernel
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.test_architectures import make

@@ -13,7 +13,8 @@ from outrider.verify import checkpoint
 from outrider.verify.errors import ModelError
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cpu.native.interface import NativeRunner, compiled_library
+from outrider.verify.model.cpu.native.library import compiled_library
+from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import KINDS, Kind
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.quantized.formats import whole_layers

@@ -14,12 +14,12 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cpu.native import interface as native
+from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.quantization import quantize_model
 from outrider.verify.model.recurrent import states
-from outrider.verify.model.recurrent.state import advance, convolve, gather_index, scan
+from outrider.verify.model.recurrent.rows import advance, convolve, gather_index, scan
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
@@ -70,7 +70,7 @@ def test_sessions_are_reused_forked_and_rewound_at_random_points(family: str) ->
         pass
 
 
-@pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
+@pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 def test_loading_gives_the_bits_of_quantising_the_loaded_model(tmp_path: Path) -> None:
     """transformers initialises what a checkpoint lacks, which must not be the layers around replaced ones."""
     build(FAST, "eager").save_pretrained(tmp_path)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from outrider.verify.errors import ModelError
 from outrider.verify.findings import processor
 from outrider.verify.model.adapter import AdapterWeights
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment, grouped
 from outrider.verify.model.cache.host_cache import HostCache
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
 from outrider.verify.model.cache.shape import CacheShape, KVDtype, LayerShape
@@ -25,7 +25,6 @@ from outrider.verify.model.cpu.native.library import Engine, variant
 from outrider.verify.model.cpu.native.states import NativeStates, shape_of
 from outrider.verify.model.memory import FLOAT8, HOST, INT8, HostType, keep_freed_memory
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.segment import Segment, grouped
 
 if TYPE_CHECKING:
     import torch

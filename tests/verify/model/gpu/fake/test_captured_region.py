@@ -21,8 +21,8 @@ from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.load_options import Quantization, Quantize
-from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.quantization import quantize_model
+from outrider.verify.model.sizes import packed_layers
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model import families, test_architectures
 from tests.verify.model.families import FAMILIES, REFUSED
