@@ -12,7 +12,6 @@ from outrider.verify.model.cache import kv_cache, windows
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.decoding import check_sessions
 from tests.verify.model.families import build
 from tests.verify.model.test_architectures import make
 
@@ -64,12 +63,3 @@ def test_released_rows_change_no_bits(name: str, monkeypatch: pytest.MonkeyPatch
     expected = read(runner, cache := runner.new_cache())
     assert not cache.released
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-
-
-def test_sessions_are_drafted_reused_forked_and_rewound_at_random_points() -> None:
-    runner, released = runner_of("qwen2"), 0
-    for session in check_sessions(runner, 5, share=0.5, added=(3, 60), tokens=12):
-        assert isinstance(session.cache, TensorCache)
-        spoil(runner, session.cache)
-        released += len(session.cache.released)
-    assert released

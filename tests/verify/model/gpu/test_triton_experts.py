@@ -12,8 +12,6 @@ import transformers
 from torch.nn import functional as F
 
 from outrider.verify.model.gpu.experts import KernelExperts, KernelRouter, form_of, quantize_experts, use_experts, way_of
-from outrider.verify.model.gpu.graphs import can_capture
-from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.gpu.quantized import Blocks
 from outrider.verify.model.gpu.text_work import ROWS
 from outrider.verify.model.gpu.triton_experts import choose_experts, counters, experts, splits_of, work_of
@@ -236,35 +234,12 @@ def test_experts_of_fewer_bits(name: str, bits: int) -> None:
     assert count == before[1] and size < before[0] / 2
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
-def test_rows_of_a_mixture_do_not_depend_on_others(name: str) -> None:
-    """With the router, whose inputs are split."""
-    model = model_of(name, hidden_size=512, num_hidden_layers=1).bfloat16()
-    use_kernels(model)
-    mixture: Any = model.model.layers[0].mlp
-    rows = torch.randn(1, 64, 512, device=DEVICE).bfloat16()
-    whole, *_ = out if isinstance(out := mixture(rows), tuple) else (out,)
-    for count in (1, 2, 8, 33):
-        found, *_ = out if isinstance(out := mixture(rows[:, :count]), tuple) else (out,)
-        assert torch.equal(found, whole[:, :count]), count
-
-
 def test_a_mixture_is_compiled_as_a_whole() -> None:
     mixture, rows = model_of("qwen3_moe").model.layers[0].mlp, torch.randn(1, 5, 32, device=DEVICE)
     use_experts(mixture)
     compiled: Any = torch.compile(mixture, backend="aot_eager", fullgraph=True, dynamic=True)
     with torch.inference_mode():
         assert torch.equal(compiled(rows), mixture(rows))
-
-
-def test_mixtures_can_be_captured_on_any_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of("qwen3_moe").bfloat16()
-    for capability, expected in (((12, 0), False), ((8, 6), False), ((9, 0), True)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
-        assert can_capture(model, model) == expected
-    use_experts(model)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
-    assert can_capture(model, model)
 
 
 def test_experts_that_the_kernels_do_not_compute_stay() -> None:

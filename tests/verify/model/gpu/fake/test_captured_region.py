@@ -104,16 +104,6 @@ def test_nor_of_a_draft_head(rope: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert head._graphed is not None and head._graphed._graphs and not device.forbidden
 
 
-def test_a_model_is_captured_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    starts: list[GraphedForward] = []
-    monkeypatch.setattr(GraphedForward, "capture", lambda graphed: starts.append(graphed))
-    with fake_cuda():
-        runner = TorchRunner(fake_model(test_architectures.config_of("llama", NAME)), CONTEXT, compile="off", started=False)
-        runner.pages = 4
-        runner.start(CONTEXT)
-    assert len(starts) == 1
-
-
 @pytest.mark.parametrize("is_ours", [False, True])
 @pytest.mark.parametrize(("capability", "is_captured"), [((8, 9), False), ((9, 0), True), ((10, 3), True), ((12, 0), False)])
 def test_experts_are_captured_where_their_products_need_no_host(
