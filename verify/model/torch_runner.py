@@ -47,6 +47,7 @@ class TorchRunner(ModelRunner):
 
     fuses = True  # whether graphs are of `outrider.verify.model.gpu.decoder` where that computes the model
     is_fused = False  # whether they are
+    max_rows = MOST_ROWS
 
     def __init__(
         self,
@@ -98,6 +99,7 @@ class TorchRunner(ModelRunner):
             self._pool = None  # frees its memory first
             self._pool = PagePool(self.cache_shape, self._pool_pages())
         self.graphs = None if self._pool is None else self._graphed(self._pool, invariant_rows or ROWS)
+        self.max_rows = MOST_ROWS if self.graphs is None else self.graphs.max_rows
 
     def tap_hidden(self, layers: Sequence[int]) -> int:
         """Keeps hidden states in the caches, as `HiddenTap` takes them; returns their width. Call it before `start`."""
@@ -140,13 +142,11 @@ class TorchRunner(ModelRunner):
 
     @property
     def backends(self) -> str:
-        """See `ModelRunner`."""
         packed = sorted({type(layer).__name__ for layer in packed_layers(self.model)})
         return f"packed {packed}, {self.weight_bytes} bytes, compiled {self._compile}, {self.kernels}"
 
     @property
     def machine(self) -> tuple[str, ...]:
-        """See `ModelRunner`."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else processor()
         return name, str(self.threads or torch.get_num_threads())
 
@@ -156,20 +156,14 @@ class TorchRunner(ModelRunner):
         torch.set_num_threads(count)
 
     @property
-    def kernels(self) -> str:
+    def kernels(self) -> str:  # type: ignore[override]
         """The kernels that were chosen for this CPU; empty on a GPU."""
         if self.device.type != "cpu":
             return ""
         layers = sorted({layer.kernel for layer in packed_layers(self.model)}) or ["PyTorch"]
         return f"linear layers: {', '.join(layers)}"
 
-    @property
-    def max_rows(self) -> int:
-        """See `ModelRunner`."""
-        return MOST_ROWS if self.graphs is None else self.graphs.max_rows
-
     def draft_depth(self, length: int) -> int:
-        """See `ModelRunner`."""
         return depth_left(length) if self.is_invariant else super().draft_depth(length)
 
     def _graphed(self, pool: PagePool, counts: Sequence[int]) -> GraphedForward:
@@ -224,11 +218,9 @@ class TorchRunner(ModelRunner):
 
     @property
     def free_pages(self) -> int | None:
-        """See `ModelRunner`."""
         return None if self._pool is None else self._pool.free
 
     def new_cache(self) -> TensorCache:
-        """See `ModelRunner`."""
         if self._pool is not None:
             return PagedCache(self._pool, self._positions)
         return TensorCache(self.cache_shape, self._positions)

@@ -125,7 +125,6 @@ def first_row(part: torch.Tensor, rows: torch.Tensor) -> int | None:
 
 
 def uploaded(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """See `outrider.verify.sampling.rows`."""
     return to_device(torch.from_numpy(array), device)
 
 
@@ -216,6 +215,5 @@ def logprobs(logits: torch.Tensor, tokens: NDArray[np.int32], count: int) -> lis
 
 
 def copies(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """See `outrider.verify.sampling.rows`."""
     rows = joined(parts)
     return [each.clone() for each in parts] if rows is None else [*rows.clone().split([*map(len, parts)])]

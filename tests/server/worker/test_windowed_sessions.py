@@ -15,7 +15,7 @@ from outrider.verify.model.cache.kv_cache import distinct_bytes
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.server.worker.test_sessions_by_text import Automatic, extend
-from tests.verify.model.test_architectures import make
+from tests.verify.model.families import build
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux only")
 LONG = np.arange(90, dtype=np.int32) * 7 % 90 + 3
@@ -33,7 +33,7 @@ def small_pages() -> Iterator[None]:
 @pytest.fixture(scope="module", params=["mistral", "gpt_oss"])
 def runner(request: pytest.FixtureRequest) -> TorchRunner:
     """All layers with a window, or half of them."""
-    model = make(request.param, NAME)
+    model = build(request.param, NAME)
     prepare(model, None)
     return TorchRunner(model)
 

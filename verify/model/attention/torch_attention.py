@@ -81,7 +81,6 @@ class PictureAttention(TorchAttention):
         self._is_pixels, self._both_ways = segment.picture.is_pixels, both_ways
 
     def visible(self, window: int | None) -> torch.Tensor:
-        """See `TorchAttention.visible`."""
         causal = super().visible(window)
         if self._both_ways == "none" or (self._both_ways == "windows" and window is None):
             return causal

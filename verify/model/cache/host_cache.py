@@ -81,7 +81,6 @@ class HostCache(KVCache):
 
     @property
     def released(self) -> Collection[int]:
-        """See `Rows`."""
         return () if self.windowed is None else self.windowed.released
 
     def commit(self, rows: list[int]) -> None:
@@ -99,11 +98,9 @@ class HostCache(KVCache):
 
     @property
     def snapshots(self) -> Sequence[Snapshot]:
-        """See `Rows`."""
         return () if self.recurrent is None else self.recurrent.snapshots
 
     def states(self, length: int) -> Sequence[Snapshot]:
-        """See `Rows`."""
         return () if self.recurrent is None else self.recurrent.states(length, self.length)
 
     def parts(self, length: int, start: int = 0) -> Iterator[Part]:

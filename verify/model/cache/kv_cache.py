@@ -100,12 +100,10 @@ class SwappedRows:
     snapshots: Sequence[Snapshot]
 
     def states(self, length: int) -> Sequence[Snapshot]:
-        """See `Rows`."""
         return [each for each in self.snapshots if each.length <= length]
 
     @property
     def released(self) -> Collection[int]:
-        """See `Rows`."""
         return [index for index, page in enumerate(self.all_pages) if not page.is_whole]
 
     @property
@@ -118,7 +116,6 @@ class SwappedRows:
         return list(self.pages[:count])
 
     def parts(self, length: int, start: int = 0) -> Iterator[Part]:
-        """See `Rows`."""
         for first in range(start, length, PAGE_TOKENS):
             rows = self.all_pages[first // PAGE_TOKENS].rows
             assert rows is not None
@@ -214,16 +211,13 @@ class KVCache(ABC):
 
     @property
     def released(self) -> Collection[int]:
-        """See `Rows`."""
         return ()
 
     @property
     def snapshots(self) -> Sequence[Snapshot]:
-        """See `Rows`."""
         return ()
 
     def states(self, length: int) -> Sequence[Snapshot]:
-        """See `Rows`."""
         return ()
 
     def share(self, count: int) -> list[Page]:

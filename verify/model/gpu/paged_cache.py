@@ -299,7 +299,6 @@ class PagedCache(TensorCache):
         return (view for views in self._pages(length) for view in views)
 
     def fill(self, length: int, noise: torch.Generator | None = None) -> None:
-        """See `TensorCache.fill`."""
         super().fill(length)
         if noise is not None:
             for views in self._pages(length):

@@ -88,7 +88,6 @@ class LlamaCache(KVCache):
         self._taken = pages
 
     def missing_pages(self, rows: int) -> int:
-        """See `KVCache`."""
         return max(0, page_count(self.length + rows, kv_cache.PAGE_TOKENS) - self._taken)
 
     def reserve(self, rows: int) -> None:
@@ -142,7 +141,6 @@ class LlamaCache(KVCache):
         self._leaves = {}
 
     def truncate(self, length: int) -> None:
-        """See `KVCache`."""
         self.length = min(self.length, length)
         self.release()
         del self.pages[self.length // kv_cache.PAGE_TOKENS :]

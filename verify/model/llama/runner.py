@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 
 from outrider.drafters.interface import MAX_NODES
 from outrider.verify.errors import ModelError
-from outrider.verify.findings import processor
 from outrider.verify.model.batch import Segment, grouped, kept_rows, positions_of, tokens_of
 from outrider.verify.model.cache import kv_cache
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache, page_count
@@ -38,6 +36,7 @@ class LlamaRunner(ModelRunner):
 
     can_assume, most_caches = False, MOST_CACHES
     in_pages = True  # sessions share the positions of one cache
+    max_rows = MOST_ROWS
 
     def __init__(self, file: Path, context_tokens: int | None = None, kv_dtype: str = "auto", on_gpu: bool = True) -> None:
         """Call `start` before any other method. Raises ModelError."""
@@ -53,7 +52,7 @@ class LlamaRunner(ModelRunner):
         self.weight_bits = round(8 * self.weight_bytes / max(1, self.llama.weights), 2)
         self.model_tokens = self.llama.context_tokens
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
-        self.stop_tokens, self.library = self.llama.ends, library.name()
+        self.stop_tokens, self.library, self.kernels = self.llama.ends, library.name(), library.name()
         self.description = f"{file.name}, {self.llama.description}, {library.name()}"
         self._kv_dtype = kv_dtype
         self.cache_shape = self._probe()
@@ -69,7 +68,6 @@ class LlamaRunner(ModelRunner):
         return CacheShape((LayerShape(1, len(context.save(0, 1, 0, 1)), 0),), np.dtype(np.uint8), self.device)
 
     def start(self, context_tokens: int) -> None:
-        """See `ModelRunner`."""
         self.context_tokens = min(self.model_tokens, context_tokens)
         self._sequences = None  # frees its memory first
         full = page_count(self._positions, kv_cache.PAGE_TOKENS)
@@ -93,34 +91,7 @@ class LlamaRunner(ModelRunner):
 
     @property
     def dtypes(self) -> tuple[str, str]:
-        """See `ModelRunner`."""
         return "float32", KV_NAMES[self._kv_dtype]
-
-    @property
-    def backends(self) -> str:
-        """See `ModelRunner`."""
-        return f"{library.name()}, {self.weight_bytes} bytes"
-
-    @property
-    def machine(self) -> tuple[str, ...]:
-        """See `ModelRunner`."""
-        return processor(), str(self.threads)
-
-    def use_threads(self, count: int) -> None:
-        """See `ModelRunner`. PyTorch, if it is loaded for a draft model, would wait for work on the same cores."""
-        self.threads = count
-        if torch := sys.modules.get("torch"):
-            torch.set_num_threads(1)
-
-    @property
-    def kernels(self) -> str:
-        """See `ModelRunner`."""
-        return library.name()
-
-    @property
-    def max_rows(self) -> int:
-        """See `ModelRunner`."""
-        return MOST_ROWS
 
     @property
     def draft_nodes(self) -> int:

@@ -74,7 +74,6 @@ class Computed(Stored):
         return compute()
 
     def take(self, places: NDArray[np.int64] | slice) -> Stored:
-        """See `Stored.take`."""
         return Stored(self.rows, self.type, self.shape, scales=self.scales).take(places)
 
 

@@ -13,7 +13,6 @@ from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import build
-from tests.verify.model.test_architectures import make
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux only")
 # All layers with a window, some, with sinks, and with layers of several shapes that share keys.
@@ -30,7 +29,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @functools.cache
 def runner_of(name: str) -> TorchRunner:
-    model = build(name, NAME) if name == "gemma4" else make(name, NAME)
+    model = build(name, NAME)
     prepare(model, None)
     return TorchRunner(model, pack=True)
 

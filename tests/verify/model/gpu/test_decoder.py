@@ -18,9 +18,9 @@ from outrider.verify.model.load_options import Quantization, Quantize
 from outrider.verify.model.loading import prepare, start_model
 from outrider.verify.model.quantization import layer_bits
 from outrider.verify.model.torch_runner import TorchRunner
+from tests.verify.model.families import ATTENDING, build, config_of
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.test_graphs import FORK, POSITIONS, PREFIX, Graphed, chain
-from tests.verify.model.test_architectures import ARCHITECTURES, config_of, make
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
 FUSED = ["llama", "llama, llama3 rope", "llama, yarn", "llama, dynamic rope", "mistral", "qwen2", "qwen3"]
@@ -36,8 +36,8 @@ def fused(
     name: str, bits: Quantize = "none", tapped: bool = False, sizes: dict[str, int] | None = None
 ) -> tuple[PreTrainedModel, Graphed, TorchRunner]:
     """A float32 model, its fused forward in bfloat16, and the runner of transformers' one."""
-    reference = make(name, NAME, **SIZES | (sizes or {})).to(DEVICE)
-    model = make(name, NAME, **SIZES | (sizes or {})).to(DEVICE)
+    reference = build(name, NAME, **SIZES | (sizes or {})).to(DEVICE)
+    model = build(name, NAME, **SIZES | (sizes or {})).to(DEVICE)
     model.load_state_dict(reference.state_dict())
     for each in (reference, model):
         prepare(each, None)
@@ -114,9 +114,9 @@ def test_hidden_states_are_those_of_the_layers() -> None:
     assert float((found - expected).norm() / expected.norm()) < 0.02
 
 
-@pytest.mark.parametrize("name", sorted({*ARCHITECTURES} - {*FUSED}))
+@pytest.mark.parametrize("name", sorted({*ATTENDING} - {*FUSED}))
 def test_other_decoders_are_left_to_transformers(name: str) -> None:
-    model = make(name, NAME).bfloat16()
+    model = build(name, NAME).bfloat16()
     use_kernels(model)
     assert decoder_of(model, POSITIONS) is None
 
@@ -139,7 +139,7 @@ def test_a_forward_that_a_gpu_computes_wrongly_is_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(TorchRunner, "in_pages", True)
-    model = make("qwen3", NAME, **SIZES).to(DEVICE).bfloat16()
+    model = build("qwen3", NAME, **SIZES).to(DEVICE).bfloat16()
     use_kernels(model)
     for angles, is_fused in ((angles_of, True), (lambda *given: angles_of(*given).roll(1, 0), False)):
         monkeypatch.setattr(decoder, "angles_of", angles)

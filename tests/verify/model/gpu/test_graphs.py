@@ -24,8 +24,8 @@ from outrider.verify.model.gpu.graphs import Forward, GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.gpu.text_work import BLOCK, ROWS, TextWork
 from outrider.verify.model.torch_runner import TorchRunner
+from tests.verify.model.families import build
 from tests.verify.model.gpu.conftest import DEVICE
-from tests.verify.model.test_architectures import make
 
 PREFIX = torch.tensor([5, 9, 60, 3, 44, 7, 7, 21])
 POSITIONS = 200
@@ -104,7 +104,7 @@ def test_streams_of_any_length_share_a_forward(tiny_runner: TorchRunner) -> None
 
 
 def test_hidden_states_are_kept_with_the_rows() -> None:
-    runner = TorchRunner(make("llama", NAME).to(DEVICE), started=False)
+    runner = TorchRunner(build("llama", NAME).to(DEVICE), started=False)
     runner.tap_hidden(())
     graphs = Graphed(runner)
     found = []

@@ -16,7 +16,7 @@ from outrider.verify.model.gpu.quantized import Blocks
 from outrider.verify.model.gpu.text_work import ROWS
 from outrider.verify.model.gpu.triton_experts import choose_experts, counters, experts, splits_of, work_of
 from outrider.verify.model.sizes import weight_size
-from tests.verify.model import families, test_architectures
+from tests.verify.model import families
 from tests.verify.model.gpu.conftest import DEVICE
 
 BITS = pytest.mark.parametrize("bits", (16, 8, 4))
@@ -200,8 +200,7 @@ def mixtures_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def model_of(name: str, **changes: Any) -> Any:
-    source: Any = test_architectures if name in test_architectures.ARCHITECTURES else families
-    return families.random_model(source.config_of(name, "eager", **changes), "eager").to(DEVICE)
+    return families.build(name, "eager", **changes).to(DEVICE)
 
 
 @pytest.mark.parametrize("name", MODELS)
