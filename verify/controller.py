@@ -67,7 +67,6 @@ class Times:
 
     @property
     def whole(self) -> float:
-        """Seconds of the whole round."""
         return self.host + self.device
 
 
@@ -166,7 +165,6 @@ class Controller:
 
 
 def total_rows(choices: Sequence[Choice]) -> int:
-    """The rows of all steps."""
     return sum(1 + len(choice.tree) for choice in choices)
 
 

@@ -97,7 +97,6 @@ def started(runner: ModelRunner, context: int) -> Verifier:
 
 
 def smallest_seconds(streams: list[Verifier], points: Sequence[Point]) -> dict[Point, float]:
-    """Seconds of a step of all streams at each point."""
     for point in points:
         if point.context == points[0].context:
             step_seconds(streams, point)  # the first step of a size allocates and chooses algorithms
@@ -144,7 +143,6 @@ def any_tokens(count: int, vocabulary: int) -> NDArray[np.int32]:
 
 
 def equal_tokens(count: int, vocabulary: int) -> NDArray[np.int32]:
-    """One of them, `count` times."""
     return np.repeat(any_tokens(1, vocabulary), count)
 
 

@@ -73,7 +73,6 @@ def without_address(name: str) -> tuple[str, bool]:
 
 
 def local_files(paths: Iterable[Path]) -> list[File]:
-    """The models among these files."""
     return [File(tag_of(each.name), str(each), stored_bytes(str(each)) or 0) for each in sorted(paths) if is_model(each.name)]
 
 
@@ -156,5 +155,4 @@ def chosen(files: Sequence[File], what: str, tag: str) -> Meant | None:
 
 
 def size(file: File) -> int:
-    """For comparing files."""
     return file.size_bytes

@@ -97,7 +97,6 @@ class Verifier:
 
     @property
     def committed_rows(self) -> int:
-        """The number of tokens in the cache."""
         return self.rows.length
 
     @property

@@ -54,7 +54,6 @@ class DraftRunner:
             torch.cuda.set_stream(torch.cuda.Stream(self.runner.device))
 
     def session(self) -> SessionDraft:
-        """The draft model for a new session."""
         return SessionDraft(self)
 
     def held_cache(self, session: SessionDraft) -> KVCache | None:
@@ -181,7 +180,6 @@ class DraftRunner:
 
 
 def short_cache(runner: ModelRunner) -> KVCache:
-    """Short dummy cache for timing."""
     cache = runner.new_cache()
     cache.fill(min(16, runner.context_tokens - 1))
     return cache

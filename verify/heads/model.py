@@ -66,7 +66,6 @@ class HeadCache(KVCache):
         self.first = self.exact = length
 
     def truncate(self, length: int) -> None:
-        """Drops all positions from `length` on."""
         self.rows.truncate(max(0, length - self.first))
         self.first = min(self.first, length)
         self.exact = min(self.exact, self.length)
@@ -219,7 +218,6 @@ class HeadRunner(DraftRunner):
             each()
 
     def session(self) -> SessionDraft:
-        """The head for a new session."""
         return HeadDraft(self)
 
 

@@ -83,7 +83,6 @@ class Segment(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of rows that are computed."""
         return len(self.batch) - self.batch.known
 
     @property

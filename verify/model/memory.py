@@ -95,7 +95,6 @@ def has_graphics() -> bool:
 
 
 def can_discard(device: Device) -> bool:
-    """Whether `discard` has an effect on this device."""
     return device.type == "cpu" and sys.platform == "linux"
 
 

@@ -15,7 +15,6 @@ class PackedLayer(torch.nn.Module):
     kernel = ""  # name of the kernel, for people
 
     def __init__(self, linear: torch.nn.Linear, device: torch.device) -> None:
-        """`device` is that of the packed weights."""
         super().__init__()
         self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, linear.weight.dtype
         # Some models ask for its data type and device; one that computes with it is refused.
@@ -33,7 +32,6 @@ def is_plain(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
 
 
 def packed_layers(model: torch.nn.Module) -> list[PackedLayer]:
-    """The packed layers, in module order."""
     return [module for module in model.modules() if isinstance(module, PackedLayer)]
 
 

@@ -111,7 +111,6 @@ class TorchRunner(ModelRunner):
 
     @property
     def hidden(self) -> int:
-        """The width of hidden states."""
         return int(self.model.config.get_text_config().hidden_size)
 
     @property
@@ -127,7 +126,6 @@ class TorchRunner(ModelRunner):
 
     @property
     def embed_tokens(self) -> torch.nn.Module:
-        """The embedding table."""
         return cast(torch.nn.Module, self.model.get_input_embeddings())
 
     @property
@@ -205,7 +203,6 @@ class TorchRunner(ModelRunner):
 
     @property
     def _positions(self) -> int:
-        """Positions of a slot."""
         return self.context_tokens + MARGIN_POSITIONS
 
     def _pool_pages(self) -> int:

@@ -101,7 +101,6 @@ class Copy:
         return place
 
     def start(self) -> None:
-        """Queues the copy."""
         if not self._parts:
             return
         device = self._parts[0].device

@@ -29,7 +29,6 @@ class Ranking:
         self._sampled: list[tuple[int, SamplingParams, Sequence[int]]] = []
 
     def has(self, logits: torch.Tensor) -> bool:
-        """Whether these logits are among the rows."""
         return logits is self._rows or first_row(logits, self._rows) is not None
 
     def of(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -165,7 +164,6 @@ def likeliest(logits: torch.Tensor, count: int, together: Together | None = None
 
 
 def ranking_of(logits: torch.Tensor, together: Together | None) -> Ranking:
-    """The ranking of these rows."""
     return Ranking(logits) if together is None else together.ranking_of(logits)
 
 

@@ -27,7 +27,6 @@ class HostCache(KVCache):
     """Keys and values of up to `positions` tokens, and the states of recurrent layers; the first `length` are committed."""
 
     def __init__(self, shape: CacheShape, positions: int, states: RecurrentStates | None = None) -> None:
-        """`states` are those of recurrent layers."""
         self.positions = positions
         self.length = 0
         self.pages: list[Page] = []

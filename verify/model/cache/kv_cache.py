@@ -38,7 +38,6 @@ class OutOfPages(RuntimeError):
 
 
 def page_count(rows: int, page_tokens: int) -> int:
-    """The number of pages that hold `rows` rows."""
     return -(-rows // page_tokens)
 
 
@@ -108,7 +107,6 @@ class SwappedRows:
 
     @property
     def pages(self) -> Sequence[Page]:
-        """The whole pages."""
         return self.all_pages[: self.length // PAGE_TOKENS]
 
     def share(self, count: int) -> list[Page]:

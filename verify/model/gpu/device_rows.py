@@ -152,7 +152,6 @@ class DeviceStates:
 
 
 def states_of(states: TensorStates | None) -> TensorStates:
-    """The states of a cache of a model that has some."""
     assert states is not None
     return states
 

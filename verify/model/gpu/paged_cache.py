@@ -145,7 +145,6 @@ class PagePool:
                     plane[target, :, :, :, target_row] = plane[source, :, :, :, source_row]
 
     def hold(self, pages: Iterable[int]) -> None:
-        """Adds a holder to each page."""
         for page in pages:
             self._holders[page] += 1
 

@@ -160,7 +160,6 @@ class KernelAttention:
     """Tree attention of a forward's rows over pages. Implements `outrider.verify.model.attention.Attention`."""
 
     def __init__(self, pool: PagePool, rows: Sequence[DeviceRows]) -> None:
-        """`rows` are those of each of the pool's devices."""
         self._by_device = {
             part.tensor.device: (part.first, {"pool": part.tensor, "rows": own.rows, "tables": own.tables})
             for part, own in zip(pool.parts, rows, strict=True)

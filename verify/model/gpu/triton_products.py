@@ -310,7 +310,6 @@ class KernelLinear(torch.nn.Linear):
 
     @property
     def weights(self) -> Weights:
-        """What `linear` takes."""
         return Weights(self.weight, None, None, self.bias, self.arrived)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,6 @@ class SequencePool:
         return self._free.pop()
 
     def give_back(self, sequence: int) -> None:
-        """Empties a sequence."""
         self.context.remove(sequence, 0)
         self._free.append(sequence)
 
@@ -75,7 +74,6 @@ class LlamaCache(KVCache):
 
     @property
     def length(self) -> int:
-        """The number of committed rows."""
         return self._length
 
     @length.setter

@@ -85,7 +85,6 @@ class LlamaModel:
 
     @property
     def ends(self) -> frozenset[int]:
-        """The tokens that end an answer."""
         return frozenset(id for id in range(self.vocabulary) if self._api.llama_vocab_is_eog(self._vocabulary, id))
 
     @property
@@ -188,7 +187,6 @@ class LlamaContext:
 
 
 def most_sequences() -> int:
-    """The most sequences of a cache."""
     return int(library().llama_max_parallel_sequences())
 
 

@@ -39,7 +39,6 @@ class StatefulCache(LlamaCache):
         self._before = sequence
 
     def _copied(self) -> int:
-        """A copy of the sequence."""
         found = self.pool.take()
         self.pool.context.copy(self.sequence, found, 0, -1)
         return found

@@ -162,7 +162,6 @@ class Scan(NamedTuple):
     beta: torch.Tensor | None  # [H, N] for the gated delta rule; None = values are written as they are
 
     def part(self, place: slice) -> Scan:
-        """Some of the rows."""
         beta = None if self.beta is None else self.beta[:, place]
         queries, keys, values, decays = (each[:, place] for each in self[:4])
         return Scan(queries, keys, values, decays, beta)

@@ -74,11 +74,9 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
         return int(self.matrices.nbytes + self.windows.nbytes)
 
     def on_host(self) -> Snapshot:
-        """The snapshot in host memory."""
         if isinstance(self.matrices, np.ndarray):
             return self
         return Snapshot(self.length, self.matrices.cpu(), self.windows.cpu())

@@ -307,7 +307,6 @@ class Packing(Packer):
         return found | (self._feed_forward(place) if self.has(place + SHARED["down"]) or self.has(place + DOWN) else {})
 
     def _shared(self, place: str) -> dict[str, structures.Linear]:
-        """A shared expert."""
         hidden, inner = self.architecture.hidden, self.tensors[f"{place}{SHARED['down']}.weight"].shape[1]
         shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
         has_gate = self.has(place + SHARED["gate"])

@@ -206,6 +206,5 @@ def resolve_dtype(name: str, config: Mapping[str, Any]) -> HostType:
 
 
 def end_tokens(config: Mapping[str, Any]) -> frozenset[int]:
-    """The tokens that end an answer."""
     ids = config.get("eos_token_id")
     return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
