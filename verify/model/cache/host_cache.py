@@ -103,12 +103,12 @@ class HostCache(KVCache):
         return () if self.recurrent is None else self.recurrent.states(length, self.length)
 
     def parts(self, length: int, start: int = 0) -> Iterator[Part]:
-        """See `Rows`; returns views of a uniform layout."""
+        """See `KVCache`; returns views of a uniform layout."""
         for first in range(start, length, kv_cache.PAGE_TOKENS):
             yield self._part(first, min(first + kv_cache.PAGE_TOKENS, length))
 
     def _part(self, start: int, end: int) -> Part:
-        """The rows of one page, as in `Rows.parts`."""
+        """The rows of one page, as in `KVCache.parts`."""
         held = [planes[which, :, start:end] for planes, which in zip(self._planes, self._held(start), strict=True)]
         if self._is_uniform:
             return held[0].reshape(len(held[0]) // 2, 2, *held[0].shape[1:])
@@ -116,7 +116,7 @@ class HostCache(KVCache):
         return np.concatenate([*by_position, np.empty((end - start, 0), np.uint8)], 1)[None, None, None]
 
     def _restore(self, start: int, page: Part) -> None:
-        """Writes the rows of one page, as in `Rows.parts`."""
+        """Writes the rows of one page, as in `KVCache.parts`."""
         page = page if isinstance(page, np.ndarray) else kv_cache.on_host(page)
         end, held = start + page.shape[3], self._held(start)
         if self._is_uniform:

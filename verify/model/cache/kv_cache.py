@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 HostRows = NDArray[np.uint8]
 # The rows of a page: in host memory, or as a tensor of the stored data type, which may be a view.
 Part: TypeAlias = "HostRows | torch.Tensor"
+# Committed rows: those of a cache, or of one that was swapped out.
+Rows: TypeAlias = "KVCache | SwappedRows"
 # The number of positions of a page. Page n holds those from n * PAGE_TOKENS on.
 PAGE_TOKENS = 256
 
@@ -58,41 +60,9 @@ class Page:
         return self._reduced or self
 
 
-class Rows(Protocol):
-    """Committed rows: those of a cache, or of one that was swapped out."""
-
-    @property
-    def length(self) -> int:
-        """The number of rows."""
-
-    @property
-    def pages(self) -> Sequence[Page]:
-        """The leading whole pages that others may hold, too."""
-
-    def share(self, count: int) -> list[Page]:
-        """The first `count` whole pages, for another holder of the same rows."""
-
-    def parts(self, length: int, start: int = 0) -> Iterator[Part]:
-        """The first `length` rows page by page, from a page's first row `start` on.
-
-        Released pages have the layers without a window only.
-        """
-
-    @property
-    def released(self) -> Collection[int]:
-        """Pages without the rows of layers with a window (`outrider.verify.model.cache.windows`)."""
-
-    @property
-    def snapshots(self) -> Sequence[Snapshot]:
-        """States of recurrent layers after some of these rows, as far as they are in memory."""
-
-    def states(self, length: int) -> Sequence[Snapshot]:
-        """The states after at most `length` rows; if these are all rows, the last state is after all of them."""
-
-
 @dataclass(frozen=True)
 class SwappedRows:
-    """The committed rows of a swapped-out slot, in host memory."""
+    """The committed rows of a swapped-out slot, in host memory. Has the methods of `KVCache` that read rows."""
 
     all_pages: Sequence[Page]  # the last one may have fewer rows, and is not shared then
     length: int  # rows
@@ -110,7 +80,6 @@ class SwappedRows:
         return self.all_pages[: self.length // PAGE_TOKENS]
 
     def share(self, count: int) -> list[Page]:
-        """The first `count` whole pages, for another holder of the same rows."""
         return list(self.pages[:count])
 
     def parts(self, length: int, start: int = 0) -> Iterator[Part]:
@@ -162,7 +131,7 @@ MARGIN_POSITIONS = MAX_NODES + 1
 
 
 class KVCache(ABC):
-    """Keys and values of up to `positions` tokens, the first `length` of them committed. Implements `Rows`."""
+    """Keys and values of up to `positions` tokens, the first `length` of them committed."""
 
     positions: int
     length: int
@@ -204,18 +173,24 @@ class KVCache(ABC):
         """Replaces the contents with the first `length` committed rows of `source`, or with as many as can be had."""
 
     def parts(self, length: int, start: int = 0) -> Iterator[Part]:
-        """See `Rows`; none of a cache that is neither swapped out nor saved."""
+        """The first `length` rows page by page, from a page's first row `start` on. Released pages have whole layers only.
+
+        None of a cache that is neither swapped out nor saved.
+        """
         return iter(())
 
     @property
     def released(self) -> Collection[int]:
+        """Pages without the rows of layers with a window (`outrider.verify.model.cache.windows`)."""
         return ()
 
     @property
     def snapshots(self) -> Sequence[Snapshot]:
+        """States of recurrent layers after some of these rows, as far as they are in memory."""
         return ()
 
     def states(self, length: int) -> Sequence[Snapshot]:
+        """The states after at most `length` rows; if these are all rows, the last state is after all of them."""
         return ()
 
     def share(self, count: int) -> list[Page]:

@@ -278,7 +278,7 @@ class PagedCache(TensorCache):
         return table
 
     def _part(self, start: int, end: int) -> torch.Tensor:
-        """The rows of one page, as in `Rows.parts`; on the host if the layers are on several devices."""
+        """The rows of one page, as in `KVCache.parts`; on the host if the layers are on several devices."""
         parts = list(map(together, self._views(start, end)))
         return parts[0] if len(parts) == 1 else torch.cat([part.cpu() for part in parts])
 

@@ -176,7 +176,7 @@ class LlamaCache(KVCache):
         self.pages = source.share(length // kv_cache.PAGE_TOKENS)
 
     def parts(self, length: int, start: int = 0) -> Iterator[HostRows]:
-        """See `Rows`; llama.cpp's saved bytes of each page."""
+        """See `KVCache`; llama.cpp's saved bytes of each page."""
         for first in range(start, length, kv_cache.PAGE_TOKENS):
             end = min(first + kv_cache.PAGE_TOKENS, length)
             found = np.zeros((1, 1, 1, end - first, self.pool.shape.bytes_for(1)), np.uint8)

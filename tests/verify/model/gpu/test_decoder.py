@@ -23,6 +23,7 @@ from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.test_graphs import FORK, POSITIONS, PREFIX, Graphed, chain
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES |= {"num_hidden_layers": 2, "max_window_layers": 1}
 FUSED = ["llama", "llama, llama3 rope", "llama, yarn", "llama, dynamic rope", "mistral", "qwen2", "qwen3"]
 CONTEXT = 64
 WARNING = "the fused forward computes other logits than transformers' on this GPU"
@@ -49,7 +50,7 @@ def fused(
     use_kernels(model)
     runner = TorchRunner(model, started=False)
     if tapped:
-        runner.tap_hidden((1, 3))
+        runner.tap_hidden((0, 1))
     run = decoder_of(model, POSITIONS, runner._tap)
     assert isinstance(run, Decoder)
     return reference, Graphed(runner, run=run, capture=False), runner
@@ -83,13 +84,13 @@ def test_quantised_weights(bits: Quantize) -> None:
     assert float((read(graphs, chain(5)) - exact).norm() / exact.norm()) < 0.08 * TOLERANCE
 
 
-@pytest.mark.parametrize("sizes", [{}, {"hidden_size": 128, "intermediate_size": 320}])
+@pytest.mark.parametrize("sizes", [{}, pytest.param({"hidden_size": 128, "intermediate_size": 320}, marks=pytest.mark.slow)])
 def test_a_row_has_the_same_bits_in_any_number_of_rows(sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     _, graphs, _ = fused("qwen3", sizes=sizes)
     tokens, empty = torch.arange(ROWS[-1]) % 90 + 3, torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **how: unset(empty(*size, **how)))
-    found = {count: rows_of(graphs, tokens[:count]) for count in (1, 2, 9, 72, 129)}
-    assert all(torch.equal(logits, found[129][:count]) for count, logits in found.items())
+    found = {count: rows_of(graphs, tokens[:count]) for count in (1, 2, 9, 72)}
+    assert all(torch.equal(logits, found[72][:count]) for count, logits in found.items())
 
 
 def unset(memory: torch.Tensor) -> torch.Tensor:
@@ -132,7 +133,7 @@ def test_launches_of_a_layer(name: str) -> None:
         device.operations.clear()
         forward._run(16)
         kernels = device.launches + 2 * device.operations["outrider.tree_attention.default"]
-    assert kernels == LAUNCHES * 4 + BESIDE
+    assert kernels == LAUNCHES * 2 + BESIDE
 
 
 def test_a_forward_that_a_gpu_computes_wrongly_is_replaced(

@@ -111,7 +111,9 @@ def test_other_activations(way: str) -> None:
     assert (mixture(rows, *choice) - expected).norm() <= 2e-2 * expected.norm()
 
 
-@pytest.mark.parametrize(("bits", "way"), [(16, "silu"), (8, "clamped"), (4, "silu")])
+@pytest.mark.parametrize(
+    ("bits", "way"), [(16, "silu"), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((8, "clamped"), (4, "silu")))]
+)
 def test_a_row_has_the_same_bits_in_any_number_of_rows(bits: int, way: str) -> None:
     """Half of the inputs cancel the others, so another order of the sums shows."""
     mixture, half = Mixture.of(bits, way, 64, 32), torch.randn(ROWS[-1], 32, device=DEVICE).bfloat16()
