@@ -173,9 +173,9 @@ class KVCache(ABC):
         """Replaces the contents with the first `length` committed rows of `source`, or with as many as can be had."""
 
     def parts(self, length: int, start: int = 0) -> Iterator[Part]:
-        """The first `length` rows page by page, from a page's first row `start` on. Released pages have whole layers only.
+        """The first `length` rows page by page, from a page's first row `start` on; none of a cache that is never swapped out.
 
-        None of a cache that is neither swapped out nor saved.
+        Released pages have the layers without a window only.
         """
         return iter(())
 
