@@ -9,7 +9,7 @@ import torch
 from outrider import models
 from outrider.drafters.interface import EMPTY, Ints
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.options import NEED_A_MODEL, DrafterName
+from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, clone, make
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
@@ -97,10 +97,7 @@ def test_candidates_are_those_of_the_heads_layers(pair: Pair) -> None:
     assert deeper.tokens[0].tolist() == reference(target, head, [*text, first, second], 2).topk(3).indices.tolist()
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [*(("eagle", name) for name in (*NEED_A_MODEL, "fusion")), ("eagle3", "draft-tree"), ("mtp", "draft-tree")],
-)
+@pytest.mark.parametrize(("kind", "name"), [("eagle", "fusion"), *((kind, "draft-tree") for kind in KINDS)])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_answers_equal_plain_decoding(pairs: dict[str, Pair], kind: str, name: DrafterName, temperature: float) -> None:
     target, head = pairs[kind]

@@ -82,7 +82,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": ("MiniMaxM2", {**EXPERTS, "rotary_dim": 4}),
     "gemma4": ("Gemma4Text", GEMMA4),
     "stablelm": ("StableLm", {}),
-    "jamba": ("Jamba", {"mamba_d_state": 8, "num_experts": 1, "use_mamba_kernels": False, "attn_layer_period": 2}),
+    "jamba": ("Jamba", {"use_mamba_kernels": False, "attn_layer_period": 2, "attn_layer_offset": 1}),
     "mamba": ("Mamba", {"state_size": 8}),
 }
 REFUSED = ("jamba", "mamba")  # with a sentence

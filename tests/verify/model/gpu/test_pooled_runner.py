@@ -53,7 +53,8 @@ def test_a_forward_without_room_changes_nothing(make: Callable[[torch.dtype], To
     assert torch.equal(runner.forward_all([Segment(other, chain(3))])[0], alone)
 
 
-@pytest.mark.parametrize("coded", [None, pytest.param(torch.int8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("coded", [None, torch.int8])
 def test_a_prompt_is_read_into_pages(make: Callable[[torch.dtype], TorchRunner], coded: torch.dtype | None) -> None:
     runner = make(torch.float32)
     reference = TorchRunner(runner.model, CONTEXT, started=False)
