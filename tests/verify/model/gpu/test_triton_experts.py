@@ -130,11 +130,11 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(bits: int, way: str) -> N
 
 def test_inputs_of_down_are_split_where_a_row_has_few_programs() -> None:
     assert [splits_of(768, 2048, 8), splits_of(14336, 4096, 2), splits_of(WIDTH, HIDDEN, CHOSEN)] == [1, 2, 1]
-    mixture, rows, (index, shares) = Mixture.of(16, width=544), torch.randn(9, HIDDEN, device=DEVICE).bfloat16(), choices(9)
+    mixture, rows, (index, shares) = Mixture.of(16, width=544), torch.randn(3, HIDDEN, device=DEVICE).bfloat16(), choices(3)
     assert splits_of(544, HIDDEN, CHOSEN) > 1
     found, expected = mixture(rows, index, shares), mixture.expected(rows, index, shares)
     assert (found - expected).norm() <= 2e-2 * expected.norm()
-    assert torch.equal(mixture(rows[4:5], index[4:5], shares[4:5]), found[4:5])
+    assert torch.equal(mixture(rows[1:2], index[1:2], shares[1:2]), found[1:2])
 
 
 def test_there_is_a_program_for_every_piece() -> None:
@@ -219,7 +219,7 @@ def test_logits_are_transformers(name: str) -> None:
 @pytest.mark.parametrize(("name", "bits"), [("qwen3_moe", 4), ("gpt_oss", 8)])
 def test_experts_of_fewer_bits(name: str, bits: int) -> None:
     """Logits are those of a model whose experts have the rounded weights."""
-    model = model_of(name, hidden_size=128, intermediate_size=128, moe_intermediate_size=128)
+    model = model_of(name, num_hidden_layers=1, hidden_size=128, intermediate_size=128, moe_intermediate_size=128)
     rounded, tokens = copy.deepcopy(model), families.text_of(5)[None].to(DEVICE)
     before = weight_size(model)
     for mixture, expected in zip(mixtures_of(model), mixtures_of(rounded), strict=True):
