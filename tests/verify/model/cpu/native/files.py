@@ -18,7 +18,7 @@ from outrider.verify.model.experts import split_checkpoint
 from outrider.verify.model.stored import Stored
 from outrider.verify.model.tensors import file_name, stored_tensor
 
-TYPES = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, bool: GGUFValueType.BOOL}
+TYPES: dict[type, GGUFValueType] = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, bool: GGUFValueType.BOOL}
 TYPES |= {str: GGUFValueType.STRING, list: GGUFValueType.ARRAY}
 # The numbers that files of every family have, and those that some have, by their names in configurations.
 SIZES = {"vocab_size": "vocab_size", "context_length": "max_position_embeddings", "embedding_length": "hidden_size"}
@@ -129,7 +129,8 @@ def of_mixture(config: Any, mixture: Mixture | None) -> dict[str, Any]:
         return {}
     has_own = config.model_type not in ("gpt_oss", "mixtral", "olmoe", "granitemoe")
     width = config.moe_intermediate_size if has_own else config.intermediate_size
-    found = {"expert_count": mixture.experts, "expert_used_count": mixture.used, "expert_feed_forward_length": width}
+    found: dict[str, Any] = {"expert_count": mixture.experts, "expert_used_count": mixture.used}
+    found["expert_feed_forward_length"] = width
     if config.model_type in SCALED:
         found |= {"expert_weights_norm": mixture.normalizes, "expert_weights_scale": float(mixture.scale)}
         found |= {"expert_group_count": mixture.groups, "expert_group_used_count": mixture.used_groups}
@@ -166,7 +167,7 @@ def of_latents(known: Architecture) -> dict[str, Any]:
         return {}
     rotary = layer.head_dim - latent.rank
     heads: Any = [each.kv_heads for each in known.layers] if known.name == "kimi-linear" else 1
-    found = {"head_count_kv": heads, "kv_lora_rank": latent.rank, "q_lora_rank": latent.query_rank or None}
+    found: dict[str, Any] = {"head_count_kv": heads, "kv_lora_rank": latent.rank, "q_lora_rank": latent.query_rank or None}
     found |= {"key_length": layer.head_dim, "value_length": latent.rank}
     found |= {"key_length_mla": latent.key_dim + rotary, "value_length_mla": latent.value_dim}
     found = {f"attention.{key}": value for key, value in found.items()}
