@@ -31,7 +31,7 @@ from outrider.server.settings import Settings
 from outrider.verify.measurement import any_tokens
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.shape import KVDtype
-from outrider.verify.model.gpu.row_counts import INVARIANT_ROWS
+from outrider.verify.model.gpu.text_work import INVARIANT_ROWS
 from outrider.verify.model.invariance import TREES, holds
 from outrider.verify.model.load_options import Quantization, Quantize
 from outrider.verify.model.torch_runner import TorchRunner

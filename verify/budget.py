@@ -18,8 +18,7 @@ import numpy as np
 from outrider.drafters.interface import EMPTY, NO_WORK, DraftTree, Ints, Work
 from outrider.drafters.policy import Probe, Trust, ema
 from outrider.drafters.sequence import UNLIMITED
-from outrider.verify.cost import CostCurve
-from outrider.verify.expert_cost import Kind, kinds_of
+from outrider.verify.cost import CostCurve, Kind, kinds_of
 
 # Drafting starts as if it paid a little, so it stops after a dozen drafts that gain nothing.
 HOPE = 1.1

@@ -14,8 +14,7 @@ import numpy as np
 
 from outrider.drafters.policy import Probe, bounded, ema
 from outrider.verify.budget import Budget, Choice, Draft, curve_of, divide_nodes
-from outrider.verify.cost import CostCurve
-from outrider.verify.expert_cost import Kinds, Touched, kinds_of_step
+from outrider.verify.cost import CostCurve, Kinds, Touched, kinds_of_step
 from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
 
 # The first chunk of a round without steps is this small, because the time per token is still unknown.
@@ -68,7 +67,6 @@ class Times:
 
     @property
     def whole(self) -> float:
-        """Seconds of the whole round."""
         return self.host + self.device
 
 
@@ -167,7 +165,6 @@ class Controller:
 
 
 def total_rows(choices: Sequence[Choice]) -> int:
-    """The rows of all steps."""
     return sum(1 + len(choice.tree) for choice in choices)
 
 

@@ -38,12 +38,10 @@ def step(stream: Stream) -> Step:
 def decode(
     verifier: Verifier, drafter: Drafter, prompt: Ints, options: DecodeOptions, grammar: Constraint | None = None
 ) -> Decoded:
-    """Decodes one answer."""
     return finish(Stream(verifier, drafter, prompt, options, grammar))
 
 
 def finish(stream: Stream) -> Decoded:
-    """Runs a stream to its end."""
     tokens: list[int] = []
     steps: list[Step] = []
     try:

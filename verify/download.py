@@ -70,7 +70,6 @@ class DownloadBar(NoBar):
     line: DownloadLine
 
     def update(self, n: float | None = 1) -> None:
-        """Adds to the count."""
         self.n += n or 0
         if self._counts_bytes:
             self.line.record(int(self.n), int(self.total or 0))

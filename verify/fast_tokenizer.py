@@ -59,7 +59,6 @@ class FastTokenizer:
 
     @property
     def all_special_ids(self) -> list[int]:
-        """Their ids."""
         return [id for id in map(self._id_of, self.all_special_tokens) if id is not None]
 
     def _id_of(self, token: str) -> int | None:
@@ -76,17 +75,14 @@ class FastTokenizer:
 
     @cached_property
     def bos_token_id(self) -> int | None:
-        """The token that begins a text."""
         return self._id("bos_token")
 
     @cached_property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text."""
         return self._id("eos_token")
 
     @cached_property
     def pad_token_id(self) -> int | None:
-        """The token of padding."""
         return self._id("pad_token")
 
     @property
@@ -96,17 +92,14 @@ class FastTokenizer:
 
     @property
     def unk_token(self) -> str | None:
-        """The token for what has none."""
         return self.special_tokens_map.get("unk_token")
 
     def get_vocab(self) -> Mapping[str, int]:
-        """The ids by token."""
         found: dict[str, int] = self.backend_tokenizer.get_vocab()
         return found
 
     @property
     def longest_token(self) -> int:
-        """The number of characters of the longest token."""
         return max(map(len, self.get_vocab()), default=1)
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
@@ -128,7 +121,6 @@ class FastTokenizer:
         return {"input_ids": [each.ids for each in found]}
 
     def decode(self, ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of tokens."""
         given = [int(id) for id in ids] if isinstance(ids, Sequence) or hasattr(ids, "__iter__") else [int(ids)]
         return str(self.backend_tokenizer.decode(given, skip_special_tokens=skip_special_tokens))
 

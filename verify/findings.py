@@ -34,7 +34,6 @@ def processor() -> str:
 
 
 def processor_name() -> str:
-    """The processor's model name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

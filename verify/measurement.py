@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import MAX_NODES, Source, chain
-from outrider.verify.cost import CostCurve, parse
-from outrider.verify.expert_cost import ExpertCost
+from outrider.verify.cost import CostCurve, ExpertCost, parse
 from outrider.verify.findings import digest, save_finding
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
@@ -98,7 +97,6 @@ def started(runner: ModelRunner, context: int) -> Verifier:
 
 
 def smallest_seconds(streams: list[Verifier], points: Sequence[Point]) -> dict[Point, float]:
-    """Seconds of a step of all streams at each point."""
     for point in points:
         if point.context == points[0].context:
             step_seconds(streams, point)  # the first step of a size allocates and chooses algorithms
@@ -145,7 +143,6 @@ def any_tokens(count: int, vocabulary: int) -> NDArray[np.int32]:
 
 
 def equal_tokens(count: int, vocabulary: int) -> NDArray[np.int32]:
-    """One of them, `count` times."""
     return np.repeat(any_tokens(1, vocabulary), count)
 
 

@@ -73,7 +73,6 @@ def without_address(name: str) -> tuple[str, bool]:
 
 
 def local_files(paths: Iterable[Path]) -> list[File]:
-    """The models among these files."""
     return [File(tag_of(each.name), str(each), stored_bytes(str(each)) or 0) for each in sorted(paths) if is_model(each.name)]
 
 
@@ -146,15 +145,10 @@ def chosen(files: Sequence[File], what: str, tag: str) -> Meant | None:
     room = free_bytes()
     fitting = [each for each in files if each.size_bytes <= SHARE * room]
     best = next((each for each in fitting if each.tag == PREFERRED), None)
-    best = best or (max(fitting, key=size) if fitting else min(files, key=size))
+    best = best or sorted(fitting or files, key=lambda each: each.size_bytes)[-1 if fitting else 0]
     fits = "which fits" if fitting else "the smallest, as none fits"
     note = (
         f"{what} has {', '.join(each.tag for each in files)}; this is {best.tag}, {fits} into {room / 1e9:.1f} GB of free "
         f"memory. Name another one as {next(each.path for each in files if each != best)}."
     )
     return Meant(best.path, note)
-
-
-def size(file: File) -> int:
-    """For comparing files."""
-    return file.size_bytes

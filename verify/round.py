@@ -16,8 +16,8 @@ from typing import TypeVar
 from outrider.drafters.interface import Verdict
 from outrider.verify.budget import Draft
 from outrider.verify.controller import Controller, Plan, Times
+from outrider.verify.cost import Touched, kinds_of_step
 from outrider.verify.errors import lost_device
-from outrider.verify.expert_cost import Touched, kinds_of_step
 from outrider.verify.sampling.rows import Logits, copies, together
 from outrider.verify.stream import Part, Step, StepPart, Stream
 

@@ -34,7 +34,6 @@ class StoredModel:
 
     @property
     def name(self) -> str:
-        """The name with its tag."""
         return f"{self.repository}:{self.tag}" if self.tag else self.repository
 
     def served_path(self) -> str:
@@ -68,7 +67,6 @@ def tag_of(file: str) -> str:
 
 
 def environment_folder(name: str, default: str) -> Path:
-    """The folder that an environment variable names."""
     return Path(os.environ.get(name) or default).expanduser()
 
 

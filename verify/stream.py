@@ -19,9 +19,9 @@ from outrider.drafters.sequence import Finish
 from outrider.verify.budget import Budget, Choice, Draft
 from outrider.verify.constraints.reasoning import Constraint
 from outrider.verify.cost import CostCurve
+from outrider.verify.model.batch import Segment
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.segment import Segment
 from outrider.verify.sampling.rows import Logits
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.verifier import PREFILL_CHUNK_TOKENS, Verifier

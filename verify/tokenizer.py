@@ -111,7 +111,6 @@ def is_token(value: Any) -> bool:
 
 
 def text_of(token: Any) -> str:
-    """The text of a token."""
     return str(token["content"] if isinstance(token, Mapping) else getattr(token, "content", token))
 
 

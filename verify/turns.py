@@ -67,7 +67,6 @@ class SpecialTokens:
         return frozenset() if found is None else frozenset([self._ids[found[0]]])
 
     def within(self, text: str) -> frozenset[int]:
-        """All tokens in a text."""
         return frozenset(self._ids[found] for found in self._pattern.findall(text))
 
     def first_line(self, text: str) -> str:

@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 
 from outrider.drafters.interface import DraftTree, Ints, Logprobs, Verdict
 from outrider.drafters.sequence import Reader, Sequence
-from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.cache.paging import Rows, SwappedRows
+from outrider.verify.model.batch import ForwardBatch, Segment
+from outrider.verify.model.cache.kv_cache import KVCache, Rows, SwappedRows
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.segment import Segment
 from outrider.verify.sampling.acceptance import Rule, rule_of
 from outrider.verify.sampling.logits import LogitsProcessor, ProcessedLogits
 from outrider.verify.sampling.rows import Logits, in_place
@@ -99,7 +97,6 @@ class Verifier:
 
     @property
     def committed_rows(self) -> int:
-        """The number of tokens in the cache."""
         return self.rows.length
 
     @property

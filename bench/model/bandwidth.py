@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import torch
 
-from outrider.verify.model.packed import PackedLayer
 from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.sizes import PackedLayer
 from outrider.verify.model.torch_runner import TorchRunner
 
 CPU_PROBE_BYTES = 1 << 28

@@ -11,9 +11,8 @@ import torch
 
 from bench.model.shapes import random_runner
 from outrider.verify.measurement import any_tokens
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 
 # The numbers of streams.

@@ -25,8 +25,7 @@ from outrider.verify.model.gpu.compilation import layers_of
 from outrider.verify.model.gpu.decoder import decoder_of
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
-from outrider.verify.model.gpu.row_counts import BLOCK, ROWS
-from outrider.verify.model.gpu.text_work import SPLIT_KEYS, split_count
+from outrider.verify.model.gpu.text_work import BLOCK, ROWS, SPLIT_KEYS, split_count
 from outrider.verify.model.gpu.triton_experts import splits_of as splits_of_down
 from outrider.verify.model.gpu.triton_products import splits_of
 from outrider.verify.model.recurrent.mixers import Mixer

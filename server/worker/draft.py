@@ -15,9 +15,8 @@ from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.shared_ids import find_differences
 from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.findings import digest
-from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
-from outrider.verify.heads.model import HeadModel
+from outrider.verify.heads.model import HeadModel, HeadRunner
 from outrider.verify.measurement import machine_key
 from outrider.verify.model import backend
 from outrider.verify.model.load_options import LoadOptions

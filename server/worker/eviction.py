@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from outrider.server.worker.memory_plan import RESERVED_SHARE
 from outrider.server.worker.session import Session
-from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.paging import Page, Rows, distinct_bytes
+from outrider.verify.model.cache import kv_cache
+from outrider.verify.model.cache.kv_cache import Page, Rows, distinct_bytes
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.memory import HOST, free_bytes
 
@@ -77,7 +77,7 @@ class Eviction:
         for session in sessions:
             rows = session.rows
             pages.update(rows.pages)
-            own = rows.length - len(rows.pages) * paging.PAGE_TOKENS
+            own = rows.length - len(rows.pages) * kv_cache.PAGE_TOKENS
             in_slot = rows.length if self._slots_on_host else 0
             total += self._shape.bytes_for(own if session.verifier.is_swapped_out else in_slot)
             total += sum(state.nbytes for state in rows.snapshots)

@@ -37,7 +37,7 @@ from outrider.server.worker.storage.session_files import session_files
 from outrider.verify.constraints.grammar import GrammarError
 from outrider.verify.controller import Controller
 from outrider.verify.errors import lost_device, out_of_memory
-from outrider.verify.model.cache.paging import OutOfPages
+from outrider.verify.model.cache.kv_cache import OutOfPages
 from outrider.verify.round import Round
 from outrider.verify.stream import PromptError, Step, check_prompt
 

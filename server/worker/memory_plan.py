@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
 from outrider.verify.errors import ModelError
-from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
-from outrider.verify.model.cache.paging import PAGE_TOKENS, page_count
+from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, PAGE_TOKENS, page_count
 from outrider.verify.model.cache.windows import held_positions
 
 # A context is not shortened below this, because agents' prompts would no longer fit.

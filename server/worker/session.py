@@ -20,8 +20,7 @@ from outrider.drafters.state import StateError
 from outrider.server.engine.messages import Reuse
 from outrider.server.worker.storage.prefix_index import BLOCK_TOKENS, PrefixIndex
 from outrider.server.worker.storage.session_format import StoredRows, StoredSession
-from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.cache.paging import Rows
+from outrider.verify.model.cache.kv_cache import KVCache, Rows
 from outrider.verify.verifier import Verifier
 
 log = logging.getLogger("outrider.worker")

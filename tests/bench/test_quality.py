@@ -8,11 +8,11 @@ from bench import quality
 from bench.plan import BenchError
 from bench.quality import Place, by_text, compare, measure, places, read_windows, scores
 from outrider.server.settings import Settings
-from outrider.verify.model.cpu.native import interface as native
+from outrider.verify.model.cpu.native.library import compiled_library
 from tests.servers import Served
 
 TEXT = Path(quality.__file__)  # code, which the embedded model knows
-vnni = pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
+vnni = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 
 
 def quantized(settings: Settings, quantize: str) -> Settings:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.drafters.interface import DraftTree, Source, chain
@@ -144,6 +144,7 @@ def test_properties_of_the_order(tokens: int, prompts: Prompts) -> None:
                 assert (reached, other) <= (missed, number)
 
 
+@settings(max_examples=20)
 @given(st.integers(1, 64), st.lists(st.integers(1, 300), min_size=1, max_size=6), st.data())
 def test_every_prompt_ends_however_many_come(tokens: int, first: list[int], data: st.DataObject) -> None:
     """Whatever arrives later, the prompts that are there are read after OLDEST_SHARE chunks for each chunk of theirs."""

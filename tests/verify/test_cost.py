@@ -15,15 +15,14 @@ from outrider import models
 from outrider.drafters.interface import MAX_NODES, Source, chain
 from outrider.verify import measurement
 from outrider.verify.budget import Budget, Draft, divide_nodes
-from outrider.verify.cost import CostCurve, parse
-from outrider.verify.expert_cost import ExpertCost, Kind, Touched, kinds_of_step
+from outrider.verify.cost import CostCurve, ExpertCost, Kind, Touched, kinds_of_step, parse
 from outrider.verify.measurement import NODES, Point, load_or_measure, measure, started, step_seconds
 from outrider.verify.model import backend
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.trees import tree_of
-from tests.verify.model.test_architectures import make
+from tests.verify.model.families import build
 
 CURVE = CostCurve((0, 1, MAX_NODES), (64, 512), ((0.1, 0.2, 0.3), (0.2, 0.3, 0.4)), 0.01, 0.02)
 CONTEXTS = (64, 512, 2048)
@@ -137,7 +136,7 @@ def test_a_curve_is_measured_once_and_saved(tiny_runner: TorchRunner, tmp_path: 
 @pytest.mark.parametrize(("streams", "nodes"), [(1, 63), (4, 0), (4, 15)])
 def test_rows_that_are_timed_use_the_experts_of_any_text(streams: int, nodes: int) -> None:
     """And not those of one token: the cost of reading experts is most of what rows of a mixture cost."""
-    runner, used = TorchRunner(make("qwen3_moe", NAME, num_experts=64, num_local_experts=64)), set[int]()
+    runner, used = TorchRunner(build("qwen3_moe", NAME, num_experts=64, num_local_experts=64)), set[int]()
     runner.model.model.layers[0].mlp.experts.register_forward_pre_hook(
         lambda _, inputs: used.update(inputs[1].flatten().tolist())
     )

@@ -18,30 +18,19 @@ from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, make
 from outrider.verify.constraints.reasoning import ReasoningBudget
 from outrider.verify.controller import MIN_CHUNK_TOKENS, Controller, Plan, Times
-from outrider.verify.cost import CostCurve
 from outrider.verify.decode import decode, finish
-from outrider.verify.measurement import NODES
 from outrider.verify.model.backend import load as load_weights
+from outrider.verify.model.batch import Segment
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.segment import Segment
 from outrider.verify.round import OLDEST_SHARE, Round, run_round
 from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
 from outrider.verify.stream import DecodeOptions, Step, Stream
 from outrider.verify.verifier import Verifier
+from tests.verify.test_controller import CURVE
 
 DRAFTERS: tuple[DrafterName, ...] = ("none", "lookup", "trigram", "lookahead", "fusion")
-
-
-class Fixed(CostCurve):
-    """A curve that steps do not correct."""
-
-    def observe(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-
-CURVE = Fixed(NODES, (64,), (tuple(1.0 + 0.02 * nodes for nodes in NODES),), 0.02, 0.1)
 
 
 @pytest.fixture(scope="module", params=["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])

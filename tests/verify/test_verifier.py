@@ -53,20 +53,6 @@ def test_prompt_logprobs_cover_the_whole_prompt(tiny_runner: TorchRunner) -> Non
     assert (scores.chosen <= scores.top[:, 0] + 1e-6).all()
 
 
-def test_a_session_continues_after_it_was_swapped_out(tiny_runner: TorchRunner) -> None:
-    expected = plain(started(tiny_runner), 8)
-    verifier = started(tiny_runner)
-    plain(verifier, 3)
-    slot = verifier.swap_out()
-    assert verifier.is_swapped_out
-    other = Verifier(tiny_runner, slot)
-    other.begin(PROMPT[::-1].copy(), GREEDY, max_tokens=5)
-    other.prefill()
-    verifier.swap_in(tiny_runner.new_cache())
-    assert not verifier.is_swapped_out
-    assert plain(verifier, 5) == expected[3:]
-
-
 @pytest.mark.parametrize("read", [0, 1, 3])
 @pytest.mark.parametrize("scores", [False, True])
 def test_dropped_rows_are_read_again(tiny_runner: TorchRunner, read: int, scores: bool) -> None:

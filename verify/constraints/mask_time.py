@@ -53,7 +53,6 @@ class MaskTime:
         return self._masks.left
 
     def spend(self, seconds: float) -> None:
-        """The masks of a step took this time."""
         self._masks.spend(seconds)
 
     def allows_root(self, seconds: float) -> bool:
@@ -64,7 +63,6 @@ class MaskTime:
         return self._roots.left > 0
 
     def refuse(self, grammar: str) -> None:
-        """The grammar has ended an answer."""
         self._refused.pop(grammar, None)
         self._refused[grammar] = self._clock()
         if len(self._refused) > MAX_REFUSED:

@@ -59,7 +59,6 @@ class ReasoningBudget:
         return self._other is not None and self._other.commit(tokens)
 
     def _next(self, state: int, token: int) -> int:
-        """The state after a token."""
         if state == START:
             return self._limit.max_tokens if token == self._limit.opening else CLOSED
         if state == CLOSED or token == self._limit.closing:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from outrider.verify.errors import lost_device
-from outrider.verify.model.segment import Segment
+from outrider.verify.model.batch import Segment
 from outrider.verify.sampling.rows import Logits, copies
 
 # Each piece of work needs a thread. Threads are started when they are needed.

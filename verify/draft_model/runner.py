@@ -23,11 +23,9 @@ from outrider.verify.draft_model.gathering import Gathering
 from outrider.verify.draft_model.session import SessionDraft
 from outrider.verify.draft_model.shared_ids import SharedIds
 from outrider.verify.measurement import timed_forward
-from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.cache.paging import OutOfPages
+from outrider.verify.model.batch import ForwardBatch, Segment
+from outrider.verify.model.cache.kv_cache import KVCache, OutOfPages
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.segment import Segment
 from outrider.verify.sampling.rows import Logits, copies, in_place
 from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
 
@@ -68,7 +66,6 @@ class DraftRunner:
             torch.cuda.set_stream(torch.cuda.Stream(self.runner.device))
 
     def session(self) -> SessionDraft:
-        """The draft model for a new session."""
         return SessionDraft(self)
 
     def held_cache(self, session: SessionDraft) -> KVCache | None:
@@ -205,7 +202,6 @@ class DraftRunner:
 
 
 def short_cache(runner: ModelRunner) -> KVCache:
-    """Short dummy cache for timing."""
     cache = runner.new_cache()
     cache.fill(min(16, runner.context_tokens - 1))
     return cache

@@ -61,7 +61,6 @@ class FileTokenizer(FastTokenizer):
 
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """See `FastTokenizer`."""
         return {self._vocabulary.ids[token.content]: token for token in self._added}
 
     @property
@@ -70,12 +69,10 @@ class FileTokenizer(FastTokenizer):
         return self._vocabulary.unused
 
     def get_vocab(self) -> Mapping[str, int]:
-        """See `FastTokenizer`."""
         return self._vocabulary.ids
 
     @property
     def longest_token(self) -> int:
-        """See `FastTokenizer`."""
         return self._vocabulary.tokens.longest
 
     def _id_of(self, token: str) -> int | None:
@@ -112,7 +109,6 @@ class PieceTokenizer(FileTokenizer):
         return self  # it never changes
 
     def encode(self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = False, **_: Any) -> list[int]:
-        """See `FastTokenizer`."""
         data = text.encode()
         found = np.empty(MOST_TOKENS * len(data) + MOST_TOKENS, np.int32)
         count = self._library.pieces_encode(
@@ -122,11 +118,9 @@ class PieceTokenizer(FileTokenizer):
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
 
     def __call__(self, texts: Sequence[str], add_special_tokens: bool = True, **_: Any) -> dict[str, list[list[int]]]:
-        """See `FastTokenizer`."""
         return {"input_ids": [self.encode(text, add_special_tokens) for text in texts]}
 
     def decode(self, ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
-        """See `FastTokenizer`."""
         given = [int(id) for id in ids] if hasattr(ids, "__iter__") else [int(ids)]
         skipped = self._special_texts if skip_special_tokens else ()
         tokens = (self._token_of(id) for id in given)

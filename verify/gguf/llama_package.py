@@ -19,7 +19,6 @@ ERROR_LEVEL = 4
 
 
 def is_installed() -> bool:
-    """Whether the package is installed."""
     return find_spec("llama_cpp") is not None
 
 

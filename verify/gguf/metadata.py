@@ -128,7 +128,6 @@ def read_version(file: str, modified_ns: int, size: int) -> Metadata:
 
 
 def incomplete(file: str | Path, error: Exception) -> ModelError:
-    """The error of a file that cannot be read."""
     return ModelError(f"{str(file)!r} is not a complete GGUF file ({error}); download it again.")
 
 

@@ -63,7 +63,6 @@ class Texts(Sequence[str]):
 
     @property
     def longest(self) -> int:
-        """The number of characters of the longest text."""
         sizes, most = np.diff(self.starts.astype(np.int64)) - LENGTH.size, 0
         for id in np.argsort(-sizes, kind="stable").tolist():
             if sizes[id] <= most:  # in bytes, of which no text has fewer than characters
@@ -111,7 +110,6 @@ class Ids(Mapping[str, int]):
         return self  # it never changes
 
     def get(self, text: str, default: Any = None) -> Any:
-        """The id of a text."""
         try:
             given = text.encode("utf-8", "surrogatepass")
         except AttributeError:

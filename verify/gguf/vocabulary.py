@@ -97,7 +97,6 @@ class Vocabulary:
 
     @property
     def unknown(self) -> str | None:
-        """The token for what has none."""
         return self.token("unknown") or next((self.tokens[id] for id in np.flatnonzero(self.types == UNKNOWN).tolist()), None)
 
     @property

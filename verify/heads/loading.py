@@ -17,7 +17,7 @@ from outrider.verify.heads.model import HeadModel, Target
 from outrider.verify.heads.networks import Eagle3Head, EagleHead, Head, MtpHead
 from outrider.verify.hub import hub_errors
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.cpu.native.interface import NativeRunner
+from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from outrider.drafters.interface import MAX_NODES
+from outrider.drafters.model.language_model import Candidates
+from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.draft_model.session import SessionDraft
 from outrider.verify.heads.networks import Head
-from outrider.verify.model.attention.shape_probe import ShapeProbe
+from outrider.verify.model.attention.interface import ShapeProbe
 from outrider.verify.model.attention.torch_attention import TorchAttention
-from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
-from outrider.verify.model.cache.paging import Rows
+from outrider.verify.model.batch import ForwardBatch, Segment, keep_hidden
+from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache, Rows
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.cpu.native.interface import NativeRunner
 from outrider.verify.model.cpu.native.layers import pack_layers
+from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, unplanned_pages
-from outrider.verify.model.gpu.row_counts import ROWS
+from outrider.verify.model.gpu.text_work import ROWS
 from outrider.verify.model.hidden import StateRing
 from outrider.verify.model.loading import fix_rope
-from outrider.verify.model.segment import Segment, keep_hidden
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.model.transfer import to_device
+from outrider.verify.verifier import CachedText
 
 if TYPE_CHECKING:
     from outrider.verify.model.gpu.graphs import GraphedForward
@@ -62,7 +66,6 @@ class HeadCache(KVCache):
         self.first = self.exact = length
 
     def truncate(self, length: int) -> None:
-        """Drops all positions from `length` on."""
         self.rows.truncate(max(0, length - self.first))
         self.first = min(self.first, length)
         self.exact = min(self.exact, self.length)
@@ -201,3 +204,47 @@ def parents(batch: ForwardBatch) -> torch.Tensor:
     """The row above each row that is computed, int64 [N - known]."""
     above = batch.ancestor_mask() & (batch.depths[None, :] == batch.depths[:, None] - 1)
     return torch.from_numpy(above[batch.known :].argmax(1))
+
+
+class HeadRunner(DraftRunner):
+    """A draft head shared by sessions."""
+
+    def __init__(self, head: HeadModel, slots: int = 4, threads: int = 1) -> None:
+        super().__init__(cast(ModelRunner, head), head.vocabulary, slots, threads)
+
+    def run_drafts(self, work: Sequence[Callable[[], None]]) -> None:
+        """Runs work of several sessions, one after the other: a head computes one session's rows at a time."""
+        for each in work:
+            each()
+
+    def session(self) -> SessionDraft:
+        return HeadDraft(self)
+
+
+class HeadDraft(SessionDraft):
+    """One session's draft head. Implements `outrider.drafters.model.language_model.LanguageModel`."""
+
+    _shared: HeadRunner
+
+    @property
+    def unread(self) -> int:
+        return 1  # it reads states that the target has computed, with the next draft
+
+    def read(self, tokens: int) -> int:
+        return 0
+
+    def root(self, count: int) -> Candidates:
+        cache = cast(HeadCache, self._shared.cache_for(self))
+        target = self._text.cache if isinstance(self._text, CachedText) else None
+        source = cache.source = None if target is None else target.hidden
+        cache.truncate(cache.exact)  # the target has now computed the states of rows that read the head's own
+        oldest = self._length - 1  # the last token is always read
+        if source is not None and source.end >= oldest:
+            oldest = min(oldest, source.first + 1)
+        if cache.length < oldest:
+            cache.skip(oldest)
+        if cache.length < self._text.prompt_length - 1:
+            self._shared.synchronize()  # unlike a step, reading a prompt does not wait for the device
+        found = super().root(count)
+        cache.exact = cache.length + 1  # includes row 0
+        return found

@@ -19,7 +19,9 @@ from outrider.verify.errors import ModelError, loading
 from outrider.verify.gguf.llama_package import is_installed
 from outrider.verify.hub import CONFIG, model_file, model_folder
 from outrider.verify.model.adapter import Adapter, UnfitAdapter, read_adapter
-from outrider.verify.model.cpu.native import interface as native
+from outrider.verify.model.cpu.native import loading as native
+from outrider.verify.model.cpu.native.library import compiled_library
+from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.llama import library
 from outrider.verify.model.llama.runner import LlamaRunner
 from outrider.verify.model.load_options import Invariant, LoadOptions
@@ -64,7 +66,7 @@ def reason_for_torch(options: LoadOptions, location: Location) -> str:
         return "model.backend is torch, which"
     if not is_cpu(options.device):
         return f"model.device is {options.device!r}, which"
-    if native.compiled_library() is None:
+    if compiled_library() is None:
         return f"Without the compiled library, which a C++ compiler builds during installation, the model at {options.path!r}"
     if location.gguf is None and read_json(location.source, CONFIG, options.revision).get("model_type") in READERS:
         return f"The model at {options.path!r} reads pictures, for which it"
@@ -82,7 +84,7 @@ def start(
     """`outrider.verify.model.loading.start_model` for the runner of any backend."""
     if isinstance(runner, LlamaRunner) and invariant == "on":
         raise ModelError("The bits of llama.cpp's logits depend on the rows beside them; set model.invariant to auto.")
-    if isinstance(runner, LlamaRunner | native.NativeRunner):
+    if isinstance(runner, LlamaRunner | NativeRunner):
         return runner.start(context_tokens)
     from outrider.verify.model.loading import start_model
     from outrider.verify.model.torch_runner import TorchRunner
@@ -127,7 +129,7 @@ def load_adapter(runner: ModelRunner, path: str) -> Adapter:
     """A LoRA adapter of a started model, for the segments that name it. Raises ModelError."""
     if isinstance(runner, LlamaRunner):
         raise ModelError(f"The adapter {path!r} is not supported by llama.cpp as the backend; set model.backend to outrider.")
-    if not isinstance(runner, native.NativeRunner):
+    if not isinstance(runner, NativeRunner):
         raise ModelError(
             f"The adapter {path!r} is not supported: adapters need a model that the compiled library computes, on a CPU;"
             " merge it into the model's weights instead."

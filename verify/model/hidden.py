@@ -110,7 +110,6 @@ class StateRing:
             torch.cuda.current_stream(self._rows.device).wait_event(self._moved)
 
     def truncate(self, length: int) -> None:
-        """Drops the states from position `length` on."""
         self.end = min(self.end, length)
         self.first = min(self.first, self.end)
 

@@ -17,11 +17,10 @@ import torch
 
 from outrider.verify.errors import ModelError
 from outrider.verify.findings import save_finding
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.gpu.row_counts import INVARIANT_ROWS, depth_left
+from outrider.verify.model.gpu.text_work import INVARIANT_ROWS, depth_left
 from outrider.verify.model.load_options import Invariant
-from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 
 # The version of saved findings. It changes with the attention, the products and the trees.

@@ -26,8 +26,8 @@ from outrider.verify.errors import ModelError, does_not_load
 from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.hub import hub_errors, model_file
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.cpu.native import interface as native
-from outrider.verify.model.cpu.native.interface import NativeRunner
+from outrider.verify.model.cpu.native import loading as native
+from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.invariance import start
 from outrider.verify.model.load_options import Invariant, LoadOptions

@@ -14,14 +14,14 @@ from transformers.utils.quantization_config import GgufConfig
 
 from outrider.verify.checkpoint import QUANTIZATION, Location
 from outrider.verify.errors import ModelError
-from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native import layers
+from outrider.verify.model.cpu.native.library import compiled_library
+from outrider.verify.model.cpu.native.weights import BLOCK
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.experts import quantize_experts, way_of
 from outrider.verify.model.gpu.quantized import quantized
 from outrider.verify.model.load_options import Quantization, Quantize
-from outrider.verify.model.packed import is_plain, packed_layers
-from outrider.verify.model.sizes import text_modules
+from outrider.verify.model.sizes import is_plain, packed_layers, text_modules
 
 # The bits of a weight.
 BITS: dict[Quantize, int] = {"int8": 8, "int4": 4}
@@ -32,7 +32,7 @@ DEQUANTIZED = ("compressed-tensors", "fp8")
 
 def check_quantization(quantization: Quantization, device: torch.device) -> None:
     """Raises ModelError if the device cannot compute with such weights."""
-    if quantization and device.type == "cpu" and native.compiled_library() is None:
+    if quantization and device.type == "cpu" and compiled_library() is None:
         raise ModelError("model.quantize needs Outrider's compiled library; install a C++ compiler, and then Outrider again.")
 
 
@@ -42,7 +42,7 @@ def layer_bits(quantization: Quantization, model: PreTrainedModel) -> dict[str, 
     return {
         name: HEAD_BITS if module is head else BITS[quantization.layers]
         for name, module in model.named_modules()
-        if is_plain(module) and module in texts and not module.in_features % native.BLOCK
+        if is_plain(module) and module in texts and not module.in_features % BLOCK
     }
 
 

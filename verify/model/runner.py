@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from outrider.drafters.interface import MAX_NODES
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.findings import processor
+from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.shape import CacheShape
-from outrider.verify.model.segment import Segment
 
 if TYPE_CHECKING:
     from outrider.verify.model.pictures import PictureReader
@@ -25,6 +26,7 @@ class ModelRunner(ABC):
     vocabulary: int
     description: str  # of the model: what it computes depends on it
     library: str  # that computes it, with its version
+    kernels: str  # that compute the model, for people
     stop_tokens: frozenset[int]  # that end an answer
     weight_bytes: int  # read by each step
     held_bytes: int  # of all weights
@@ -35,6 +37,7 @@ class ModelRunner(ABC):
     invariance = "off"  # says whether rows are invariant, and why, for people
     is_invariant = False  # whether a row has the same bits in every step
     threads: int | None = None  # of a library of its own; None = torch's
+    max_rows: int  # the most rows that are computed at once if they belong to several streams
     pages: int | None = None  # of the pool that caches share, from the memory plan; None = some contexts
     can_assume = True  # whether caches have rows to `assume` that were never computed
     most_caches = sys.maxsize  # that are of use
@@ -69,23 +72,23 @@ class ModelRunner(ABC):
         return self.forward_all([Segment(cache, batch, logits)])[0]
 
     @property
-    @abstractmethod
     def backends(self) -> str:
         """Names the kernels on which measurements depend, beside the machine and the model."""
+        return f"{self.kernels}, {self.weight_bytes} bytes"
 
     @property
-    @abstractmethod
     def machine(self) -> tuple[str, ...]:
         """The device that computes, and the number of its threads."""
+        return processor(), str(self.threads or os.cpu_count())
 
     def use_threads(self, count: int) -> None:
-        """Computes with this number of CPU threads from the next `start` on."""
-        self.threads = count
+        """Computes with this number of CPU threads from the next `start` on.
 
-    @property
-    @abstractmethod
-    def kernels(self) -> str:
-        """The kernels that compute the model, for people."""
+        PyTorch's threads, if it is loaded for a draft model, would wait for work on the same cores.
+        """
+        self.threads = count
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)
 
     @property
     def alone(self) -> str:
@@ -102,11 +105,6 @@ class ModelRunner(ABC):
     def free_pages(self) -> int | None:
         """Pages of the pool that no cache holds; None without a pool."""
         return None
-
-    @property
-    @abstractmethod
-    def max_rows(self) -> int:
-        """The most rows that are computed at once if they belong to several streams."""
 
     def draft_depth(self, length: int) -> int:
         """The depth of the deepest node that a draft may have, after `length` tokens in the cache."""

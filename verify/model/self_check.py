@@ -27,8 +27,8 @@ from outrider.drafters.interface import DraftTree, Source
 from outrider.verify.errors import ModelError
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.recurrent.states import ROWS
+from outrider.verify.model.sizes import packed_layers
 from outrider.verify.model.torch_runner import TorchRunner
 
 # The tokens of the first piece. With the root and a path they are 13, which fit into the shortest context that can be set.

@@ -12,10 +12,9 @@ from transformers import PreTrainedModel
 
 from outrider.verify.errors import ModelError, first_sentence
 from outrider.verify.findings import processor
-from outrider.verify.model.attention.interface import Attention
-from outrider.verify.model.attention.shape_probe import ShapeProbe, number_layers
+from outrider.verify.model.attention.interface import Attention, ShapeProbe, number_layers
 from outrider.verify.model.attention.torch_attention import JointAttention, PictureAttention, TorchAttention
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment, grouped, keep_hidden, kept_rows, positions_of, tokens_of
 from outrider.verify.model.cache.codec import STORED
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
 from outrider.verify.model.cache.shape import CacheShape, KVDtype
@@ -24,19 +23,17 @@ from outrider.verify.model.cpu.native.layers import pack_layers
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
 from outrider.verify.model.gpu.projections import use_kernels
-from outrider.verify.model.gpu.row_counts import ROWS, depth_left
+from outrider.verify.model.gpu.text_work import ROWS, depth_left
 from outrider.verify.model.hidden import HiddenTap
 from outrider.verify.model.kwarg_injector import KwargInjector, NotPassedOn, is_receiver
 from outrider.verify.model.load_options import Compile
 from outrider.verify.model.memory import keep_freed_memory
-from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.pictures import reader_of
 from outrider.verify.model.recurrent.mixers import swap_in
 from outrider.verify.model.recurrent.rows import Recurrence, StateProbe, recurrence_of
 from outrider.verify.model.recurrent.states import ROWS as STEP_ROWS
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.segment import Segment, grouped, keep_hidden, kept_rows, positions_of, tokens_of
-from outrider.verify.model.sizes import cache_dtype, context_limit, end_tokens, weight_size
+from outrider.verify.model.sizes import cache_dtype, context_limit, end_tokens, packed_layers, weight_size
 
 if TYPE_CHECKING:
     from outrider.verify.model.gpu.graphs import GraphedForward
@@ -50,6 +47,7 @@ class TorchRunner(ModelRunner):
 
     fuses = True  # whether graphs are of `outrider.verify.model.gpu.decoder` where that computes the model
     is_fused = False  # whether they are
+    max_rows = MOST_ROWS
 
     def __init__(
         self,
@@ -101,6 +99,7 @@ class TorchRunner(ModelRunner):
             self._pool = None  # frees its memory first
             self._pool = PagePool(self.cache_shape, self._pool_pages())
         self.graphs = None if self._pool is None else self._graphed(self._pool, invariant_rows or ROWS)
+        self.max_rows = MOST_ROWS if self.graphs is None else self.graphs.max_rows
 
     def tap_hidden(self, layers: Sequence[int]) -> int:
         """Keeps hidden states in the caches, as `HiddenTap` takes them; returns their width. Call it before `start`."""
@@ -112,7 +111,6 @@ class TorchRunner(ModelRunner):
 
     @property
     def hidden(self) -> int:
-        """The width of hidden states."""
         return int(self.model.config.get_text_config().hidden_size)
 
     @property
@@ -128,7 +126,6 @@ class TorchRunner(ModelRunner):
 
     @property
     def embed_tokens(self) -> torch.nn.Module:
-        """The embedding table."""
         return cast(torch.nn.Module, self.model.get_input_embeddings())
 
     @property
@@ -143,13 +140,11 @@ class TorchRunner(ModelRunner):
 
     @property
     def backends(self) -> str:
-        """See `ModelRunner`."""
         packed = sorted({type(layer).__name__ for layer in packed_layers(self.model)})
         return f"packed {packed}, {self.weight_bytes} bytes, compiled {self._compile}, {self.kernels}"
 
     @property
     def machine(self) -> tuple[str, ...]:
-        """See `ModelRunner`."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else processor()
         return name, str(self.threads or torch.get_num_threads())
 
@@ -159,20 +154,14 @@ class TorchRunner(ModelRunner):
         torch.set_num_threads(count)
 
     @property
-    def kernels(self) -> str:
+    def kernels(self) -> str:  # type: ignore[override]
         """The kernels that were chosen for this CPU; empty on a GPU."""
         if self.device.type != "cpu":
             return ""
         layers = sorted({layer.kernel for layer in packed_layers(self.model)}) or ["PyTorch"]
         return f"linear layers: {', '.join(layers)}"
 
-    @property
-    def max_rows(self) -> int:
-        """See `ModelRunner`."""
-        return MOST_ROWS if self.graphs is None else self.graphs.max_rows
-
     def draft_depth(self, length: int) -> int:
-        """See `ModelRunner`."""
         return depth_left(length) if self.is_invariant else super().draft_depth(length)
 
     def _graphed(self, pool: PagePool, counts: Sequence[int]) -> GraphedForward:
@@ -214,7 +203,6 @@ class TorchRunner(ModelRunner):
 
     @property
     def _positions(self) -> int:
-        """Positions of a slot."""
         return self.context_tokens + MARGIN_POSITIONS
 
     def _pool_pages(self) -> int:
@@ -227,11 +215,9 @@ class TorchRunner(ModelRunner):
 
     @property
     def free_pages(self) -> int | None:
-        """See `ModelRunner`."""
         return None if self._pool is None else self._pool.free
 
     def new_cache(self) -> TensorCache:
-        """See `ModelRunner`."""
         if self._pool is not None:
             return PagedCache(self._pool, self._positions)
         return TensorCache(self.cache_shape, self._positions)

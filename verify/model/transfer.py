@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from outrider.verify.model.lazy_zeros import zeros
+from outrider.verify.model.memory import zeros
 
 if TYPE_CHECKING:
-    from outrider.verify.model.cache.paging import HostRows, Part
+    from outrider.verify.model.cache.kv_cache import HostRows, Part
 
 
 def on_device(device: torch.device) -> AbstractContextManager[None]:
@@ -101,7 +101,6 @@ class Copy:
         return place
 
     def start(self) -> None:
-        """Queues the copy."""
         if not self._parts:
             return
         device = self._parts[0].device

@@ -29,7 +29,6 @@ class Ranking:
         self._sampled: list[tuple[int, SamplingParams, Sequence[int]]] = []
 
     def has(self, logits: torch.Tensor) -> bool:
-        """Whether these logits are among the rows."""
         return logits is self._rows or first_row(logits, self._rows) is not None
 
     def of(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,7 +124,6 @@ def first_row(part: torch.Tensor, rows: torch.Tensor) -> int | None:
 
 
 def uploaded(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """See `outrider.verify.sampling.rows`."""
     return to_device(torch.from_numpy(array), device)
 
 
@@ -166,7 +164,6 @@ def likeliest(logits: torch.Tensor, count: int, together: Together | None = None
 
 
 def ranking_of(logits: torch.Tensor, together: Together | None) -> Ranking:
-    """The ranking of these rows."""
     return Ranking(logits) if together is None else together.ranking_of(logits)
 
 
@@ -216,6 +213,5 @@ def logprobs(logits: torch.Tensor, tokens: NDArray[np.int32], count: int) -> lis
 
 
 def copies(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """See `outrider.verify.sampling.rows`."""
     rows = joined(parts)
     return [each.clone() for each in parts] if rows is None else [*rows.clone().split([*map(len, parts)])]

@@ -25,8 +25,8 @@ from outrider.server.worker.storage.session_format import (
     state_tensors,
     text_digest,
 )
-from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.paging import HostRows, Page, Rows
+from outrider.verify.model.cache import kv_cache
+from outrider.verify.model.cache.kv_cache import HostRows, Page, Rows
 from outrider.verify.verifier import Verifier
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Contents:
             name,
             verifier.sequence.prompt_length,
             np.array(verifier.sequence.tokens, np.int32),
-            rows.share(length // paging.PAGE_TOKENS),
+            rows.share(length // kv_cache.PAGE_TOKENS),
             rows,
             length,
             [each.on_host() for each in rows.states(length)[-SAVED_STATES:]],
@@ -84,13 +84,13 @@ class Contents:
         with self._reading:
             if self._stopped:
                 raise Stopped
-            start = index * paging.PAGE_TOKENS
-            part = next(iter(self.rows.parts(min(start + paging.PAGE_TOKENS, self.length), start)))
-            return paging.on_host(part)
+            start = index * kv_cache.PAGE_TOKENS
+            part = next(iter(self.rows.parts(min(start + kv_cache.PAGE_TOKENS, self.length), start)))
+            return kv_cache.on_host(part)
 
     def rest(self) -> HostRows | None:
         """A copy of the rows after the last whole page; None if there are none. Reads the last rows. Raises Stopped."""
-        rest = self.page(len(self.pages)) if self.length % paging.PAGE_TOKENS else None
+        rest = self.page(len(self.pages)) if self.length % kv_cache.PAGE_TOKENS else None
         self.is_read = True
         return rest
 

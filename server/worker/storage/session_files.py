@@ -52,7 +52,7 @@ from outrider.server.worker.storage.session_format import (
 from outrider.server.worker.storage.tensor_file import write_tensors
 from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF, locate
 from outrider.verify.hub import here
-from outrider.verify.model.cache.paging import Page
+from outrider.verify.model.cache.kv_cache import Page
 from outrider.verify.model.runner import ModelRunner
 
 log = logging.getLogger("outrider.worker")

@@ -22,8 +22,8 @@ from outrider.drafters.interface import Ints
 from outrider.server.reasons import reason
 from outrider.server.worker.storage.session_folder import PAGE, hidden
 from outrider.server.worker.storage.tensor_file import BYTES, content_of, open_tensors
-from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.paging import HostRows, Page, SwappedRows
+from outrider.verify.model.cache import kv_cache
+from outrider.verify.model.cache.kv_cache import HostRows, Page, SwappedRows
 from outrider.verify.model.cache.shape import CacheShape, LayerShape
 from outrider.verify.model.runner import ModelRunner
 
@@ -61,7 +61,7 @@ class StoredRows(SwappedRows):
             for index, page in enumerate(self.all_pages):
                 if page.rows is None:
                     assert page.digest is not None
-                    is_whole = index < self.length // paging.PAGE_TOKENS
+                    is_whole = index < self.length // kv_cache.PAGE_TOKENS
                     page.rows = read_rows(page_path(self.path.parent, page.digest) if is_whole else self.path, page.digest)
         except UNREADABLE as error:
             raise DamagedSession(self.path, f"its files cannot be used: {reason(error)}") from None
@@ -139,7 +139,7 @@ class Fits:
 
 
 def row_shape(shape: CacheShape, layers: Sequence[LayerShape]) -> tuple[int, ...]:
-    """The shape of these layers' rows in a page, without its positions (`outrider.verify.model.cache.paging.HostRows`)."""
+    """The shape of these layers' rows in a page, without its positions (`outrider.verify.model.cache.kv_cache.HostRows`)."""
     size = shape.stored_dtype.itemsize
     if shape.is_uniform:
         return len(layers), 2, shape.kv_heads, size * shape.stored_width(shape.head_dim)
@@ -163,11 +163,11 @@ def open_session(path: Path, fits: Fits, known: MutableMapping[Path, Page]) -> S
         raise ValueError("its parts do not fit together")
     if text_digest(text) != labels["text"] or not ((text >= 0) & (text < fits.vocabulary)).all():
         raise ValueError("its text is damaged or not of this model")
-    whole, rest = divmod(length, paging.PAGE_TOKENS)
+    whole, rest = divmod(length, kv_cache.PAGE_TOKENS)
     files = named_pages(path, labels)
     if len(files) != whole:
         raise ValueError("its pages are not those of its text")
-    pages = [known.get(file) or known.setdefault(file, open_page(file, fits, paging.PAGE_TOKENS)) for file in files]
+    pages = [known.get(file) or known.setdefault(file, open_page(file, fits, kv_cache.PAGE_TOKENS)) for file in files]
     if rest:
         pages.append(open_page(path, fits, rest, labels["rest"]))
     rows = StoredRows(pages, length, [], path, labels["states"].split())

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
 from outrider.server.worker.memory_plan import MIN_CONTEXT_TOKENS, MemoryFigures, MemoryWishes, plan_memory
 from outrider.verify.errors import ModelError
-from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
-from outrider.verify.model.cache.paging import PAGE_TOKENS
+from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, PAGE_TOKENS
 
 CUDA_BYTES = 600_000_000  # of a device, for CUDA itself
 # Bytes of weights in bfloat16 and with 4 bits, and of one position: 2 x layers x KV heads x head dimension x 2 bytes.

@@ -20,8 +20,7 @@ from outrider.server.worker.resources import LearnedTexts, Tables, load_resource
 from outrider.server.worker.runtime import load, load_target, memory_figures, shared_options
 from outrider.verify.cost import CostCurve
 from outrider.verify.errors import ModelError
-from outrider.verify.heads.draft import HeadRunner
-from outrider.verify.heads.model import HeadModel
+from outrider.verify.heads.model import HeadModel, HeadRunner
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.tokenizer import load_tokenizer
 from tests.server.worker.fakes import tiny_runtime

@@ -11,7 +11,7 @@ from outrider.server.worker.session import Session, SessionKey
 from outrider.server.worker.sessions import SessionStore
 from outrider.verify import system_memory
 from outrider.verify.decode import decode, step
-from outrider.verify.model.cache import paging
+from outrider.verify.model.cache import kv_cache
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
@@ -119,7 +119,7 @@ def test_all_rows_fit_the_memory_of_a_container(
     tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under a small control group: slots, swapped-out pages and paused requests of several principals share one budget."""
-    monkeypatch.setattr(paging, "PAGE_TOKENS", 8)
+    monkeypatch.setattr(kv_cache, "PAGE_TOKENS", 8)
     limit = 400 * token_bytes(tiny_runner)
     group = tmp_path / "sys/fs/cgroup"
     group.mkdir(parents=True)

@@ -17,8 +17,8 @@ from outrider.drafters.registry import Resources
 from outrider.server.worker.session import Session, SessionKey
 from outrider.server.worker.sessions import SessionStore
 from outrider.verify.decode import decode, finish, step
-from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.paging import distinct_rows
+from outrider.verify.model.cache import kv_cache
+from outrider.verify.model.cache.kv_cache import distinct_rows
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
@@ -29,7 +29,7 @@ from outrider.verify.verifier import Verifier
 def small_pages() -> Iterator[None]:
     """Pages that the tiny model's context holds several of."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paging, "PAGE_TOKENS", 16)
+        patch.setattr(kv_cache, "PAGE_TOKENS", 16)
         yield
 
 
@@ -146,7 +146,7 @@ def test_sub_agents_count_their_prefix_once(tiny_config: LlamaConfig) -> None:
             texts[number] = extend(session.verifier.sequence.tokens, 1, 2)
     assert len(store) == 4
     swapped = [session.verifier.rows for session in store._sessions.values()]
-    assert 6000 <= distinct_rows(swapped) <= 6000 + 4 * (64 + 2 * 8 + paging.PAGE_TOKENS)
+    assert 6000 <= distinct_rows(swapped) <= 6000 + 4 * (64 + 2 * 8 + kv_cache.PAGE_TOKENS)
 
 
 def test_the_principal_with_the_most_bytes_gives_way(tiny_runner: TorchRunner) -> None:

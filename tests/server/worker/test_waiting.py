@@ -10,7 +10,7 @@ from outrider.drafters.interface import Ints
 from outrider.server.engine.messages import Cancel, Failed, Forget, Pause, Resume, TokenEvent
 from outrider.server.worker.session import Session
 from outrider.server.worker.storage import session_files
-from outrider.verify.model.cache import paging
+from outrider.verify.model.cache import kv_cache
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.server.worker.fakes import Rig, request
 
@@ -151,7 +151,7 @@ def test_a_request_that_arrives_stops_the_saving_of_a_session(
         reached.set()
         assert released.wait(60)
 
-    monkeypatch.setattr(paging, "PAGE_TOKENS", 16)
+    monkeypatch.setattr(kv_cache, "PAGE_TOKENS", 16)
     monkeypatch.setattr(session_files, "flush", slow)
     rig = Rig(tiny_runner, {"sessions.folder": str(tmp_path), **NAMES_ONLY})
     rig.send(request("a", session="s", prompt=list(range(64))))

@@ -10,12 +10,12 @@ import pytest
 from outrider.server.worker.storage.session_files import SessionFiles
 from outrider.server.worker.storage.session_format import Fits
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.cache import paging, windows
-from outrider.verify.model.cache.paging import distinct_bytes
+from outrider.verify.model.cache import kv_cache, windows
+from outrider.verify.model.cache.kv_cache import distinct_bytes
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.server.worker.test_sessions_by_text import Automatic, extend
-from tests.verify.model.test_architectures import make
+from tests.verify.model.families import build
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux only")
 LONG = np.arange(90, dtype=np.int32) * 7 % 90 + 3
@@ -24,7 +24,7 @@ LONG = np.arange(90, dtype=np.int32) * 7 % 90 + 3
 @pytest.fixture(scope="module", autouse=True)
 def small_pages() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paging, "PAGE_TOKENS", 4)
+        patch.setattr(kv_cache, "PAGE_TOKENS", 4)
         patch.setattr(windows, "MARGIN_TOKENS", 8)
         patch.setattr(windows, "BATCH_PAGES", 1)
         yield
@@ -33,7 +33,7 @@ def small_pages() -> Iterator[None]:
 @pytest.fixture(scope="module", params=["mistral", "gpt_oss"])
 def runner(request: pytest.FixtureRequest) -> TorchRunner:
     """All layers with a window, or half of them."""
-    model = make(request.param, NAME)
+    model = build(request.param, NAME)
     prepare(model, None)
     return TorchRunner(model)
 

@@ -5,17 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider import models
 from outrider.drafters.interface import EMPTY, DraftTree
-from outrider.drafters.options import DrafterName
-from outrider.drafters.registry import Resources, make
 from outrider.verify.constraints.reasoning import ReasoningBudget
-from outrider.verify.model.backend import load_model
-from outrider.verify.model.load_options import LoadOptions
-from outrider.verify.model.runner import ModelRunner
-from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
-from outrider.verify.stream import DecodeOptions
-from tests.decoding import answer_of
+from outrider.verify.sampling_params import ReasoningLimit
 from tests.trees import trees
 
 VOCABULARY, OPENING, CLOSING = 8, 0, 1
@@ -61,28 +53,3 @@ def test_every_mask_is_that_of_its_path(tree: DraftTree, max_tokens: int, openin
 )
 def test_only_the_closing_token_is_allowed_at_the_limit(limit: ReasoningLimit, tokens: list[int], forced: bool) -> None:
     assert is_forced(after(limit, tokens)) == forced
-
-
-@pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return load_model(LoadOptions(str(models.TARGET), dtype="float32"))
-
-
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
-def test_drafting_is_lossless_under_a_budget(runner: ModelRunner, temperature: float) -> None:
-    prompt = np.arange(40, 60, dtype=np.int32)
-    for max_tokens in (0, 7):
-        options = DecodeOptions(SamplingParams(temperature=temperature, seed=max_tokens), 60)
-        free = answer_of(runner, prompt, options).tokens
-        closing = next(token for token in range(runner.vocabulary) if token not in free)
-
-        def limited(name: DrafterName, limit: ReasoningLimit, options: DecodeOptions = options) -> list[int]:
-            drafter = make(name, Resources(vocabulary=runner.vocabulary + 1))
-            budget = ReasoningBudget(limit, runner.vocabulary)
-            return answer_of(runner, prompt, options, drafter, budget).tokens
-
-        plain = limited("none", ReasoningLimit(max_tokens, closing))
-        assert plain[: max_tokens + 1] == [*free[:max_tokens], closing]
-        drafters: tuple[DrafterName, ...] = ("trigram", "lookahead", "fusion")
-        for name in drafters:
-            assert limited(name, ReasoningLimit(max_tokens, closing)) == plain

@@ -24,8 +24,8 @@ from outrider.drafters.sequence import Sequence
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.session import SessionDraft
+from outrider.verify.heads.model import HeadModel
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
@@ -81,12 +81,12 @@ def draft(request: pytest.FixtureRequest, tiny_runner: TorchRunner, tiny_config:
     return DraftRunner(close_relative(tiny_runner, tiny_config, request.param), tiny_runner.vocabulary)
 
 
-def count_rows(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner) -> list[int]:
+def count_rows(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner | HeadModel) -> list[int]:
     """A list that receives the number of rows that each forward of the runner computes."""
     counts: list[int] = []
-    forward = runner.forward
+    forward: Any = runner.forward
 
-    def counted(cache: TensorCache, batch: ForwardBatch, logits: bool = True) -> Any:
+    def counted(cache: Any, batch: ForwardBatch, logits: bool = True) -> Any:
         counts.append(len(batch) - batch.known)
         return forward(cache, batch, logits)
 

@@ -13,7 +13,7 @@ from outrider.drafters.sequence import Sequence
 from outrider.verify.decode import finish
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.session import SessionDraft
-from outrider.verify.model.segment import Segment
+from outrider.verify.model.batch import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream

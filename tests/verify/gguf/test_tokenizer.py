@@ -1,9 +1,6 @@
 """Tokenizers of GGUF files: the ids of the tokenizer that a file was written from."""
 
 import json
-import os
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from outrider.server.chat.vocabulary import Vocabulary
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.tokenizer import COMPOSED, SPLITS, WHOLE_WORD_SPLITS, build_tokenizer
 from outrider.verify.gguf.vocabulary import NORMAL, USER_DEFINED
-from outrider.verify.tokenizer import fingerprint, load_tokenizer, stop_ids
+from outrider.verify.tokenizer import load_tokenizer, stop_ids
 from tests.tokenizers import sentencepiece_model
 from tests.verify.model.cpu.native.files import add_entries, finish
 
@@ -211,24 +208,6 @@ def test_a_process_that_only_reads_tokens_does_not_build_what_encodes_texts(kind
     assert read.special == {"<s>": 0} and len(built) == 3 and not read.drops_space([1], continues=True)
     assert read.bytes_of(1) + read.bytes_of(2) in ("\u2581a b".encode(), " a\u0120b".encode())
     assert "backend_tokenizer" not in vars(built)
-
-
-def test_both_processes_load_the_same_tokenizer(tmp_path: Path) -> None:
-    """The front end has no torch."""
-    own = load_tokenizer(str(models.TARGET))
-    entries = entries_from(own.backend_tokenizer, eos_token_id=own.eos_token_id)
-    file = tmp_path / "model.gguf"
-    write_tokenizer(file, {**entries, "tokenizer.chat_template": str(own.chat_template)})
-    loaded = load_tokenizer(str(file))
-    assert loaded.get_vocab() == own.get_vocab() and loaded.chat_template == own.chat_template
-    assert loaded.eos_token_id == own.eos_token_id
-    program = (
-        "import sys; from outrider.server.imports import hide_torch; hide_torch()\n"
-        "from outrider.verify.tokenizer import fingerprint, load_tokenizer, stop_ids\n"
-        f"print(fingerprint(load_tokenizer({str(file)!r}))); assert sys.modules['torch'] is None"
-    )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
-    assert found.stdout.strip() == fingerprint(loaded)
 
 
 def test_texts_begin_and_end_as_the_file_says() -> None:

@@ -9,15 +9,14 @@ import torch
 from outrider import models
 from outrider.drafters.interface import EMPTY, Ints
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.options import NEED_A_MODEL, DrafterName
+from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, clone, make
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
-from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
-from outrider.verify.heads.model import HeadModel
+from outrider.verify.heads.model import HeadModel, HeadRunner
 from outrider.verify.model.backend import load as load_weights
-from outrider.verify.model.cpu.native.interface import NativeRunner
+from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.load_options import Backend, LoadOptions, Quantization, Quantize
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
@@ -25,7 +24,7 @@ from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.tokenizer import load_tokenizer
 from outrider.verify.verifier import Verifier
-from tests.verify.draft_model.test_draft_model import EAGER, PROMPT
+from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, count_rows
 from tests.verify.heads.checkpoints import KINDS, load_pair
 
 GREEDY = SamplingParams(temperature=0)
@@ -53,19 +52,6 @@ def verifier_of(target: ModelRunner) -> Verifier:
 
 def answer(target: ModelRunner, prompt: Ints, params: SamplingParams = GREEDY, tokens: int = 16) -> list[int]:
     return decode(verifier_of(target), NoDrafter(), prompt, DecodeOptions(params, tokens)).tokens
-
-
-def counted(monkeypatch: pytest.MonkeyPatch, head: HeadModel) -> list[int]:
-    """A list that receives the number of rows that each forward of the head computes."""
-    counts: list[int] = []
-    forward = head.forward
-
-    def count(cache: Any, batch: Any, logits: bool = True) -> torch.Tensor:
-        counts.append(len(batch) - batch.known)
-        return forward(cache, batch, logits)
-
-    monkeypatch.setattr(head, "forward", count)
-    return counts
 
 
 @torch.inference_mode()
@@ -111,10 +97,7 @@ def test_candidates_are_those_of_the_heads_layers(pair: Pair) -> None:
     assert deeper.tokens[0].tolist() == reference(target, head, [*text, first, second], 2).topk(3).indices.tolist()
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [*(("eagle", name) for name in (*NEED_A_MODEL, "fusion")), ("eagle3", "draft-tree"), ("mtp", "draft-tree")],
-)
+@pytest.mark.parametrize(("kind", "name"), [("eagle", "fusion"), *((kind, "draft-tree") for kind in KINDS)])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_answers_equal_plain_decoding(pairs: dict[str, Pair], kind: str, name: DrafterName, temperature: float) -> None:
     target, head = pairs[kind]
@@ -136,7 +119,7 @@ def test_drafts_of_the_targets_own_choices_are_accepted(eagle: Pair, monkeypatch
     verifier.begin(PROMPT, GREEDY, 16)
     verifier.prefill()
     session.begin(verifier.sequence)
-    rows = counted(monkeypatch, head)
+    rows = count_rows(monkeypatch, head)
     chosen = answer(target, PROMPT, tokens=4)
     session.root(1)
     assert sum(rows) == len(PROMPT) - 1  # no state is before the first token
@@ -183,7 +166,7 @@ def test_a_fork_goes_on_with_the_rows_of_the_shared_text(eagle: Pair, monkeypatc
     forked = verifier.clone(target.new_cache(), 15)
     copied = clone(drafter, verifier.sequence, forked.sequence)
     edited = np.concatenate([PROMPT[:15], [60, 61]]).astype(np.int32)
-    rows = counted(monkeypatch, head)
+    rows = count_rows(monkeypatch, head)
     assert decode(forked, copied, edited, options).tokens == answer(target, edited, tokens=6)
     assert rows[0] == (2 if slots == 2 else len(edited) - 1)
     assert forked.sequence.cache is forked.cache

@@ -1,4 +1,4 @@
-"""Small random models of architectures whose layers differ: with recurrent states, convolutions, or mixed attention."""
+"""Small random models of transformers' architectures: with attention alone, recurrent states, or convolutions."""
 
 import functools
 from copy import deepcopy
@@ -17,11 +17,11 @@ PREFIX = (0, 37, 38, 120)
 # This multiple of the error of transformers' own forward is tolerated.
 ROUNDING_FACTOR = 8
 # Weights are spread widely, so that a random model has no near-ties.
-SIZES: dict[str, Any] = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+SIZES: dict[str, Any] = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512}
 SIZES |= {"initializer_range": 0.2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-EXPERTS: dict[str, Any] = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-EXPERTS |= {"shared_expert_intermediate_size": 24}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EXPERTS |= {"shared_expert_intermediate_size": 32}
 LINEAR = {"layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"]}
 DELTA: dict[str, Any] = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, **LINEAR}
 DELTA |= {"linear_value_head_dim": 8}
@@ -38,8 +38,38 @@ GEMMA4 |= {"num_kv_shared_layers": 2}
 GRANITE = {"shared_intermediate_size": 24, "layer_types": ["mamba", "attention", "mamba", "mamba"]}
 MAMBA2 = {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 16, "expand": 2}
 
-# transformers' configuration class, and what differs from SIZES.
+WINDOW = 5
+LONG_ROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16, "factor": 8.0}
+LONG_ROPE |= {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.5, 2.0, 3.0, 4.0]}
+TRAINED = {"rope_theta": 10000.0, "original_max_position_embeddings": 32}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **TRAINED}
+SCALED = {"sliding_window": WINDOW, "query_pre_attn_scalar": 24}
+# transformers' configuration class, and what differs from SIZES: models of attention alone.
+ATTENDING: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama, llama3 rope": ("Llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, **LLAMA3}}),
+    "llama, yarn": ("Llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, **TRAINED}}),
+    "mistral": ("Mistral", {"sliding_window": WINDOW}),
+    "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
+    "qwen3": ("Qwen3", {}),
+    "gemma": ("Gemma", {}),
+    "gemma2": ("Gemma2", {**SCALED, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}),
+    "gemma3": ("Gemma3Text", SCALED),
+    "phi3": ("Phi3", {"sliding_window": WINDOW}),
+    "phi3, longrope": ("Phi3", {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 16}),
+    "llama, dynamic rope": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}),
+    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}),
+    "olmo": ("Olmo", {}),
+    "olmo2": ("Olmo2", {}),
+    "granite": ("Granite", {"attention_multiplier": 0.2, "residual_multiplier": 0.7, "logits_scaling": 2.0}),
+    "mixtral": ("Mixtral", EXPERTS),
+    "qwen3_moe": ("Qwen3Moe", EXPERTS),
+    "gpt_oss": ("GptOss", {**EXPERTS, "sliding_window": WINDOW}),
+    "gpt_neox": ("GPTNeoX", {"rotary_pct": 0.5}),
+}
+# The same of all models.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    **ATTENDING,
     "qwen3_5": ("Qwen3_5Text", DELTA),
     "qwen3_5_moe": ("Qwen3_5MoeText", {**DELTA, **EXPERTS}),
     "olmo_hybrid": ("OlmoHybrid", {**DELTA, "linear_num_key_heads": 4}),
@@ -52,25 +82,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": ("MiniMaxM2", {**EXPERTS, "rotary_dim": 4}),
     "gemma4": ("Gemma4Text", GEMMA4),
     "stablelm": ("StableLm", {}),
-    "jamba": ("Jamba", {"mamba_d_state": 8, "num_experts": 1, "use_mamba_kernels": False, "attn_layer_period": 2}),
+    "jamba": ("Jamba", {"use_mamba_kernels": False, "attn_layer_period": 2, "attn_layer_offset": 1}),
     "mamba": ("Mamba", {"state_size": 8}),
 }
 REFUSED = ("jamba", "mamba")  # with a sentence
+SERVED = [family for family in FAMILIES if family not in REFUSED]
 
 
 def config_of(family: str, attention: str, **changes: Any) -> Any:
     """The configuration of a small model of the family, but for `changes`."""
     name, extra = FAMILIES[family]
-    sizes = {**SIZES, **extra, **changes}
-    config = getattr(transformers, f"{name}Config")(**sizes, attn_implementation=attention)
+    sizes = {key: value for key, value in SIZES.items() if name != "GPT2" or "_id" in key or key == "vocab_size"}
+    config = getattr(transformers, f"{name}Config")(**{**sizes, **extra, **changes}, attn_implementation=attention)
     config._attn_implementation = attention
     return config
 
 
-def build(family: str, attention: str) -> Any:
+def build(family: str, attention: str, **changes: Any) -> Any:
     """A random float32 model of the family, the same at each call."""
-    config = config_of(family, attention)
-    return random_model(config, config._attn_implementation)
+    return random_model(config_of(family, attention, **changes), attention)
 
 
 def random_model(config: Any, attention: str) -> Any:

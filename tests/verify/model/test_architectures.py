@@ -1,103 +1,128 @@
-"""Supported architectures: logits equal transformers', trees equal their paths, and drafting is lossless."""
+"""Architectures by transformers: its logits, trees that equal their paths, lossless drafts, rewinding, and refusals."""
 
+import functools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
+from outrider.drafters.interface import Drafter
+from outrider.drafters.registry import Resources, make
+from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.backend import load_model
-from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cpu.native.library import compiled_library
+from outrider.verify.model.gpu.devices import Placement
+from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.loading import prepare
+from outrider.verify.model.quantization import quantize_model
+from outrider.verify.model.recurrent import states
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
-from tests.decoding import answer_of
-from tests.drafts import Oracle
-from tests.verify.model import families
-from tests.verify.model.families import compare, random_model
+from tests.decoding import answer_of, check_sessions
+from tests.drafts import EAGER, Chaos, Oracle
+from tests.verify.model.families import ATTENDING, REFUSED, SERVED, build, compare, text_of, tolerance
 
-SIZES = families.SIZES | {"intermediate_size": 64, "max_position_embeddings": 128, "initializer_range": 0.3}
-WINDOW = 5
-EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-LONG_ROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16, "factor": 8.0}
-LONG_ROPE |= {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.5, 2.0, 3.0, 4.0]}
-TRAINED = {"rope_theta": 10000.0, "original_max_position_embeddings": 32}
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **TRAINED}
-SCALED = {"sliding_window": WINDOW, "query_pre_attn_scalar": 24}
-ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {}),
-    "llama, llama3 rope": ("Llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, **LLAMA3}}),
-    "llama, yarn": ("Llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, **TRAINED}}),
-    "mistral": ("Mistral", {"sliding_window": WINDOW}),
-    "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
-    "qwen3": ("Qwen3", {}),
-    "gemma": ("Gemma", {}),
-    "gemma2": ("Gemma2", {**SCALED, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}),
-    "gemma3": ("Gemma3", SCALED),
-    "phi3": ("Phi3", {"sliding_window": WINDOW}),
-    "phi3, longrope": ("Phi3", {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 16}),
-    "llama, dynamic rope": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}),
-    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}),
-    "olmo": ("Olmo", {}),
-    "olmo2": ("Olmo2", {}),
-    "granite": ("Granite", {"attention_multiplier": 0.2, "residual_multiplier": 0.7, "logits_scaling": 2.0}),
-    "mixtral": ("Mixtral", EXPERTS),
-    "qwen3_moe": ("Qwen3Moe", EXPERTS),
-    "gpt_oss": ("GptOss", {**EXPERTS, "sliding_window": WINDOW}),
-    "gpt_neox": ("GPTNeoX", {"rotary_pct": 0.5}),
-}
+FAST = "qwen3_5"
+OTHERS = [family for family in SERVED if family not in ATTENDING]
+ALL = [family if family == FAST else pytest.param(family, marks=pytest.mark.slow) for family in OTHERS]
 
 
-def config_of(name: str, attention: str, **changes: Any) -> Any:
-    """The configuration of a small model of the family, of SIZES but for `changes`."""
-    family, extra = ARCHITECTURES[name]
-    label = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
-    sizes = {key: value for key, value in SIZES.items() if family != "GPT2" or "_id" in key or key in ("vocab_size",)}
-    return getattr(transformers, label)(**{**sizes, **extra, **changes}, attn_implementation=attention)
-
-
-def make(name: str, attention: str, **changes: Any) -> Any:
-    """A random float32 model of the family, of SIZES but for `changes`."""
-    return random_model(config_of(name, attention, **changes), attention)
-
-
-@pytest.fixture(scope="module", params=list(ARCHITECTURES))
-def pair(request: pytest.FixtureRequest) -> tuple[TorchRunner, Any]:
-    """The model under our runner and under transformers' eager attention."""
-    model, reference = make(request.param, NAME), make(request.param, "eager")
-    reference.load_state_dict(model.state_dict())
+@functools.cache
+def runner_of(family: str) -> TorchRunner:
+    """A family's model, as it is served."""
+    model = build(family, NAME)
     prepare(model, None)
-    return TorchRunner(model, pack=True), reference
+    return TorchRunner(model, pack=True)
 
 
-def test_logits_and_trees_equal_transformers(pair: tuple[TorchRunner, Any]) -> None:
-    assert compare(*pair) < 1e-4
+@pytest.mark.parametrize("family", SERVED)
+def test_logits_and_trees_equal_transformers(family: str) -> None:
+    assert compare(runner_of(family), build(family, "eager")) < tolerance(family)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafting_is_lossless(pair: tuple[TorchRunner, Any], temperature: float) -> None:
-    runner, _ = pair
+@pytest.mark.parametrize("family", ALL)
+def test_drafting_is_lossless(family: str) -> None:
+    runner = runner_of(family)
     prompt = np.arange(3, 15, dtype=np.int32)
-    options = DecodeOptions(SamplingParams(temperature, seed=5), 60)
+    options = DecodeOptions(SamplingParams(0.8, seed=5), 40)
     expected = answer_of(runner, prompt, options).tokens
-    drafted = answer_of(runner, prompt, options, Oracle(expected, 6, 4))
-    if drafted.tokens != expected and not runner.is_invariant:
-        pytest.skip("this CPU rounds more rows differently, and that decides a choice of this random model")
-    assert drafted.tokens == expected
+    again = TorchRunner(build(family, NAME))  # of its own: `fusion` drafts while the target runs
+    resources = Resources(EAGER, vocabulary=97, model=DraftRunner(again, 97).session)
+    drafters: list[Drafter] = [Oracle(expected, 6, 4), Chaos(97), make("fusion", resources), make("draft", resources)]
+    for drafter in drafters:
+        drafted = answer_of(runner, prompt, options, drafter)
+        assert drafted.tokens == expected
     assert len(drafted.steps) < len(expected)
 
 
-@pytest.mark.parametrize("family", ["Mamba", "Jamba"])
+@pytest.fixture
+def few_tokens_between_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
+
+
+@pytest.mark.usefixtures("few_tokens_between_snapshots")
+@pytest.mark.parametrize("family", ALL)
+def test_sessions_are_reused_forked_and_rewound_at_random_points(family: str) -> None:
+    for _ in check_sessions(runner_of(family), 3, share=0.3, added=(1, 3, 100), tokens=20):
+        pass
+
+
+@pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
+def test_loading_gives_the_bits_of_quantising_the_loaded_model(tmp_path: Path) -> None:
+    """transformers initialises what a checkpoint lacks, which must not be the layers around replaced ones."""
+    build(FAST, "eager").save_pretrained(tmp_path)
+    model = build(FAST, NAME)
+    quantize_model(model, Quantization("int8"), Placement(model, [torch.device("cpu")]))
+    plain = TorchRunner(model)
+    loaded = load_weights(LoadOptions(str(tmp_path), device="cpu", backend="torch", quantization=Quantization("int8")))
+    expected, found = (each.forward(each.new_cache(), ForwardBatch.chain(text_of(20))) for each in (plain, loaded))
+    assert torch.equal(found, expected)
+
+
+def test_a_layer_whose_weights_are_read_by_another_is_refused() -> None:
+    """Its replacement has none to read."""
+    model = build("stablelm", NAME)
+    layer = model.model.layers[0].mlp
+    layer.forward = lambda rows: torch.nn.functional.linear(rows, layer.up_proj.weight.clamp(-1, 1)[:32])
+    quantize_model(model, Quantization("int8"), Placement(model, [torch.device("cpu")]))
+    with pytest.raises(ModelError, match="its forward fails"):
+        TorchRunner(model)
+
+
+@pytest.mark.parametrize("family", ["gemma4", "mamba2"])
+def test_a_gpu_is_refused_in_a_sentence(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TorchRunner, "in_pages", True)
+    with pytest.raises(ModelError, match=r"differ in shape, or without attention, are served on a CPU only; set model\.device"):
+        TorchRunner(build(family, NAME))
+
+
+def test_states_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far from the end, snapshots are kept at larger distances, and never more than the limit."""
+    monkeypatch.setattr(states, "SNAPSHOT_BYTES", 0)
+    runner = runner_of("qwen3_5")
+    shape = runner.cache_shape.recurrent
+    assert shape is not None and shape.snapshots == 2
+    empty = torch.empty(0)
+    kept: list[states.Snapshot] = []
+    for length in range(256, 256 * 65, 256):
+        kept.append(states.Snapshot(length, empty, empty))
+        states.thin(kept, 8)
+    gaps = np.diff([0, *(each.length for each in kept)])
+    assert len(kept) == 8 and kept[-1].length == 256 * 64
+    assert gaps[-1] == 256 and gaps[0] >= 2048
+
+
+@pytest.mark.parametrize("family", REFUSED)
 def test_an_unsupported_state_is_refused(family: str, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 97, "state_size": 4, "use_mamba_kernels": False}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "attn_layer_period": 2}
-    config = getattr(transformers, f"{family}Config")(**sizes, **(heads if family == "Jamba" else {}), attn_layer_offset=1)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=f"its {family}\\w+ layers keep a state of a kind that is not supported"):
+    build(family, "eager").save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"its \w+ layers keep a state of a kind that is not supported"):
         load_model(LoadOptions(str(tmp_path), device="cpu"))
 
 

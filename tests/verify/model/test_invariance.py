@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.drafters.interface import MAX_NODES
 from outrider.verify.errors import ModelError
 from outrider.verify.model import invariance
-from outrider.verify.model.gpu.row_counts import INVARIANT_ROWS
+from outrider.verify.model.gpu.text_work import INVARIANT_ROWS
 from outrider.verify.model.invariance import Tree, start
 from outrider.verify.model.torch_runner import TorchRunner
 

@@ -51,13 +51,10 @@ def test_a_revision_is_pinned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         load_weights(LoadOptions(MODEL, "v2"))
 
 
-def test_a_folder_has_no_revisions() -> None:
+def test_a_folder_is_refused_in_a_sentence(tmp_path: Path) -> None:
     for load in (lambda path: load_weights(LoadOptions(path, "v1")), lambda path: load_tokenizer(path, revision="v1")):
         with pytest.raises(ModelError, match="has no revision 'v1'"):
             load(str(models.TARGET))
-
-
-def test_a_folder_without_a_model_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="holds no model"):
         load_model(LoadOptions(str(tmp_path)))
 

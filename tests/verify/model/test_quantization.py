@@ -1,6 +1,5 @@
 """Models whose layers are quantised while they load: which layers, how much memory, and lossless drafting."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,25 +10,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from outrider import models
-from outrider.drafters.registry import Resources, make
-from outrider.verify import checkpoint
 from outrider.verify.errors import ModelError
 from outrider.verify.model.backend import load as load_weights
-from outrider.verify.model.backend import load_model
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cpu.native import interface as native
-from outrider.verify.model.cpu.native.interface import NativeRunner
+from outrider.verify.model.cpu.native.library import compiled_library
+from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
 from outrider.verify.model.quantization import quantize_model
-from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.stream import DecodeOptions
-from tests.decoding import answer_of
 from tests.verify.model.cpu.native.models import runner_of
 
-pytestmark = pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
-PROMPT = np.arange(5, 40, dtype=np.int32)
+pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 
 
 def load(path: Path, quantize: Quantize) -> NativeRunner:
@@ -81,22 +72,8 @@ def test_loading_needs_the_quantised_size_and_one_layer(tmp_path: Path) -> None:
     model.to_empty(device="cpu").save_pretrained(tmp_path, max_shard_size="200MB")
     for quantize in ("int8", "int4"):
         command = [sys.executable, "-m", "tests.verify.loading_peak", str(tmp_path), quantize]
-        figures = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        assert figures["ratio"] < 1.15, (quantize, figures)
-
-
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
-def test_drafts_change_no_answer(quantize: Quantize) -> None:
-    """In float32 and without invariant attention, whose sums are the only ones that may differ with the number of rows."""
-    options = LoadOptions(str(models.TARGET), dtype="float32", device="cpu", quantization=Quantization(quantize))
-    runner = load_model(options)
-    for temperature in (0.0, 1.0):
-        wanted = DecodeOptions(SamplingParams(temperature=temperature, seed=2), max_tokens=40)
-        plain = answer_of(runner, PROMPT, wanted)
-        drafter = make("fusion", Resources(vocabulary=runner.vocabulary + 1))
-        drafted = answer_of(runner, PROMPT, wanted, drafter)
-        assert drafted.tokens == plain.tokens
-        assert len(drafted.steps) < len(plain.steps)
+        ratio = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        assert ratio < 1.15, quantize
 
 
 def test_a_model_without_full_weights_is_reported(tiny_config: LlamaConfig) -> None:
@@ -106,18 +83,3 @@ def test_a_model_without_full_weights_is_reported(tiny_config: LlamaConfig) -> N
             module.__class__ = type("Other", (torch.nn.Linear,), {})
     with pytest.raises(ModelError, match=r"set model\.quantize to none"):
         quantize_model(model, Quantization("int8"), Placement(model, [torch.device("cpu")]))
-
-
-@pytest.mark.parametrize(
-    ("method", "packages"),
-    [("aqlm", "aqlm"), ("hqq", "hqq"), ("quanto", "optimum-quanto"), ("torchao", "torchao")],
-)
-def test_a_format_whose_package_is_missing_is_one_sentence(
-    method: str, packages: str, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = LlamaConfig.from_pretrained(saved)
-    config.quantization_config = {"quant_method": method, "bits": 4}
-    config.save_pretrained(saved)
-    monkeypatch.setattr(checkpoint, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=f"in the format {method}, which needs {packages}; install with pip"):
-        load(saved, "none")

@@ -1,52 +1,20 @@
-"""A whole tree in one forward gives the logits of each path recomputed by the unmodified model."""
+"""The runner of transformers' models: streams in one forward, the weights of a step, and models that are refused."""
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.drafters.interface import DraftTree
 from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment, grouped
 from outrider.verify.model.kwarg_injector import NotPassedOn
-from outrider.verify.model.segment import Segment, grouped
 from outrider.verify.model.sizes import weight_size
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.trees import trees
 from tests.verify.model.families import build
 
 
 def chain(*tokens: int) -> ForwardBatch:
     return ForwardBatch.chain(torch.tensor(tokens))
-
-
-def reference(runner: TorchRunner, config: LlamaConfig) -> LlamaForCausalLM:
-    """The same weights under transformers' eager attention."""
-    plain = LlamaConfig(**{**config.to_dict(), "attn_implementation": "eager"})
-    model = LlamaForCausalLM(plain).eval()
-    model.load_state_dict(runner.model.state_dict())
-    return model
-
-
-@settings(max_examples=40)
-@given(tree=trees(), prefix=st.lists(st.integers(0, 96), min_size=0, max_size=20))
-def test_tree_logits_equal_per_path_recomputation(
-    tiny_runner: TorchRunner, tiny_config: LlamaConfig, tree: DraftTree, prefix: list[int]
-) -> None:
-    model = reference(tiny_runner, tiny_config)
-    root = 7
-    cache = tiny_runner.new_cache()
-    if prefix:
-        tiny_runner.forward(cache, chain(*prefix), logits=False)
-        cache.length = len(prefix)
-    logits = tiny_runner.forward(cache, ForwardBatch.tree(root, tree))
-    for row in range(-1, len(tree)):
-        path = [*prefix, root, *tree.path(row)]
-        with torch.inference_mode():
-            expected = model(torch.tensor([path])).logits[0, -1]
-        assert torch.allclose(logits[row + 1], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -14,7 +14,7 @@ from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.self_check import check_model
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.verify.model.test_architectures import ARCHITECTURES, config_of, make
+from tests.verify.model.families import ATTENDING, build, config_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TWO_PIECES = r"'broken' reads a prompt differently in two pieces than in one: one of its layers probably keeps a state"
@@ -86,9 +86,9 @@ def llama(request: pytest.FixtureRequest, tiny_config: LlamaConfig) -> LlamaForC
     return LlamaForCausalLM(tiny_config).to(request.param)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_supported_models_pass(name: str) -> None:
-    model = make(name, NAME).to(torch.bfloat16)
+    model = build(name, NAME).to(torch.bfloat16)
     prepare(model, None)
     check_model(TorchRunner(model), name)
 

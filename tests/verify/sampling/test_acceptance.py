@@ -151,28 +151,14 @@ SAMPLINGS = [
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("rule", ["keyed", "rejection"])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize(
-    ("on_device", "vocabulary", "dtype"),
-    [
-        (False, 3, torch.float32),
-        (False, 3, torch.bfloat16),
-        (False, 9000, torch.float32),
-        (True, 3, torch.float32),
-        (True, 3, torch.bfloat16),
-    ],
-)
+@pytest.mark.parametrize(("on_device", "vocabulary"), [(False, 3), (False, 9000), (True, 3)])
 def test_logits_that_are_not_finite_are_one_error_under_every_rule(
-    value: float,
-    rule: Literal["keyed", "rejection"],
-    sampling: SamplingParams,
-    on_device: bool,
-    vocabulary: int,
-    dtype: torch.dtype,
+    value: float, rule: Literal["keyed", "rejection"], sampling: SamplingParams, on_device: bool, vocabulary: int
 ) -> None:
     """At the root, and at a node that is accepted; also where all are -inf."""
     if on_device:
         pytest.importorskip("triton")
-    finite = torch.zeros(vocabulary, dtype=dtype)
+    finite = torch.zeros(vocabulary, dtype=torch.bfloat16)
     finite[1] = 100.0
     one, all_excluded = finite.clone(), torch.full_like(finite, -torch.inf)
     one[2] = value

@@ -137,7 +137,6 @@ def read_layer(config: Mapping[str, Any], family: Family, number: int, numbers: 
 
 
 def read_latent(config: Mapping[str, Any], family: Family, numbers: Mapping[str | None, int]) -> Layer:
-    """A layer of latent attention."""
     known = Latent(config["kv_lora_rank"], config["qk_nope_head_dim"], config["v_head_dim"], config["q_lora_rank"] or 0)
     rotary = config["qk_rope_head_dim"]
     return Layer(
@@ -227,5 +226,4 @@ def read_rotaries(config: Mapping[str, Any], family: Family) -> tuple[list[Rotar
 
 
 def head_width(config: Mapping[str, Any]) -> int:
-    """The width of an attention head."""
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])

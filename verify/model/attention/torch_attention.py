@@ -8,11 +8,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from outrider.verify.model.attention.interface import Attention, Layer
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.codec import decode
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.pictures import BothWays
-from outrider.verify.model.segment import Segment
 from outrider.verify.model.transfer import to_device
 
 
@@ -82,7 +81,6 @@ class PictureAttention(TorchAttention):
         self._is_pixels, self._both_ways = segment.picture.is_pixels, both_ways
 
     def visible(self, window: int | None) -> torch.Tensor:
-        """See `TorchAttention.visible`."""
         causal = super().visible(window)
         if self._both_ways == "none" or (self._both_ways == "windows" and window is None):
             return causal

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.cache.paging import HostRows, Page, Part, Rows
+from outrider.verify.model.cache import kv_cache
+from outrider.verify.model.cache.kv_cache import HostRows, KVCache, Page, Part, Rows
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.windows import WindowedRows, reachable
-from outrider.verify.model.lazy_zeros import discard, zeros
-from outrider.verify.model.memory import HOST, can_discard
+from outrider.verify.model.memory import HOST, can_discard, discard, zeros
 
 if TYPE_CHECKING:
     from outrider.verify.model.hidden import StateRing
@@ -29,7 +27,6 @@ class HostCache(KVCache):
     """Keys and values of up to `positions` tokens, and the states of recurrent layers; the first `length` are committed."""
 
     def __init__(self, shape: CacheShape, positions: int, states: RecurrentStates | None = None) -> None:
-        """`states` are those of recurrent layers."""
         self.positions = positions
         self.length = 0
         self.pages: list[Page] = []
@@ -83,7 +80,6 @@ class HostCache(KVCache):
 
     @property
     def released(self) -> Collection[int]:
-        """See `Rows`."""
         return () if self.windowed is None else self.windowed.released
 
     def commit(self, rows: list[int]) -> None:
@@ -101,20 +97,18 @@ class HostCache(KVCache):
 
     @property
     def snapshots(self) -> Sequence[Snapshot]:
-        """See `Rows`."""
         return () if self.recurrent is None else self.recurrent.snapshots
 
     def states(self, length: int) -> Sequence[Snapshot]:
-        """See `Rows`."""
         return () if self.recurrent is None else self.recurrent.states(length, self.length)
 
     def parts(self, length: int, start: int = 0) -> Iterator[Part]:
-        """See `Rows`; returns views of a uniform layout."""
-        for first in range(start, length, paging.PAGE_TOKENS):
-            yield self._part(first, min(first + paging.PAGE_TOKENS, length))
+        """See `KVCache`; returns views of a uniform layout."""
+        for first in range(start, length, kv_cache.PAGE_TOKENS):
+            yield self._part(first, min(first + kv_cache.PAGE_TOKENS, length))
 
     def _part(self, start: int, end: int) -> Part:
-        """The rows of one page, as in `Rows.parts`."""
+        """The rows of one page, as in `KVCache.parts`."""
         held = [planes[which, :, start:end] for planes, which in zip(self._planes, self._held(start), strict=True)]
         if self._is_uniform:
             return held[0].reshape(len(held[0]) // 2, 2, *held[0].shape[1:])
@@ -122,8 +116,8 @@ class HostCache(KVCache):
         return np.concatenate([*by_position, np.empty((end - start, 0), np.uint8)], 1)[None, None, None]
 
     def _restore(self, start: int, page: Part) -> None:
-        """Writes the rows of one page, as in `Rows.parts`."""
-        page = page if isinstance(page, np.ndarray) else paging.on_host(page)
+        """Writes the rows of one page, as in `KVCache.parts`."""
+        page = page if isinstance(page, np.ndarray) else kv_cache.on_host(page)
         end, held = start + page.shape[3], self._held(start)
         if self._is_uniform:
             found = [page.reshape(-1, *page.shape[2:])]
@@ -140,7 +134,7 @@ class HostCache(KVCache):
 
     def _held(self, start: int) -> Sequence[slice | NDArray[np.int64]]:
         """The planes of each array that have the rows of the page at `start`."""
-        if start // paging.PAGE_TOKENS in self.released:
+        if start // kv_cache.PAGE_TOKENS in self.released:
             return self._unwindowed
         return [slice(None)] * len(self._planes)
 
@@ -159,8 +153,8 @@ class HostCache(KVCache):
         if self.windowed is not None:
             self.windowed.replace(source.released, self.length, before)
         self._fork_hidden(source)
-        self.pages = source.share(self.length // paging.PAGE_TOKENS)
-        for start, part in zip(range(0, self.length, paging.PAGE_TOKENS), source.parts(self.length), strict=True):
+        self.pages = source.share(self.length // kv_cache.PAGE_TOKENS)
+        for start, part in zip(range(0, self.length, kv_cache.PAGE_TOKENS), source.parts(self.length), strict=True):
             self._restore(start, part)
 
     def _fork_hidden(self, source: Rows) -> None:
@@ -190,7 +184,7 @@ class HostCache(KVCache):
             self.windowed.truncate(self.length, before)
         if self.hidden is not None:
             self.hidden.truncate(self.length)
-        del self.pages[self.length // paging.PAGE_TOKENS :]
+        del self.pages[self.length // kv_cache.PAGE_TOKENS :]
 
 
 def new_hidden(shape: CacheShape) -> StateRing | None:

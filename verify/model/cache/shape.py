@@ -107,7 +107,6 @@ class CacheShape:
         return self._bytes(each for each in self.layers if each.window is not None) * positions
 
     def _bytes(self, layers: Iterable[LayerShape]) -> int:
-        """Bytes of one position."""
         rows = (each.heads * (self.stored_width(each.key_dim) + self.stored_width(each.value_dim)) for each in layers)
         return sum(rows) * int(self.stored_dtype.itemsize)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from outrider.verify.model.cache import paging
+from outrider.verify.model.cache import kv_cache
 from outrider.verify.model.cache.shape import CacheShape
 
 # The margin behind the window. An agent's next turn goes back by less.
@@ -34,7 +34,7 @@ class WindowedRows:
 
     def release(self, length: int) -> list[int]:
         """Releases the pages that no row after `length` needs, if they are a batch. Returns them."""
-        end = (length - self.window - max(self.window, MARGIN_TOKENS)) // paging.PAGE_TOKENS
+        end = (length - self.window - max(self.window, MARGIN_TOKENS)) // kv_cache.PAGE_TOKENS
         if end - self._settled < BATCH_PAGES:
             return []
         pages = [page for page in range(self._settled, end) if not is_kept(page, self.window)]
@@ -51,10 +51,10 @@ class WindowedRows:
 
     def truncate(self, length: int, before: int) -> None:
         """The rows from `length` on, up to `before`, will be written again; returns their memory if they are a batch."""
-        end = length // paging.PAGE_TOKENS
+        end = length // kv_cache.PAGE_TOKENS
         self._settled = min(self._settled, end)
         self.released = {page for page in self.released if page < end}
-        dropped = range(paging.page_count(length, paging.PAGE_TOKENS), paging.page_count(before, paging.PAGE_TOKENS))
+        dropped = range(kv_cache.page_count(length, kv_cache.PAGE_TOKENS), kv_cache.page_count(before, kv_cache.PAGE_TOKENS))
         if len(dropped) >= BATCH_PAGES:
             self._discard(dropped)
 
@@ -62,19 +62,19 @@ class WindowedRows:
         for start, end in spans(pages):
             # Again from the page before, since the system's pages do not begin where ours do.
             first = start - 1 if start - 1 in self.released else start
-            self._return(slice(first * paging.PAGE_TOKENS, end * paging.PAGE_TOKENS))
+            self._return(slice(first * kv_cache.PAGE_TOKENS, end * kv_cache.PAGE_TOKENS))
 
 
 def is_kept(page: int, window: int) -> bool:
     """Whether a page is in one of the windows that are kept."""
-    size = paging.page_count(window, paging.PAGE_TOKENS)
+    size = kv_cache.page_count(window, kv_cache.PAGE_TOKENS)
     return page % (SPACING * size) >= (SPACING - 1) * size
 
 
 def held_positions(positions: int, window: int) -> int:
     """The most positions that a slot has of layers with this window, after a text of `positions`."""
-    recent = window + max(window, MARGIN_TOKENS) + (BATCH_PAGES + 1) * paging.PAGE_TOKENS + FORWARD_TOKENS
-    size = paging.page_count(window, paging.PAGE_TOKENS) * paging.PAGE_TOKENS
+    recent = window + max(window, MARGIN_TOKENS) + (BATCH_PAGES + 1) * kv_cache.PAGE_TOKENS + FORWARD_TOKENS
+    size = kv_cache.page_count(window, kv_cache.PAGE_TOKENS) * kv_cache.PAGE_TOKENS
     return min(positions, recent + positions // (SPACING * size) * size)
 
 
@@ -87,9 +87,9 @@ def held_bytes(shape: CacheShape, positions: int) -> int:
 
 def reachable(length: int, window: int, released: Collection[int]) -> int:
     """The greatest length up to `length` whose last `window` rows are in pages that are not released."""
-    size = paging.PAGE_TOKENS
+    size = kv_cache.PAGE_TOKENS
     while True:
-        pages = range(max(0, length - window) // size, paging.page_count(length, size))
+        pages = range(max(0, length - window) // size, kv_cache.page_count(length, size))
         missing = next((page for page in pages if page in released), None)
         if missing is None:
             return length

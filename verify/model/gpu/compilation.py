@@ -8,11 +8,15 @@ Without the error's class, every exception of the first forward has to count as 
 of many kinds fall back to Python; `compile="off"` serves any model, without fused kernels. Without `use_duck_shape`,
 torch.compile assumes that equal sizes stay equal, so a number of rows that equals another size is compiled separately. Without
 the layers' names, the whole model is compiled at once, which takes longer.
+
+`AsyncCompileMode` is Triton's own, in 3.6 and 3.7; it compiles kernels in threads. Every launch calls `JITFunction.run`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +24,8 @@ import torch
 import torch._dynamo
 import torch.fx.experimental._config
 from transformers import PreTrainedModel
+from triton import AsyncCompileMode
+from triton.runtime.jit import JITFunction
 
 from outrider.verify.model.recurrent.mixers import Mixer
 
@@ -70,3 +76,23 @@ def compiled_layers(model: PreTrainedModel, backend: Any = "inductor") -> Iterat
             del layer.forward
         for module, forward in zip(mixers, forwards, strict=True):
             module.forward = forward
+
+
+@contextmanager
+def compiled_together() -> Iterator[None]:
+    """Kernels that are launched inside are only compiled: their outputs have any values. All are ready when the context ends.
+
+    One that cannot be compiled raises when it is launched later.
+    """
+    run = JITFunction.run
+
+    def compile_only(kernel: Any, *args: Any, **options: Any) -> Any:
+        return run(kernel, *args, **options | {"warmup": True})
+
+    jit: Any = JITFunction
+    with ThreadPoolExecutor(os.cpu_count()) as threads, AsyncCompileMode(threads, ignore_errors=True):
+        jit.run = compile_only
+        try:
+            yield
+        finally:
+            jit.run = run

@@ -109,7 +109,6 @@ def is_plain(architecture: Architecture) -> bool:
 
 
 def is_plain_layer(layer: Layer) -> bool:
-    """The same for a layer."""
     others = layer.cap, layer.latent, layer.source, layer.recurrence
     is_other = layer.is_gated or layer.norms_values or layer.deviations != -math.inf
     return layer.heads > 0 and layer.feeds and not is_other and all(each is None for each in others)
@@ -131,7 +130,6 @@ def has_parts(layer: Any) -> bool:
 
 
 def layer_weights(module: Any, layer: Layer, number: int) -> LayerWeights:
-    """The weights of a layer's module."""
     attention, feed_forward = module.self_attn, module.mlp
     gains = [getattr(getattr(attention, name, None), "weight", None) for name in ("q_norm", "k_norm")]
     return LayerWeights(

@@ -110,7 +110,6 @@ class Crossings:
         self._copies.clear()
 
     def bring(self, value: Any, device: torch.device) -> Any:
-        """The value with all tensors in it on the device."""
         leaves, form = tree_flatten(value)
         away = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device != device}
         if not away:

@@ -88,7 +88,6 @@ class KernelExperts(torch.nn.Module):
         self.arrived = counters(hidden, self.gate_up[0].device)
 
     def forward(self, rows: torch.Tensor, index: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-        """See `outrider.verify.model.gpu.triton_experts.experts`."""
         from outrider.verify.model.gpu.triton_experts import experts
 
         way = self.way

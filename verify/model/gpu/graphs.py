@@ -20,21 +20,18 @@ from transformers import PreTrainedModel
 from triton.runtime.errors import OutOfResources
 
 from outrider.verify.errors import ModelError, first_sentence
-from outrider.verify.model.cache.paging import page_count
-from outrider.verify.model.gpu.compilation import CompileError, compiled_layers
-from outrider.verify.model.gpu.device_rows import DeviceRows, Piece, pieces_of
-from outrider.verify.model.gpu.device_states import DeviceStates
+from outrider.verify.model.batch import Segment, keep_hidden
+from outrider.verify.model.cache.kv_cache import page_count
+from outrider.verify.model.gpu.compilation import CompileError, compiled_layers, compiled_together
+from outrider.verify.model.gpu.device_rows import DeviceRows, DeviceStates, Piece, pieces_of
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.experts import KernelExperts
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
-from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.gpu.staged_graph import Capture, CudaCapture, StagedGraph
-from outrider.verify.model.gpu.text_work import TextWork
-from outrider.verify.model.gpu.together import compiled_together
+from outrider.verify.model.gpu.text_work import ROWS, TextWork
 from outrider.verify.model.gpu.triton_attention import KernelAttention
 from outrider.verify.model.gpu.triton_products import counters_of
 from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
-from outrider.verify.model.segment import Segment, keep_hidden
 from outrider.verify.model.transfer import on_device
 
 log = logging.getLogger("outrider.worker")

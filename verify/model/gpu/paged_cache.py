@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 
 from outrider.verify.errors import ModelError
-from outrider.verify.model.cache import paging
+from outrider.verify.model.cache import kv_cache
 from outrider.verify.model.cache.codec import encode, noise_like
 from outrider.verify.model.cache.host_cache import new_hidden
-from outrider.verify.model.cache.paging import OutOfPages, Rows, page_count
+from outrider.verify.model.cache.kv_cache import OutOfPages, Rows, page_count
 from outrider.verify.model.cache.shape import SCALE_BYTES, CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache, new_states
 from outrider.verify.model.memory import free_bytes
@@ -29,7 +29,7 @@ POOLED_CACHES, POOLED_SHARE = 8, 0.5
 
 def pages_for(positions: int) -> int:
     """Pages that hold `positions` positions of one cache."""
-    return page_count(positions, paging.PAGE_TOKENS)
+    return page_count(positions, kv_cache.PAGE_TOKENS)
 
 
 def check_pages(shape: CacheShape, group_sizes: Collection[int]) -> None:
@@ -86,7 +86,7 @@ class PagePool:
 
     def __init__(self, shape: CacheShape, pages: int) -> None:
         self.shape = shape
-        self.page_tokens = paging.PAGE_TOKENS  # as in host memory
+        self.page_tokens = kv_cache.PAGE_TOKENS  # as in host memory
         self.parts: list[PoolPart] = []  # by device
         self.layers: list[tuple[torch.Tensor, ...]] = []  # the planes of each, [pages, 2, kv_heads, page_tokens, ...]
         for part in shape.parts:
@@ -145,7 +145,6 @@ class PagePool:
                     plane[target, :, :, :, target_row] = plane[source, :, :, :, source_row]
 
     def hold(self, pages: Iterable[int]) -> None:
-        """Adds a holder to each page."""
         for page in pages:
             self._holders[page] += 1
 
@@ -279,7 +278,7 @@ class PagedCache(TensorCache):
         return table
 
     def _part(self, start: int, end: int) -> torch.Tensor:
-        """The rows of one page, as in `Rows.parts`; on the host if the layers are on several devices."""
+        """The rows of one page, as in `KVCache.parts`; on the host if the layers are on several devices."""
         parts = list(map(together, self._views(start, end)))
         return parts[0] if len(parts) == 1 else torch.cat([part.cpu() for part in parts])
 
@@ -299,7 +298,6 @@ class PagedCache(TensorCache):
         return (view for views in self._pages(length) for view in views)
 
     def fill(self, length: int, noise: torch.Generator | None = None) -> None:
-        """See `TensorCache.fill`."""
         super().fill(length)
         if noise is not None:
             for views in self._pages(length):

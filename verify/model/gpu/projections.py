@@ -33,7 +33,6 @@ class MergedLinear(torch.nn.Module):
         return self.parts[0]
 
     def outputs(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Those of all layers."""
         found: torch.Tensor = self.product(rows)
         parts = found.unflatten(-1, (-1, len(self.sizes))).unbind(-1) if self.in_turns else found.split(self.sizes, -1)
         return tuple(parts)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from outrider.verify.model.packed import PackedLayer
+from outrider.verify.model.sizes import PackedLayer
 
 # Inputs that share a scale, and those whose values share words.
 BLOCK, GROUP = 32, 128
@@ -143,11 +143,9 @@ class BlockLinear(PackedLayer):
 
     @property
     def arrived(self) -> torch.Tensor:
-        """See `outrider.verify.model.gpu.triton_products.KernelLinear`."""
         return self.weights.arrived
 
     def apart(self) -> BlockLinear:
-        """See `outrider.verify.model.gpu.triton_products.KernelLinear.apart`."""
         found = copy(self)
         found.weights = self.weights._replace(arrived=torch.zeros_like(self.weights.arrived))
         return found

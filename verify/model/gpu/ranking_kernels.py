@@ -25,7 +25,6 @@ def keys_of(logits, low_bits: tl.constexpr):
 
 @triton.jit
 def _logits_of(keys, low_bits: tl.constexpr):
-    """The logits with these keys."""
     ordered = 0x7FFFFFFF - ((keys << low_bits) | ((1 << low_bits) - 1))
     bits = ordered ^ ((ordered >> 31) & 0x7FFFFFFF)
     return ((bits >> low_bits) << low_bits).to(tl.int32).to(tl.float32, bitcast=True)
@@ -62,7 +61,6 @@ def likeliest_of_block(
     low_bits: tl.constexpr,  # of float32, which are zero in the logits' type
     block: tl.constexpr,
 ):
-    """The likeliest tokens of one block of one row."""
     row, number = tl.program_id(0), tl.program_id(1)
     found, _ = read_logits(logits + row.to(tl.int64) * row_stride, number * block, vocabulary, block)
     largest, chosen = _top(found, count, most, low_bits)

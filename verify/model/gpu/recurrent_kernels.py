@@ -1,7 +1,7 @@
-"""Triton kernels of recurrent layers over draft trees of any mix of streams (`outrider.verify.model.recurrent.state`).
+"""Triton kernels of recurrent layers over draft trees of any mix of streams (`outrider.verify.model.recurrent.rows`).
 
 Each stream's states and the rows of its last step have tensors of their own, whose addresses are in device memory
-(`outrider.verify.model.gpu.device_states`), so one captured graph serves all streams. A program takes a stream's rows in
+(`outrider.verify.model.gpu.device_rows`), so one captured graph serves all streams. A program takes a stream's rows in
 blocks, in an order in which parents precede children: what a block reads of the state and of earlier blocks are matrix
 products, and the rows of a block are solved one after the other. Triton is an optional dependency: import this module lazily.
 """

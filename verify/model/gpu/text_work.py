@@ -1,7 +1,8 @@
 """How the text before a forward's rows is divided among programs: the host lists the work once for all layers.
 
 A piece of work is one split of a stream's text for a tile of its rows, whose query heads share a key head. Splits begin at
-fixed positions, so a row's sums do not depend on how many rows, streams or programs there are.
+fixed positions, so a row's sums do not depend on how many rows, streams or programs there are. The numbers of rows for
+which forwards are captured are here, too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,19 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.verify.model.cache.shape import CacheShape
-from outrider.verify.model.gpu.row_counts import BLOCK
+
+# 72 and 136: a root and 71 or 135 nodes, up to a multiple of the tensor cores' tiles.
+ROWS = (1, 2, 4, 8, 16, 32, 64, 72, 128, 136, 256)
+# Torch.compile makes a kernel of its own for one row, whose bits may differ. So where rows are to be invariant, one is padded.
+INVARIANT_ROWS = ROWS[1:]
+# The positions of a block of text. Where rows are invariant, the rows of a step lie in one block.
+BLOCK = 64
+
+
+def depth_left(length: int) -> int:
+    """Positions of the block that follow the root, after `length` committed tokens."""
+    return BLOCK - 1 - length % BLOCK
+
 
 # The first splits of a text have this many keys: a few microseconds of one multiprocessor.
 SPLIT_KEYS = 256

@@ -17,8 +17,7 @@ from outrider.verify.model.attention.interface import Layer
 from outrider.verify.model.gpu import kernels, writing_kernels
 from outrider.verify.model.gpu.device_rows import DeviceRows
 from outrider.verify.model.gpu.paged_cache import PagePool
-from outrider.verify.model.gpu.row_counts import BLOCK
-from outrider.verify.model.gpu.text_work import HOPPER, MIN_BLOCK_ROWS, SPLITS_PER_SIZE, attend_blocks
+from outrider.verify.model.gpu.text_work import BLOCK, HOPPER, MIN_BLOCK_ROWS, SPLITS_PER_SIZE, attend_blocks
 from outrider.verify.model.gpu.triton_products import overlap
 from outrider.verify.model.transfer import on_device
 
@@ -161,7 +160,6 @@ class KernelAttention:
     """Tree attention of a forward's rows over pages. Implements `outrider.verify.model.attention.Attention`."""
 
     def __init__(self, pool: PagePool, rows: Sequence[DeviceRows]) -> None:
-        """`rows` are those of each of the pool's devices."""
         self._by_device = {
             part.tensor.device: (part.first, {"pool": part.tensor, "rows": own.rows, "tables": own.tables})
             for part, own in zip(pool.parts, rows, strict=True)

@@ -15,8 +15,7 @@ import torch
 import triton
 
 from outrider.verify.model.gpu import product_kernels as kernels
-from outrider.verify.model.gpu.row_counts import ROWS
-from outrider.verify.model.gpu.text_work import capability
+from outrider.verify.model.gpu.text_work import ROWS, capability
 from outrider.verify.model.transfer import on_device
 
 TYPES = (torch.bfloat16, torch.float16)
@@ -311,7 +310,6 @@ class KernelLinear(torch.nn.Linear):
 
     @property
     def weights(self) -> Weights:
-        """What `linear` takes."""
         return Weights(self.weight, None, None, self.bias, self.arrived)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:

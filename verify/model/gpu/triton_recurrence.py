@@ -11,11 +11,11 @@ from typing import Any, cast
 import torch
 import triton
 
+from outrider.verify.model.batch import Segment
 from outrider.verify.model.gpu import recurrent_kernels as kernels
-from outrider.verify.model.gpu.device_states import WORDS, DeviceStates, states_of
+from outrider.verify.model.gpu.device_rows import WORDS, DeviceStates, states_of
 from outrider.verify.model.recurrent.rows import Recurrence, Scan
 from outrider.verify.model.recurrent.states import ROWS
-from outrider.verify.model.segment import Segment
 from outrider.verify.model.transfer import on_device
 
 # The tile size of a matrix product.

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.cache.paging import HostRows, OutOfPages, Rows, page_count
+from outrider.verify.model.cache import kv_cache
+from outrider.verify.model.cache.kv_cache import HostRows, KVCache, OutOfPages, Rows, page_count
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.llama.library import MOST_ROWS, LlamaContext
 
@@ -48,7 +47,6 @@ class SequencePool:
         return self._free.pop()
 
     def give_back(self, sequence: int) -> None:
-        """Empties a sequence."""
         self.context.remove(sequence, 0)
         self._free.append(sequence)
 
@@ -76,21 +74,19 @@ class LlamaCache(KVCache):
 
     @property
     def length(self) -> int:
-        """The number of committed rows."""
         return self._length
 
     @length.setter
     def length(self, length: int) -> None:
         self._length = length
-        self._take(page_count(length, paging.PAGE_TOKENS))
+        self._take(page_count(length, kv_cache.PAGE_TOKENS))
 
     def _take(self, pages: int) -> None:
         self.pool.used += pages - self._taken
         self._taken = pages
 
     def missing_pages(self, rows: int) -> int:
-        """See `KVCache`."""
-        return max(0, page_count(self.length + rows, paging.PAGE_TOKENS) - self._taken)
+        return max(0, page_count(self.length + rows, kv_cache.PAGE_TOKENS) - self._taken)
 
     def reserve(self, rows: int) -> None:
         """See `KVCache`. Raises OutOfPages."""
@@ -143,10 +139,9 @@ class LlamaCache(KVCache):
         self._leaves = {}
 
     def truncate(self, length: int) -> None:
-        """See `KVCache`."""
         self.length = min(self.length, length)
         self.release()
-        del self.pages[self.length // paging.PAGE_TOKENS :]
+        del self.pages[self.length // kv_cache.PAGE_TOKENS :]
 
     def fill(self, length: int, noise: Any = None) -> None:
         """See `KVCache`; computes the rows of a text of zeros."""
@@ -171,19 +166,19 @@ class LlamaCache(KVCache):
             self.pool.context.copy(source.sequence, self.sequence, 0, length)
         else:
             if length < source.length:
-                length = length // paging.PAGE_TOKENS * paging.PAGE_TOKENS
+                length = length // kv_cache.PAGE_TOKENS * kv_cache.PAGE_TOKENS
             self.reserve(length)
-            for start, part in zip(range(0, length, paging.PAGE_TOKENS), source.parts(length), strict=True):
+            for start, part in zip(range(0, length, kv_cache.PAGE_TOKENS), source.parts(length), strict=True):
                 assert isinstance(part, np.ndarray)
                 end, saved = start + part.shape[3], part.reshape(-1)
                 self.pool.context.restore(self.sequence, self.pool.scratch, start, end, saved)
         self.length = self._end = length
-        self.pages = source.share(length // paging.PAGE_TOKENS)
+        self.pages = source.share(length // kv_cache.PAGE_TOKENS)
 
     def parts(self, length: int, start: int = 0) -> Iterator[HostRows]:
-        """See `Rows`; llama.cpp's saved bytes of each page."""
-        for first in range(start, length, paging.PAGE_TOKENS):
-            end = min(first + paging.PAGE_TOKENS, length)
+        """See `KVCache`; llama.cpp's saved bytes of each page."""
+        for first in range(start, length, kv_cache.PAGE_TOKENS):
+            end = min(first + kv_cache.PAGE_TOKENS, length)
             found = np.zeros((1, 1, 1, end - first, self.pool.shape.bytes_for(1)), np.uint8)
             saved = self.pool.context.save(self.sequence, self.pool.scratch, first, end)
             found.reshape(-1)[: len(saved)] = saved

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.llama_package import ERRORS, PACKAGE, is_installed, last_error, library
 from outrider.verify.gguf.metadata import read_metadata
-from outrider.verify.model.cache.paging import OutOfPages
+from outrider.verify.model.cache.kv_cache import OutOfPages
 from outrider.verify.model.cpu.native.variants import processor_flags
 
 log = logging.getLogger("outrider.worker")
@@ -85,7 +85,6 @@ class LlamaModel:
 
     @property
     def ends(self) -> frozenset[int]:
-        """The tokens that end an answer."""
         return frozenset(id for id in range(self.vocabulary) if self._api.llama_vocab_is_eog(self._vocabulary, id))
 
     @property
@@ -188,7 +187,6 @@ class LlamaContext:
 
 
 def most_sequences() -> int:
-    """The most sequences of a cache."""
     return int(library().llama_max_parallel_sequences())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -13,10 +12,9 @@ from numpy.typing import NDArray
 
 from outrider.drafters.interface import MAX_NODES
 from outrider.verify.errors import ModelError
-from outrider.verify.findings import processor
-from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
-from outrider.verify.model.cache.paging import page_count
+from outrider.verify.model.batch import Segment, grouped, kept_rows, positions_of, tokens_of
+from outrider.verify.model.cache import kv_cache
+from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache, page_count
 from outrider.verify.model.cache.shape import CacheShape, LayerShape
 from outrider.verify.model.llama import library
 from outrider.verify.model.llama.cache import LlamaCache, SequencePool
@@ -24,7 +22,6 @@ from outrider.verify.model.llama.library import KV_NAMES, KV_TYPES, MOST_ROWS, L
 from outrider.verify.model.llama.stateful import StatefulCache
 from outrider.verify.model.memory import HOST, keep_freed_memory
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.segment import Segment, grouped, kept_rows, positions_of, tokens_of
 
 # Sessions that are in the cache, unless settings ask for more: attention reads past the rows of all of them.
 MOST_CACHES = 4
@@ -39,6 +36,7 @@ class LlamaRunner(ModelRunner):
 
     can_assume, most_caches = False, MOST_CACHES
     in_pages = True  # sessions share the positions of one cache
+    max_rows = MOST_ROWS
 
     def __init__(self, file: Path, context_tokens: int | None = None, kv_dtype: str = "auto", on_gpu: bool = True) -> None:
         """Call `start` before any other method. Raises ModelError."""
@@ -54,7 +52,7 @@ class LlamaRunner(ModelRunner):
         self.weight_bits = round(8 * self.weight_bytes / max(1, self.llama.weights), 2)
         self.model_tokens = self.llama.context_tokens
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
-        self.stop_tokens, self.library = self.llama.ends, library.name()
+        self.stop_tokens, self.library, self.kernels = self.llama.ends, library.name(), library.name()
         self.description = f"{file.name}, {self.llama.description}, {library.name()}"
         self._kv_dtype = kv_dtype
         self.cache_shape = self._probe()
@@ -63,23 +61,22 @@ class LlamaRunner(ModelRunner):
 
     def _probe(self) -> CacheShape:
         """The bytes that llama.cpp saves of one position, its header included. Raises ModelError if logits are NaN."""
-        context = LlamaContext(self.llama, paging.PAGE_TOKENS, 1, self._kv_dtype, 2)
+        context = LlamaContext(self.llama, kv_cache.PAGE_TOKENS, 1, self._kv_dtype, 2)
         logits = context.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), [[0]], np.ones(1, np.bool_))
         if not np.isfinite(logits).any():
             raise ModelError(f"llama.cpp computes NaN for {self.description}; check its weights.")
         return CacheShape((LayerShape(1, len(context.save(0, 1, 0, 1)), 0),), np.dtype(np.uint8), self.device)
 
     def start(self, context_tokens: int) -> None:
-        """See `ModelRunner`."""
         self.context_tokens = min(self.model_tokens, context_tokens)
         self._sequences = None  # frees its memory first
-        full = page_count(self._positions, paging.PAGE_TOKENS)
+        full = page_count(self._positions, kv_cache.PAGE_TOKENS)
         most = max(CONTEXTS * full, LEAST_PAGES)
         pages = most if self.pages is None else max(full, min(self.pages, most))
         threads = self.threads or os.cpu_count() or 1
         # Each sequence takes the memory of its states.
         sequences = library.most_sequences() if self.takes_trees else STATES
-        context = LlamaContext(self.llama, pages * paging.PAGE_TOKENS, threads, self._kv_dtype, sequences)
+        context = LlamaContext(self.llama, pages * kv_cache.PAGE_TOKENS, threads, self._kv_dtype, sequences)
         self._sequences = SequencePool(context, self.cache_shape, pages)
         keep_freed_memory()
 
@@ -94,34 +91,7 @@ class LlamaRunner(ModelRunner):
 
     @property
     def dtypes(self) -> tuple[str, str]:
-        """See `ModelRunner`."""
         return "float32", KV_NAMES[self._kv_dtype]
-
-    @property
-    def backends(self) -> str:
-        """See `ModelRunner`."""
-        return f"{library.name()}, {self.weight_bytes} bytes"
-
-    @property
-    def machine(self) -> tuple[str, ...]:
-        """See `ModelRunner`."""
-        return processor(), str(self.threads)
-
-    def use_threads(self, count: int) -> None:
-        """See `ModelRunner`. PyTorch, if it is loaded for a draft model, would wait for work on the same cores."""
-        self.threads = count
-        if torch := sys.modules.get("torch"):
-            torch.set_num_threads(1)
-
-    @property
-    def kernels(self) -> str:
-        """See `ModelRunner`."""
-        return library.name()
-
-    @property
-    def max_rows(self) -> int:
-        """See `ModelRunner`."""
-        return MOST_ROWS
 
     @property
     def draft_nodes(self) -> int:

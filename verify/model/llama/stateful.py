@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.paging import HostRows, Page, Rows, SwappedRows
+from outrider.verify.model.cache.kv_cache import HostRows, Page, Rows, SwappedRows
 from outrider.verify.model.llama.cache import LlamaCache, SequencePool
 
 
@@ -39,7 +39,6 @@ class StatefulCache(LlamaCache):
         self._before = sequence
 
     def _copied(self) -> int:
-        """A copy of the sequence."""
         found = self.pool.take()
         self.pool.context.copy(self.sequence, found, 0, -1)
         return found

@@ -12,9 +12,8 @@ from typing import TypeAlias
 
 from gguf import GGMLQuantizationType
 
-from outrider.verify.model.quantized.parts import Parts, Settings, UnknownFormatError
+from outrider.verify.model.quantized.integers import Parts, Settings, UnknownFormatError, of_compressed, of_words
 from outrider.verify.model.quantized.scaled import STATE, of_bitsandbytes, of_four_bits, of_mxfp4, of_nvfp4, of_scaled
-from outrider.verify.model.quantized.words import of_compressed, of_words
 from outrider.verify.model.stored import Part, Stored
 
 # The methods whose formats are read.

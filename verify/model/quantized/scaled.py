@@ -8,8 +8,16 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
-from outrider.verify.model.quantized.integers import Computed, Integers, rounded
-from outrider.verify.model.quantized.parts import FLOAT8_VALUES, Parts, Settings, UnknownFormatError, floats
+from outrider.verify.model.quantized.integers import (
+    FLOAT8_VALUES,
+    Computed,
+    Integers,
+    Parts,
+    Settings,
+    UnknownFormatError,
+    floats,
+    rounded,
+)
 from outrider.verify.model.stored import Part, Stored, halved
 
 # The begin of the name's end of what describes 4-bit weights of bitsandbytes.

@@ -1,6 +1,6 @@
 """The recurrent part of a slot: the state after the committed tokens, and the rows since, from which any path is committed.
 
-A step's rows are kept as keys, writes and decays (`outrider.verify.model.recurrent.state`) and as inputs of the convolutions.
+A step's rows are kept as keys, writes and decays (`outrider.verify.model.recurrent.rows`) and as inputs of the convolutions.
 They are folded into the state by the next forward, so what was committed can still be cut before it. A snapshot is kept every
 SNAPSHOT_TOKENS, for rewinding further back: to the nearest one, from which the text is read again.
 
@@ -74,11 +74,9 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
         return int(self.matrices.nbytes + self.windows.nbytes)
 
     def on_host(self) -> Snapshot:
-        """The snapshot in host memory."""
         if isinstance(self.matrices, np.ndarray):
             return self
         return Snapshot(self.length, self.matrices.cpu(), self.windows.cpu())

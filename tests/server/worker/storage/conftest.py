@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from outrider.verify.model.cache import paging
+from outrider.verify.model.cache import kv_cache
 
 
 @pytest.fixture(autouse=True)
@@ -18,5 +18,5 @@ def private_paths(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 def page_tokens(request: pytest.FixtureRequest) -> Iterator[int]:
     """Pages that a text has several of, or not one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paging, "PAGE_TOKENS", request.param)
+        patch.setattr(kv_cache, "PAGE_TOKENS", request.param)
         yield request.param

@@ -18,8 +18,8 @@ from outrider.drafters.sequence import Ints, common_prefix
 from outrider.server.worker.storage.prefix_index import BLOCK_TOKENS, PrefixIndex
 from outrider.server.worker.storage.session_files import model_digest
 from outrider.verify.measurement import machine_key
-from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.paging import distinct_rows
+from outrider.verify.model.cache import kv_cache
+from outrider.verify.model.cache.kv_cache import distinct_rows
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.hub import MODEL, cache_models, commit_of
 from tests.server.worker.storage.stores import LONG, answer, bytes_in, files_in, new_store, pages_in, save, sessions_in
@@ -58,7 +58,7 @@ def test_restored_sessions_share_pages(tiny_runner: TorchRunner, tmp_path: Path,
         assert distinct_rows(rows) == sum(each.length for each in rows) - 40 // page_tokens * page_tokens
     for text in texts:
         assert answer(second, np.concatenate([text, [7]]).astype(np.int32))[0] >= len(text) - 1
-    owners: dict[str, set[paging.Page]] = {"p": set(), "another": set()}
+    owners: dict[str, set[kv_cache.Page]] = {"p": set(), "another": set()}
     for (owner, _), session in second._sessions.items():
         owners[owner].update(session.verifier.rows.pages)
     assert len(owners["another"]) == len(LONG) // page_tokens

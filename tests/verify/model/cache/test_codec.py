@@ -2,29 +2,18 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.drafters.registry import Resources, make
-from outrider.verify.decode import decode as answer
 from outrider.verify.model.attention.interface import Layer
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import STORED, decode, encode
 from outrider.verify.model.cache.shape import CacheShape, KVDtype, stored_width
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.self_check import check_model
-from outrider.verify.model.torch_runner import TorchRunner
-from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.stream import DecodeOptions
-from outrider.verify.verifier import Verifier
-from tests.decoding import answer_of
 
 EIGHT_BITS: tuple[KVDtype, ...] = ("int8", "fp8")
 CPU = torch.device("cpu")
-PROMPT = np.arange(5, 40, dtype=np.int32)
 
 
 def stored(kv_dtype: KVDtype) -> torch.dtype:
@@ -70,24 +59,3 @@ def test_blocks_of_a_long_text_have_the_sum_of_the_whole(window: int | None) -> 
     found = TorchAttention(cache, batch).attend(layer, query, key, value)
     assert torch.allclose(found, TorchAttention(plain, batch).attend(layer, query, *given), atol=1e-5)
     assert cache.tensor.nbytes * 16 == plain.tensor.nbytes * 5
-
-
-@pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
-def test_drafts_change_no_answer(tiny_config: LlamaConfig, kv_dtype: KVDtype) -> None:
-    """Nor does a session that is reused: it reads the rows that were written before."""
-    torch.manual_seed(1)
-    runner = TorchRunner(LlamaForCausalLM(tiny_config), started=False, kv_dtype=kv_dtype)
-    runner.start(128)
-    check_model(runner, "tiny")
-    for temperature in (0.0, 0.8):
-        wanted = DecodeOptions(SamplingParams(temperature=temperature, seed=2), max_tokens=20)
-        plain, drafted = (Verifier(runner, runner.new_cache()) for _ in range(2))
-        drafter = make("fusion", Resources(vocabulary=runner.vocabulary + 1))
-        text = PROMPT
-        for _ in range(2):
-            expected = answer(plain, make("none", Resources()), text, wanted)
-            found = answer(drafted, drafter, text, wanted)
-            assert found.tokens == expected.tokens
-            text = np.concatenate([text, np.array([*expected.tokens, 7], np.int32)])
-        fresh = answer_of(runner, text[: len(PROMPT) + 21], wanted)
-        assert fresh.tokens == expected.tokens

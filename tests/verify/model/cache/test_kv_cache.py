@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.paging import Rows, distinct_rows
+from outrider.verify.model.cache import kv_cache
+from outrider.verify.model.cache.kv_cache import Rows, distinct_rows
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.transfer import tensor_of
@@ -22,7 +22,7 @@ SHAPE = CacheShape.uniform(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32
 @pytest.fixture(scope="module", autouse=True)
 def small_pages() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paging, "PAGE_TOKENS", 4)
+        patch.setattr(kv_cache, "PAGE_TOKENS", 4)
         yield
 
 

@@ -8,13 +8,11 @@ import torch
 
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache import paging, windows
+from outrider.verify.model.cache import kv_cache, windows
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.decoding import check_sessions
 from tests.verify.model.families import build
-from tests.verify.model.test_architectures import make
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux only")
 # All layers with a window, some, with sinks, and with layers of several shapes that share keys.
@@ -24,14 +22,14 @@ TEXT = torch.randint(3, 97, (110,), generator=torch.Generator().manual_seed(1))
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paging, "PAGE_TOKENS", 4)
+    monkeypatch.setattr(kv_cache, "PAGE_TOKENS", 4)
     monkeypatch.setattr(windows, "MARGIN_TOKENS", 8)
     monkeypatch.setattr(windows, "BATCH_PAGES", 1)
 
 
 @functools.cache
 def runner_of(name: str) -> TorchRunner:
-    model = build(name, NAME) if name == "gemma4" else make(name, NAME)
+    model = build(name, NAME)
     prepare(model, None)
     return TorchRunner(model, pack=True)
 
@@ -64,12 +62,3 @@ def test_released_rows_change_no_bits(name: str, monkeypatch: pytest.MonkeyPatch
     expected = read(runner, cache := runner.new_cache())
     assert not cache.released
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-
-
-def test_sessions_are_drafted_reused_forked_and_rewound_at_random_points() -> None:
-    runner, released = runner_of("qwen2"), 0
-    for session in check_sessions(runner, 5, share=0.5, added=(3, 60), tokens=12):
-        assert isinstance(session.cache, TensorCache)
-        spoil(runner, session.cache)
-        released += len(session.cache.released)
-    assert released

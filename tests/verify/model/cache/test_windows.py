@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.verify.model.cache import paging, windows
-from outrider.verify.model.cache.paging import Rows, SwappedRows, distinct_bytes
+from outrider.verify.model.cache import kv_cache, windows
+from outrider.verify.model.cache.kv_cache import Rows, SwappedRows, distinct_bytes
 from outrider.verify.model.cache.shape import CacheShape, LayerShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cache.windows import held_bytes, held_positions
@@ -32,7 +32,7 @@ NONE = CacheShape((LayerShape(3, 4, 4),) * 2, torch.float32, CPU)
 @pytest.fixture(scope="module", autouse=True)
 def small_pages() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paging, "PAGE_TOKENS", 4)
+        patch.setattr(kv_cache, "PAGE_TOKENS", 4)
         patch.setattr(windows, "MARGIN_TOKENS", 8)
         patch.setattr(windows, "BATCH_PAGES", 2)
         patch.setattr(windows, "FORWARD_TOKENS", 8)
@@ -138,7 +138,7 @@ def resident_mb() -> float:
 
 
 def test_released_rows_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paging, "PAGE_TOKENS", 256)
+    monkeypatch.setattr(kv_cache, "PAGE_TOKENS", 256)
     shape = CacheShape(
         (LayerShape(2, 64, 64, 100), *[LayerShape(2, 64, 64, 200)] * 14, LayerShape(2, 64, 64)), torch.float32, CPU
     )

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _convert_float, _LangPatchScope
 
-from outrider.verify.model.cache import paging
+from outrider.verify.model.cache import kv_cache
 from outrider.verify.model.gpu import text_work, triton_attention
 from outrider.verify.model.torch_runner import TorchRunner
 
@@ -45,7 +45,7 @@ patch_language = interpreter._patch_lang
 @pytest.fixture(scope="package", autouse=True)
 def emulated_gpu() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paging, "PAGE_TOKENS", PAGE)
+        patch.setattr(kv_cache, "PAGE_TOKENS", PAGE)
         patch.setattr(text_work, "SPLIT_KEYS", PAGE)
         patch.setattr(triton_attention, "PROGRAMS", 4)
         patch.setattr(InterpreterBuilder, "create_dot", dot)

@@ -9,20 +9,19 @@ import torch._dynamo
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.gpu.compilation import CompileError, compiled_layers
-from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
+from tests.verify.model.families import build
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.test_graphs import Graphed
-from tests.verify.model.test_architectures import make
 
 
 @pytest.mark.slow
 def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixture) -> None:
     """Code compiled for a few layers and numbers of rows serves all, with unchanged results. All other sizes are constants."""
     caplog.set_level(logging.WARNING, "torch.__trace")  # verbose
-    runner = TorchRunner(make("llama", NAME).to(DEVICE), started=False)
+    runner = TorchRunner(build("llama", NAME).to(DEVICE), started=False)
     compiled: list[torch.fx.GraphModule] = []
 
     def count(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
@@ -46,7 +45,7 @@ def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_failed_compilation_is_reported() -> None:
-    runner = TorchRunner(make("llama", NAME).to(DEVICE), started=False)
+    runner = TorchRunner(build("llama", NAME).to(DEVICE), started=False)
     graphs = Graphed(runner, capture=False)
     _, cache = graphs.filled()
 

@@ -14,7 +14,7 @@ from outrider.verify.decode import decode
 from outrider.verify.model.attention.interface import Layer
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.backend import load_model
-from outrider.verify.model.cache import paging
+from outrider.verify.model.cache import kv_cache
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu import text_work, triton_attention
@@ -93,13 +93,13 @@ def test_attention_in_bfloat16_is_that_in_float32(
     context: int, heads: int, kv_heads: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the sizes that are served. Outputs reach 4, where bfloat16 has steps of 2^-6."""
-    monkeypatch.setattr(paging, "PAGE_TOKENS", 256)
+    monkeypatch.setattr(kv_cache, "PAGE_TOKENS", 256)
     monkeypatch.setattr(text_work, "SPLIT_KEYS", 256)
     monkeypatch.setattr(triton_attention, "PROGRAMS", 512)
     device, generator = torch.device("cuda"), torch.Generator("cuda").manual_seed(context + heads)
     shape = CacheShape.uniform(1, kv_heads, head_dim, torch.bfloat16, device)
     for rows in (1, 9, 129):
-        pool = PagePool(shape, paging.page_count(context + rows, paging.PAGE_TOKENS))
+        pool = PagePool(shape, kv_cache.page_count(context + rows, kv_cache.PAGE_TOKENS))
         paged = PagedCache(pool, context + rows)
         paged.fill(context, generator)
         paged.reserve(rows)

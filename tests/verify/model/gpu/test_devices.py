@@ -7,20 +7,17 @@ import torch
 from transformers import LlamaConfig
 
 from outrider.verify.errors import ModelError
-from outrider.verify.model.attention.interface import NAME, Layer
-from outrider.verify.model.attention.shape_probe import ShapeProbe
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.attention.interface import NAME, Layer, ShapeProbe
+from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.gpu.devices import Crossings, Placement, decoder_layers, split
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.gpu.triton_products import counters_of, use_kernel
-from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.verify.model.families import random_model
+from tests.verify.model.families import build, random_model
 from tests.verify.model.gpu.emulated_devices import Devices, emulated_devices
 from tests.verify.model.gpu.test_graphs import POSITIONS, Graphed
-from tests.verify.model.test_architectures import make
 
 FIRST, SECOND = torch.device("cpu", 0), torch.device("cpu", 1)
 CONTEXT = 32
@@ -37,7 +34,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
 def placed(name: str, *devices: torch.device) -> TorchRunner:
     """A small model over these devices, started without graphs."""
     torch.manual_seed(1)
-    model = make(name, NAME)
+    model = build(name, NAME)
     Placement(model, devices).move()
     runner = TorchRunner(model, CONTEXT, compile="off", started=False)
     runner.pages = 4
@@ -88,7 +85,7 @@ def test_keys_of_another_device_are_refused(devices: Devices) -> None:
 
 
 def test_more_devices_than_layers_are_refused() -> None:
-    model = make("llama", NAME)
+    model = build("llama", NAME)
     devices = [torch.device("cpu", index) for index in range(len(decoder_layers(model)) + 1)]
     with pytest.raises(
         ModelError, match=r"^The model has \d layers, but model.device names \d devices; name as many at most\.$"

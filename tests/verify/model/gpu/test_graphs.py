@@ -15,19 +15,17 @@ import torch
 
 from outrider.drafters.interface import Source, arrange
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu import graphs as graphs_module
 from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
 from outrider.verify.model.gpu.graphs import Forward, GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
-from outrider.verify.model.gpu.row_counts import BLOCK, ROWS
-from outrider.verify.model.gpu.text_work import TextWork
-from outrider.verify.model.segment import Segment
+from outrider.verify.model.gpu.text_work import BLOCK, ROWS, TextWork
 from outrider.verify.model.torch_runner import TorchRunner
+from tests.verify.model.families import build
 from tests.verify.model.gpu.conftest import DEVICE
-from tests.verify.model.test_architectures import make
 
 PREFIX = torch.tensor([5, 9, 60, 3, 44, 7, 7, 21])
 POSITIONS = 200
@@ -106,7 +104,7 @@ def test_streams_of_any_length_share_a_forward(tiny_runner: TorchRunner) -> None
 
 
 def test_hidden_states_are_kept_with_the_rows() -> None:
-    runner = TorchRunner(make("llama", NAME).to(DEVICE), started=False)
+    runner = TorchRunner(build("llama", NAME).to(DEVICE), started=False)
     runner.tap_hidden(())
     graphs = Graphed(runner)
     found = []

@@ -10,8 +10,7 @@ import transformers
 from packaging.version import Version
 
 from outrider.drafters.interface import EMPTY
-from outrider.verify.heads.draft import HeadRunner
-from outrider.verify.heads.model import HeadCache, HeadModel
+from outrider.verify.heads.model import HeadCache, HeadModel, HeadRunner
 from outrider.verify.model.gpu.paged_cache import PagedCache
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.verify.model.cache.codec import decode
-from outrider.verify.model.cache.paging import OutOfPages, Rows
+from outrider.verify.model.cache.kv_cache import OutOfPages, Rows
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
@@ -19,7 +19,7 @@ SHAPE = CacheShape.uniform(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32
 
 @pytest.fixture(autouse=True)
 def tiny_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.verify.model.cache.paging.PAGE_TOKENS", 4)
+    monkeypatch.setattr("outrider.verify.model.cache.kv_cache.PAGE_TOKENS", 4)
 
 
 def filled(pool: PagePool, length: int) -> PagedCache:

@@ -11,11 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.verify import controller
 from outrider.verify import stream as streams
 from outrider.verify.model import invariance
-from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.paging import OutOfPages
-from outrider.verify.model.gpu.row_counts import BLOCK
+from outrider.verify.model.batch import ForwardBatch, Segment
+from outrider.verify.model.cache.kv_cache import OutOfPages
+from outrider.verify.model.gpu.text_work import BLOCK
 from outrider.verify.model.invariance import Tree, start
-from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.server.worker.fakes import Rig, request
 from tests.verify.model.gpu.conftest import DEVICE, PAGE
@@ -54,7 +53,8 @@ def test_a_forward_without_room_changes_nothing(make: Callable[[torch.dtype], To
     assert torch.equal(runner.forward_all([Segment(other, chain(3))])[0], alone)
 
 
-@pytest.mark.parametrize("coded", [None, pytest.param(torch.int8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("coded", [None, torch.int8])
 def test_a_prompt_is_read_into_pages(make: Callable[[torch.dtype], TorchRunner], coded: torch.dtype | None) -> None:
     runner = make(torch.float32)
     reference = TorchRunner(runner.model, CONTEXT, started=False)

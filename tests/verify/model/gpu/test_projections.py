@@ -9,7 +9,7 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.gpu.projections import MergedLinear, MergedPart, joined, merge_projections
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.verify.model.test_architectures import ARCHITECTURES, make
+from tests.verify.model.families import ATTENDING, build
 
 
 def logits_of(runner: TorchRunner) -> torch.Tensor:
@@ -17,16 +17,16 @@ def logits_of(runner: TorchRunner) -> torch.Tensor:
     return found.clone()
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_logits_are_those_of_the_layers_one_by_one(name: str) -> None:
-    model = make(name, NAME)
+    model = build(name, NAME)
     expected = logits_of(TorchRunner(model))
     merge_projections(model)
     assert torch.allclose(logits_of(TorchRunner(model)), expected, atol=1e-4)
 
 
 def test_layers_that_differ_stay_apart() -> None:
-    model = make("llama", NAME)
+    model = build("llama", NAME)
     attention = model.model.layers[0].self_attn
     attention.k_proj = torch.nn.Linear(16, 16, bias=False)
     model.model.layers[1].mlp.up_proj.weight.data = model.model.layers[1].mlp.up_proj.weight.data.bfloat16()
@@ -49,7 +49,7 @@ def test_a_part_of_other_rows_is_of_another_product() -> None:
 
 def test_a_compiled_layer_has_one_product_for_each_group() -> None:
     """Without a break: what one layer keeps for the next is seen by the compiler."""
-    model = make("llama", NAME)
+    model = build("llama", NAME)
     attention = model.model.layers[0].self_attn
     merge_projections(model)
     seen: list[int] = []

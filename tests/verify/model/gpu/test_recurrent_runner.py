@@ -9,12 +9,11 @@ import torch
 import transformers
 
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.paged_cache import PagedCache
 from outrider.verify.model.recurrent import states
-from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.decoding import check_sessions
 from tests.verify.model.families import DELTA, SIZES, config_of, random_model

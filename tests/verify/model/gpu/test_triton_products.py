@@ -7,10 +7,10 @@ import torch
 
 from outrider.verify.model.gpu import triton_products
 from outrider.verify.model.gpu.projections import use_kernels
-from outrider.verify.model.gpu.row_counts import ROWS
+from outrider.verify.model.gpu.text_work import ROWS
 from outrider.verify.model.gpu.triton_products import Gpu, KernelLinear, Tile, splits_of, use_kernel
+from tests.verify.model.families import build
 from tests.verify.model.gpu.conftest import DEVICE
-from tests.verify.model.test_architectures import make
 
 A100, H100, ADA = Gpu(108, 162 << 10, 80), Gpu(132, 226 << 10, 90), Gpu(128, 98 << 10, 89)
 
@@ -79,7 +79,7 @@ def test_blocks_fit_the_shared_memory() -> None:
 
 
 def test_which_layers_of_a_model_are_computed_by_it() -> None:
-    model = make("qwen2", "eager").bfloat16()
+    model = build("qwen2", "eager").bfloat16()
     expected = {name: parameter.clone() for name, parameter in model.named_parameters()}
     model.model.layers[0].mlp.down_proj.float()
     use_kernels(model)

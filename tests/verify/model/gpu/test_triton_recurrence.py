@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.gpu.device_states import DeviceStates
+from outrider.verify.model.gpu.device_rows import DeviceStates
 from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
 from outrider.verify.model.recurrent.rows import Recurrence, Scan, recurrence_of
 from outrider.verify.model.recurrent.states import ROWS, RecurrentShape
-from outrider.verify.model.segment import Segment
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.test_triton_attention import random_tree
 

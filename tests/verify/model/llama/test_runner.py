@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from outrider.models import packaged
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf import llama_package
-from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache import paging
-from outrider.verify.model.segment import Segment
+from outrider.verify.model.batch import ForwardBatch, Segment
+from outrider.verify.model.cache import kv_cache
 from tests.hub import installed
 from tests.trees import tree_of
 
@@ -123,7 +122,7 @@ def test_streams_in_one_forward_do_not_see_each_other(runner: LlamaRunner, cache
         assert same(logits[4], after(runner, [*words(9, seed), root, int(drafted.tokens[1]), int(drafted.tokens[3])]))
 
 
-@pytest.mark.parametrize("length", [3, 300, paging.PAGE_TOKENS])
+@pytest.mark.parametrize("length", [3, 300, kv_cache.PAGE_TOKENS])
 def test_a_fork_and_a_swapped_out_session_go_on(runner: LlamaRunner, cache: LlamaCache, length: int) -> None:
     text, last = words(length), words(1, seed=4)[0]
     read(runner, cache, text)

@@ -13,7 +13,8 @@ from outrider.verify import checkpoint
 from outrider.verify.errors import ModelError
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cpu.native.interface import NativeRunner, compiled_library
+from outrider.verify.model.cpu.native.library import compiled_library
+from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import KINDS, Kind
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.quantized.formats import whole_layers
@@ -24,6 +25,9 @@ from tests.verify.model.quantized.checkpoints import BY_NAME, FORMS, ROUNDED, Fo
 
 needs_library = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 SIZES: dict[str, Any] = {"intermediate_size": 128}  # NVFP4 has blocks of 64 inputs
+# Models whose layers are stacked or fused have one form of each kind.
+CASES = [("llama", form) for form in FORMS]
+CASES += [(family, form) for family in ("qwen3_moe", "phi3") for form in {form.kind: form for form in FORMS}.values()]
 TOKENS = ForwardBatch.chain(np.arange(40))
 
 
@@ -64,8 +68,7 @@ def forward(model: NativeRunner, tokens: ForwardBatch = TOKENS) -> Any:
 
 
 @needs_library
-@pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "phi3"])
+@pytest.mark.parametrize(("family", "form"), CASES, ids=str)
 def test_a_checkpoint_is_packed_as_it_is(family: str, form: Form, tmp_path: Path) -> None:
     model = build(family, **({"moe_intermediate_size": 64} if family == "qwen3_moe" else SIZES))
     packed, plain = (runner(save(tmp_path / str(each), model, [form], plain=each)) for each in (False, True))

@@ -68,18 +68,12 @@ def supports(architecture: Architecture) -> bool:
     """Whether the library computes a decoder of these sizes."""
     attending = [each for each in architecture.layers if each.heads]
     widths = all(each.head_dim % SUMMED == 0 and (each.latent is None or fits(each.latent)) for each in attending)
-    shared = [(each, architecture.layers[each.source]) for each in attending if each.source is not None]
-    alike = all((each.kv_heads, each.head_dim) == (own.kv_heads, own.head_dim) for each, own in shared)
     states = [each.recurrence for each in architecture.layers if each.recurrence is not None]
-    sizes = all(each.key_dim % SUMMED == each.value_dim % SUMMED == 0 for each in states)
-    counts = sizes and all(0 < each.window <= MOST_WINDOW and each.heads % max(1, each.key_heads) == 0 for each in states)
-    alike = (
-        alike
-        and len({(each.kind, each.window, each.heads, each.key_dim, each.value_dim, each.decay_dim) for each in states}) <= 1
-    )
+    sizes = all(each.key_dim % SUMMED == each.value_dim % SUMMED == 0 < each.window <= MOST_WINDOW for each in states)
+    kinds = {(each.kind, each.window, each.heads, each.key_dim, each.value_dim, each.decay_dim) for each in states}
+    embeddings = architecture.embedding_width % SUMMED == 0 and architecture.embedding_width <= MOST_EMBEDDING
     residuals = architecture.residuals <= MOST_RESIDUALS
-    embeddings = residuals and architecture.embedding_width % SUMMED == 0 and architecture.embedding_width <= MOST_EMBEDDING
-    return architecture.hidden % SUMMED == 0 and embeddings and widths and counts and alike
+    return architecture.hidden % SUMMED == 0 and residuals and embeddings and widths and sizes and len(kinds) <= 1
 
 
 @dataclass(eq=False)
@@ -307,7 +301,6 @@ class Packing(Packer):
         return found | (self._feed_forward(place) if self.has(place + SHARED["down"]) or self.has(place + DOWN) else {})
 
     def _shared(self, place: str) -> dict[str, structures.Linear]:
-        """A shared expert."""
         hidden, inner = self.architecture.hidden, self.tensors[f"{place}{SHARED['down']}.weight"].shape[1]
         shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
         has_gate = self.has(place + SHARED["gate"])

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.verify.model.batch import Segment, keep_hidden
 from outrider.verify.model.cache.host_cache import HostCache
 from outrider.verify.model.cpu.native.adapter import NativeAdapter
 from outrider.verify.model.cpu.native.decoder import Decoder
@@ -21,7 +22,6 @@ from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.states import NativeStates
 from outrider.verify.model.cpu.native.structures import CachedPart, Stream, Tap
 from outrider.verify.model.memory import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8
-from outrider.verify.model.segment import Segment, keep_hidden
 
 # The library's numbers of the data types of keys and values.
 STORED = {FLOAT32: 0, BFLOAT16: 1, INT8: 2, FLOAT16: 3, FLOAT8: 4}

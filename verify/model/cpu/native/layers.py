@@ -6,7 +6,7 @@ import torch
 
 from outrider.verify.model.cpu.native.library import Engine, compiled_library
 from outrider.verify.model.cpu.native.weights import Kind, Weights, multiply
-from outrider.verify.model.packed import PackedLayer, is_plain
+from outrider.verify.model.sizes import PackedLayer, is_plain
 
 # How weights of these types are packed.
 KINDS = {torch.float32: Kind.FLOAT32, torch.bfloat16: Kind.BFLOAT16}

@@ -24,7 +24,7 @@ from outrider.verify.model.cpu.native.weights import Kind
 from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.memory import BFLOAT16, FLOAT16, FLOAT32, HostType
 from outrider.verify.model.quantized.formats import METHODS, whole_layers
-from outrider.verify.model.quantized.parts import UnknownFormatError
+from outrider.verify.model.quantized.integers import UnknownFormatError
 from outrider.verify.model.stored import Stored
 from outrider.verify.model.tensors import Tensors, as_gguf, read_gguf, read_safetensors, stored_tensor
 
@@ -206,6 +206,5 @@ def resolve_dtype(name: str, config: Mapping[str, Any]) -> HostType:
 
 
 def end_tokens(config: Mapping[str, Any]) -> frozenset[int]:
-    """The tokens that end an answer."""
     ids = config.get("eos_token_id")
     return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])

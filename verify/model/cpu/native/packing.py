@@ -52,7 +52,6 @@ class Packer:
         self.size, self.kept = Size(), list[object]()
 
     def has(self, name: str) -> bool:
-        """Whether there are such weights."""
         return f"{name}.weight" in self.tensors
 
     def linear(
@@ -110,7 +109,6 @@ class Packer:
         return structures.Norm(weight, self.vector(f"{name}.bias", size), self.architecture.norm.value, size)
 
     def plain_norm(self, weights: NDArray[np.float32]) -> structures.Norm:
-        """A norm with these weights."""
         return structures.Norm(self.keep(weights), None, self.architecture.norm.value, len(weights))
 
     def vector(self, name: str, count: int, rows: NDArray[np.int64] | slice | None = None) -> int | None:

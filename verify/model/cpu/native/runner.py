@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.verify.errors import ModelError
-from outrider.verify.findings import processor
 from outrider.verify.model.adapter import AdapterWeights
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment, grouped
 from outrider.verify.model.cache.host_cache import HostCache
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
 from outrider.verify.model.cache.shape import CacheShape, KVDtype, LayerShape
@@ -25,7 +24,6 @@ from outrider.verify.model.cpu.native.library import Engine, variant
 from outrider.verify.model.cpu.native.states import NativeStates, shape_of
 from outrider.verify.model.memory import FLOAT8, HOST, INT8, HostType, keep_freed_memory
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.segment import Segment, grouped
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +39,7 @@ class NativeRunner(ModelRunner):
     device = HOST
     invariance = "on, by construction"
     is_invariant = is_steady = True
+    max_rows = NativeForward.max_rows
 
     def __init__(
         self,
@@ -58,6 +57,8 @@ class NativeRunner(ModelRunner):
         self.weight_bits = round(8 * self.weight_bytes / max(1, decoder.size.weights), 2)
         self.vocabulary = decoder.head.outputs
         self.description, self.library = repr(known), f"compiled library for {variant()}"
+        self.kernels = self.library
+        self.hidden, self.depth = known.hidden, len(known.layers)
         self.stop_tokens = stop_tokens
         self.model_tokens = known.context_tokens
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
@@ -75,7 +76,6 @@ class NativeRunner(ModelRunner):
         self._forward: NativeForward | None = None
 
     def start(self, context_tokens: int) -> None:
-        """See `ModelRunner`."""
         self.context_tokens = min(self.model_tokens, context_tokens)
         self.decoder.fit(self.context_tokens)
         self._engine = Engine(self.threads or os.cpu_count() or 1)
@@ -84,12 +84,6 @@ class NativeRunner(ModelRunner):
         logits = self.forward(self.new_cache(), ForwardBatch.chain(np.arange(min(CHECKED_TOKENS, self.vocabulary))))
         if np.isnan(logits).any():
             raise ModelError(f"The model at {self._path!r} computes NaN; check its weights.")
-
-    def use_threads(self, count: int) -> None:
-        """See `ModelRunner`. PyTorch's threads, if there are any, would wait for work on the same cores."""
-        self.threads = count
-        if torch := sys.modules.get("torch"):
-            torch.set_num_threads(1)
 
     def tap_hidden(self, layers: Sequence[int]) -> int:
         """Keeps hidden states in the caches: the inputs of these layers, or the normed output without any.
@@ -102,33 +96,11 @@ class NativeRunner(ModelRunner):
         return width
 
     @property
-    def backends(self) -> str:
-        """See `ModelRunner`."""
-        return f"{self.kernels}, {self.weight_bytes} bytes"
-
-    @property
-    def machine(self) -> tuple[str, ...]:
-        """See `ModelRunner`."""
-        return processor(), str(self.threads or os.cpu_count())
-
-    @property
-    def kernels(self) -> str:
-        """See `ModelRunner`."""
-        return f"compiled library for {variant()}"
-
-    @property
     def alone(self) -> str:
-        """See `ModelRunner`."""
         bits = self._engine.call("outrider_alone") if self._engine.threads > 1 else 0
         return ", ".join(f"{1 << i >> 1}-{(1 << i) - 1}" for i in range(1, bits.bit_length()) if bits >> i & 1)
 
-    @property
-    def max_rows(self) -> int:
-        """See `ModelRunner`."""
-        return NativeForward.max_rows
-
     def new_cache(self) -> HostCache:
-        """See `ModelRunner`."""
         recurrent = self.cache_shape.recurrent
         states = None if recurrent is None else NativeStates(recurrent, self.decoder, self._engine)
         return HostCache(self.cache_shape, self.context_tokens + MARGIN_POSITIONS, states)
@@ -150,16 +122,6 @@ class NativeRunner(ModelRunner):
         return packed_adapter(adapter, self.decoder, Engine.shared())
 
     # What a draft head uses of its target.
-
-    @property
-    def hidden(self) -> int:
-        """The width of hidden states."""
-        return self.decoder.architecture.hidden
-
-    @property
-    def depth(self) -> int:
-        """The number of layers."""
-        return len(self.decoder.architecture.layers)
 
     @property
     def dtype(self) -> Any:

@@ -17,8 +17,7 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native.decoder import Decoder
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.structures import Slot
-from outrider.verify.model.lazy_zeros import zeros
-from outrider.verify.model.memory import FLOAT32, HOST
+from outrider.verify.model.memory import FLOAT32, HOST, zeros
 from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates, Snapshot
 
 

@@ -197,30 +197,8 @@ class Stream(Structure):
 
 # As in forward.cpp.
 VERSION = 1
-# In the order of `outrider_sizes`.
-ALL: tuple[type[Structure], ...] = (
-    Matrix,
-    Norm,
-    Linear,
-    Table,
-    LayerEmbeddings,
-    Rotary,
-    Mixture,
-    Recurrence,
-    Latent,
-    Updates,
-    Layer,
-    Model,
-    LowRank,
-    AdapterLayer,
-    Adapter,
-    Tap,
-    CachedPart,
-    Slot,
-    Stream,
-)
-
-
+# In their order above, which is that of `outrider_sizes`.
+ALL = [each for each in [*globals().values()] if isinstance(each, type(Structure)) and each is not Structure]
 # The number of quantised kinds of weights (format.h).
 FORMATS = 25
 

@@ -99,7 +99,6 @@ class Weights:
     """The weights of a linear layer or an embedding table, [outputs, inputs], packed for an engine's library."""
 
     def __init__(self, engine: Engine, kind: Kind, outputs: int, inputs: int, data: NDArray[np.uint8]) -> None:
-        """`data` has the packed weights."""
         assert kind.fits(inputs)
         self.engine, self.kind, self.outputs, self.inputs = engine, kind, outputs, inputs
         self.data, self.nbytes = data, len(data)

@@ -6,7 +6,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGMLQuantizationType, quants
+from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFValueType, quants
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
@@ -18,10 +18,20 @@ from outrider.verify.model.experts import split_checkpoint
 from outrider.verify.model.stored import Stored
 from outrider.verify.model.tensors import file_name, stored_tensor
 
-EPSILONS = ("layer_norm_eps", "norm_eps", "layer_norm_epsilon")
+TYPES: dict[type, GGUFValueType] = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, bool: GGUFValueType.BOOL}
+TYPES |= {str: GGUFValueType.STRING, list: GGUFValueType.ARRAY}
+# The numbers that files of every family have, and those that some have, by their names in configurations.
+SIZES = {"vocab_size": "vocab_size", "context_length": "max_position_embeddings", "embedding_length": "hidden_size"}
+SIZES |= {"block_count": "num_hidden_layers", "feed_forward_length": "intermediate_size"}
+SIZES |= {"attention.key_length": "head_dim", "attention.value_length": "head_dim"}
+SIZES |= {"attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads"}
+FACTORS = {each: each for each in ("logit_scale", "final_logit_softcapping", "attn_logit_softcapping")}
+GRANITE = {"embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier"}
+GRANITE |= {"attention.scale": "attention_multiplier", "logit_scale": "logits_scaling"}
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "layer_norm_epsilon")
+SCALED = ("lfm2_moe", "nemotron_h", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear")
 STATES = ("lfm2", "lfm2_moe", "nemotron_h", "mamba2")
 LAYERED = ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
-SCALINGS = {name: gguf.RopeScalingType[name.upper()] for name in ("linear", "yarn", "longrope")}
 
 
 def write_gguf(
@@ -38,11 +48,7 @@ def write_gguf(
     known_model = read_config(config.to_dict())
     assert known_model is not None
     writer = gguf.GGUFWriter(file, family.name)
-    write_sizes(writer, config)
-    if config.model_type in LAYERED:
-        write_layered(writer, config, known_model)
-    else:
-        write_positions(writer, config, family.local_base is not None or config.model_type == "olmo3")
+    write_model(writer, config)
     add_entries(writer, {"tokenizer.ggml.model": "no_vocab"} if tokenizer is None else tokenizer)
     turned = family.pairs_in_files and not family.pairs_in_checkpoints
     stored = {name: stored_tensor(tensor) for name, tensor in model.state_dict().items()}
@@ -85,10 +91,7 @@ def of_first_layer(config: Any) -> Any:
 
 def add_entries(writer: gguf.GGUFWriter, entries: Mapping[str, Any]) -> None:
     for key, value in entries.items():
-        if isinstance(value, list):
-            writer.add_array(key, value)
-        else:
-            (writer.add_uint32 if isinstance(value, int) else writer.add_string)(key, value)
+        writer.add_key_value(key, value, TYPES[type(value)])
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
@@ -100,112 +103,142 @@ def write(writer: gguf.GGUFWriter, name: str, values: NDArray[np.float32], kind:
     writer.add_tensor(name, quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
 
 
-def write_layered(writer: gguf.GGUFWriter, config: Any, known: Architecture) -> None:
-    """What layers with a window and those without have each for themselves."""
-    layers, windows = known.layers, [each.window is not None for each in known.layers]
-    local, whole = layers[windows.index(True)], layers[windows.index(False)]
-    for table, suffix in ((known.rotaries[local.rotary or 0], "_swa"), (known.rotaries[whole.rotary or 0], "")):
-        writer.add_uint32(f"{known.name}.rope.dimension_count{suffix}", table.size)
-        writer.add_float32(f"{known.name}.rope.freq_base{suffix}", table.base)
-    for layer, suffix in ((local, "_swa"), (whole, "")):
-        for part in ("key", "value"):
-            writer.kv_data[0].pop(f"{known.name}.attention.{part}_length{suffix}", None)
-            writer.add_uint32(f"{known.name}.attention.{part}_length{suffix}", layer.head_dim)
-    writer.kv_data[0].pop(f"{known.name}.attention.head_count_kv")
-    writer.add_head_count_kv([each.kv_heads for each in layers])
-    writer.add_sliding_window(config.sliding_window)
-    writer.add_array(f"{known.name}.attention.sliding_window_pattern", windows)
-    writer.add_uint32(f"{known.name}.attention.shared_kv_layers", config.num_kv_shared_layers)
-    writer.add_uint32(f"{known.name}.embedding_length_per_layer_input", known.embedding_width)
-    if known.residuals:
-        writer.add_altup_num_inputs(known.residuals)
-        writer.add_altup_active_idx(0)
-        writer.add_activation_sparsity_scale([each.deviations for each in layers])
-    rotated = int(np.count_nonzero(frequencies(known.rotaries[whole.rotary or 0], 1)[0]))
-    if rotated < whole.head_dim // 2:
-        writer.add_tensor("rope_freqs.weight", np.where(np.arange(whole.head_dim // 2) < rotated, 1, 1e30).astype(np.float32))
+def write_model(writer: gguf.GGUFWriter, config: Any) -> None:
+    """All that files say about a model, and their tables for positions."""
+    known = read_config(config.to_dict())
+    assert known is not None
+    entries = sizes(config) | of_mixture(config, known.mixture) | of_states(known) | of_latents(known)
+    entries |= of_layers(config, known) if config.model_type in LAYERED else of_positions(config)
+    add_entries(writer, {f"{known.name}.{key}": value for key, value in entries.items() if value not in (None, [])})
+    for name, values in tables(config, known).items():
+        writer.add_tensor(name, np.array(values, np.float32))
 
 
-def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
-    """The numbers that files of every family have."""
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+def sizes(config: Any) -> dict[str, Any]:
+    first = of_first_layer(config)
+    found = {key: getattr(first, name) for key, name in SIZES.items()}
+    factors = GRANITE if config.model_type in ("granite", "granitemoe", "granitemoehybrid") else FACTORS
+    found |= {key: float(value) for key, name in factors.items() if (value := getattr(config, name, None))}
+    epsilon = next(each for name in EPSILONS if (each := getattr(config, name, None)))
+    is_rms = hasattr(config, "rms_norm_eps") or config.model_type in STATES
+    return found | {"attention.layer_norm_rms_epsilon" if is_rms else "attention.layer_norm_epsilon": epsilon}
 
 
-def write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
-    """All but what is about positions."""
-    add_sizes(writer, of_first_layer(config))
-    if hasattr(config, "rms_norm_eps"):
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    else:
-        epsilon = next(each for name in EPSILONS if (each := getattr(config, name, None)))
-        writer.add_layer_norm_rms_eps(epsilon) if config.model_type in STATES else writer.add_layer_norm_eps(epsilon)
-    if config.model_type in ("granite", "granitemoe", "granitemoehybrid"):
-        writer.add_embedding_scale(config.embedding_multiplier)
-        writer.add_residual_scale(config.residual_multiplier)
-        writer.add_attention_scale(config.attention_multiplier)
-        writer.add_logit_scale(config.logits_scaling)
-    if known := read_config(config.to_dict()):
-        write_mixture(writer, config, known.mixture)
-        write_states(writer, known)
-        write_latents(writer, known)
-    if getattr(config, "logit_scale", None):
-        writer.add_logit_scale(config.logit_scale)
-    if getattr(config, "final_logit_softcapping", None):
-        writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if getattr(config, "attn_logit_softcapping", None):
-        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
-
-
-def write_mixture(writer: gguf.GGUFWriter, config: Any, mixture: Mixture | None) -> None:
+def of_mixture(config: Any, mixture: Mixture | None) -> dict[str, Any]:
     if mixture is None:
-        return
-    writer.add_expert_count(mixture.experts)
-    writer.add_expert_used_count(mixture.used)
-    if config.model_type in (
-        "lfm2_moe",
-        "nemotron_h",
-        "glm4_moe",
-        "deepseek_v2",
-        "deepseek_v3",
-        "glm4_moe_lite",
-        "kimi_linear",
-    ):
-        writer.add_expert_weights_norm(mixture.normalizes)
-        writer.add_expert_weights_scale(mixture.scale)
-        writer.add_expert_group_count(mixture.groups)
-        writer.add_expert_group_used_count(mixture.used_groups)
+        return {}
     has_own = config.model_type not in ("gpt_oss", "mixtral", "olmoe", "granitemoe")
-    writer.add_expert_feed_forward_length(config.moe_intermediate_size if has_own else config.intermediate_size)
+    width = config.moe_intermediate_size if has_own else config.intermediate_size
+    found: dict[str, Any] = {"expert_count": mixture.experts, "expert_used_count": mixture.used}
+    found["expert_feed_forward_length"] = width
+    if config.model_type in SCALED:
+        found |= {"expert_weights_norm": mixture.normalizes, "expert_weights_scale": float(mixture.scale)}
+        found |= {"expert_group_count": mixture.groups, "expert_group_used_count": mixture.used_groups}
     if config.model_type in ("deepseek_v3", "glm4_moe_lite", "glm4_moe", "kimi_linear"):
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        found["expert_gating_func"] = gguf.ExpertGatingFuncType.SIGMOID.value
+    return found
 
 
-def write_latents(writer: gguf.GGUFWriter, known: Architecture) -> None:
+def of_states(known: Architecture) -> dict[str, Any]:
+    """The numbers of recurrent layers, and which layers they are."""
+    found = next((each.recurrence for each in known.layers if each.recurrence is not None), None)
+    if found is None:
+        return {}
+    is_short = found.kind is State.CONVOLUTION
+    entries: dict[str, Any] = {"shortconv.l_cache" if is_short else "ssm.conv_kernel": found.window + 1}
+    if not is_short and found.decay_dim > 1:
+        return entries | {"kda.head_dim": found.key_dim}
+    if not is_short:
+        entries |= {"ssm.state_size": found.key_dim, "ssm.group_count": found.key_heads}
+        entries |= {"ssm.time_step_rank": found.heads, "ssm.inner_size": found.heads * found.value_dim}
+    if found.kind is State.DELTA_RULE:
+        entries["attention.recurrent_layers"] = [each.recurrence is not None for each in known.layers]
+    else:
+        entries["attention.head_count_kv"] = [each.kv_heads for each in known.layers]
+    if known.name in ("nemotron_h_moe", "mamba2"):
+        entries["feed_forward_length"] = [48 if each.feeds else 0 for each in known.layers]
+    return entries
+
+
+def of_latents(known: Architecture) -> dict[str, Any]:
     """The sizes of latent attention."""
     layer = next((each for each in known.layers if each.latent is not None), None)
     if layer is None or (latent := layer.latent) is None:
-        return
-    for key in ("head_count_kv", "key_length", "value_length"):
-        writer.kv_data[0].pop(f"{known.name}.attention.{key}", None)
+        return {}
     rotary = layer.head_dim - latent.rank
-    writer.add_head_count_kv([each.kv_heads for each in known.layers] if known.name == "kimi-linear" else 1)
-    if not known.rotaries:
-        writer.add_rope_dimension_count(rotary)
-    writer.add_kv_lora_rank(latent.rank)
-    if latent.query_rank:
-        writer.add_q_lora_rank(latent.query_rank)
-    writer.add_key_length(layer.head_dim)
-    writer.add_value_length(latent.rank)
-    writer.add_key_length_mla(latent.key_dim + rotary)
-    writer.add_value_length_mla(latent.value_dim)
+    heads: Any = [each.kv_heads for each in known.layers] if known.name == "kimi-linear" else 1
+    found: dict[str, Any] = {"head_count_kv": heads, "kv_lora_rank": latent.rank, "q_lora_rank": latent.query_rank or None}
+    found |= {"key_length": layer.head_dim, "value_length": latent.rank}
+    found |= {"key_length_mla": latent.key_dim + rotary, "value_length_mla": latent.value_dim}
+    found = {f"attention.{key}": value for key, value in found.items()}
+    return found if known.rotaries else found | {"rope.dimension_count": rotary}
+
+
+def of_layers(config: Any, known: Architecture) -> dict[str, Any]:
+    """What layers with a window and those without have each for themselves."""
+    windows = [each.window is not None for each in known.layers]
+    found: dict[str, Any] = {"embedding_length_per_layer_input": known.embedding_width}
+    for layer, suffix in ((known.layers[windows.index(True)], "_swa"), (known.layers[windows.index(False)], "")):
+        table = known.rotaries[layer.rotary or 0]
+        found |= {f"rope.dimension_count{suffix}": table.size, f"rope.freq_base{suffix}": float(table.base)}
+        found |= {f"attention.{part}_length{suffix}": layer.head_dim for part in ("key", "value")}
+    found |= {"attention.head_count_kv": [each.kv_heads for each in known.layers]}
+    found |= {"attention.sliding_window": config.sliding_window, "attention.sliding_window_pattern": windows}
+    found |= {"attention.shared_kv_layers": config.num_kv_shared_layers}
+    if known.residuals:
+        found |= {"altup.num_inputs": known.residuals, "altup.active_idx": 0}
+        found |= {"activation_sparsity_scale": [each.deviations for each in known.layers]}
+    return found
+
+
+def of_positions(config: Any) -> dict[str, Any]:
+    """Windows, rotary tables and their scaling."""
+    found: dict[str, Any] = {"rope.scaling.finetuned": getattr(config, "position_embedding_type", "rope") == "rope"}
+    if config.model_type in ("gemma2", "gemma3_text", "phi3", "olmo3", "cohere2", "exaone4", "gpt_oss"):
+        found["attention.sliding_window"] = config.sliding_window
+    if not (given := whole_positions(config)):
+        return found
+    found["rope.dimension_count"] = int(config.head_dim * given.get("partial_rotary_factor", 1.0))
+    found["rope.freq_base"] = float(given["rope_theta"])
+    family, kind = FAMILIES[config.model_type], given["rope_type"]
+    if family.local_base is not None or config.model_type == "olmo3":
+        found["rope.freq_base_swa"] = float(config.rope_parameters["sliding_attention"]["rope_theta"])
+    if kind in ("linear", "yarn", "longrope"):
+        found["rope.scaling.type"] = kind
+    if kind in ("linear", "yarn"):
+        found["rope.scaling.factor"] = float(given["factor"])
+    if kind in ("yarn", "longrope"):
+        found["rope.scaling.original_context_length"] = given["original_max_position_embeddings"]
+    if kind == "longrope":
+        growth = np.log(given["factor"]) / np.log(given["original_max_position_embeddings"])
+        found["rope.scaling.attn_factor"] = float(np.sqrt(1 + growth))
+    if given.get("attention_factor"):
+        found["rope.scaling.yarn_attn_factor"] = given["attention_factor"]
+    if given.get("mscale_all_dim"):
+        found["rope.scaling.yarn_log_multiplier"] = given["mscale_all_dim"] * (0.1 if family.is_latent else 1.0)
+    if given.get("llama_4_scaling_beta"):
+        found["attention.temperature_scale"] = given["llama_4_scaling_beta"]
+    return found
+
+
+def whole_positions(config: Any) -> Any:
+    """The rotary parameters of layers without a window, if there are some."""
+    given = getattr(config, "rope_parameters", None)
+    return given and given.get("full_attention", given)
+
+
+def tables(config: Any, known: Architecture) -> dict[str, Any]:
+    """What the frequencies of rotary positions are divided by."""
+    if config.model_type in LAYERED:
+        whole = next(each for each in known.layers if each.window is None)
+        rotated = int(np.count_nonzero(frequencies(known.rotaries[whole.rotary or 0], 1)[0]))
+        half = whole.head_dim // 2
+        return {"rope_freqs.weight": np.where(np.arange(half) < rotated, 1, 1e30)} if rotated < half else {}
+    given = whole_positions(config) or {}
+    if given.get("rope_type") == "llama3":
+        return {"rope_freqs.weight": llama3_divisors(given, config.head_dim)}
+    is_long = given.get("rope_type") == "longrope"
+    return {f"rope_factors_{each}.weight": given[f"{each}_factor"] for each in ("long", "short") if is_long}
 
 
 def split_latents(tensors: Mapping[str, Stored], heads: int, key_dim: int) -> dict[str, Stored]:
@@ -219,34 +252,6 @@ def split_latents(tensors: Mapping[str, Stored], heads: int, key_dim: int) -> di
             stored = Stored(rows.view(np.uint8), GGMLQuantizationType.F32, rows.shape)
             found[name.replace("kv_b", part)] = stored
     return found
-
-
-def write_states(writer: gguf.GGUFWriter, known: Architecture) -> None:
-    """The numbers of recurrent layers, and which layers they are."""
-    found = next((each.recurrence for each in known.layers if each.recurrence is not None), None)
-    if found is None:
-        return
-    if found.kind is State.CONVOLUTION:
-        writer.add_shortconv_l_cache(found.window + 1)
-    elif found.decay_dim > 1:
-        writer.add_ssm_conv_kernel(found.window + 1)
-        writer.add_kda_head_dim(found.key_dim)
-        return
-    else:
-        writer.add_ssm_conv_kernel(found.window + 1)
-        writer.add_ssm_state_size(found.key_dim)
-        writer.add_ssm_group_count(found.key_heads)
-        writer.add_ssm_time_step_rank(found.heads)
-        writer.add_ssm_inner_size(found.heads * found.value_dim)
-    if found.kind is State.DELTA_RULE:
-        recurrent = [each.recurrence is not None for each in known.layers]
-        writer.add_array(f"{known.name}.attention.recurrent_layers", recurrent)
-    else:
-        writer.kv_data[0].pop(f"{known.name}.attention.head_count_kv", None)
-        writer.add_head_count_kv([each.kv_heads for each in known.layers])
-    if known.name in ("nemotron_h_moe", "mamba2"):
-        writer.kv_data[0].pop(f"{known.name}.feed_forward_length")
-        writer.add_feed_forward_length([48 if each.feeds else 0 for each in known.layers])
 
 
 def converted(name: str, values: NDArray[np.float32], known: Architecture) -> NDArray[np.float32]:
@@ -287,42 +292,6 @@ def multipliers(known: Architecture) -> dict[str, Any]:
     rows = np.repeat(np.array(parts, np.float32), [inner, inner, keys, keys, found.heads])[:, None]
     whole = {"in_proj": rows, "embed_tokens": known.embedding_scale, "lm_head": known.logit_scale}
     return {ending: given[name] for ending, name in zip(endings, names, strict=True)} | whole
-
-
-def write_positions(writer: gguf.GGUFWriter, config: Any, has_local: bool) -> None:
-    """Windows, rotary tables and their scaling."""
-    if config.model_type in ("gemma2", "gemma3_text", "phi3", "olmo3", "cohere2", "exaone4", "gpt_oss"):
-        writer.add_sliding_window(config.sliding_window)
-    writer.add_rope_scaling_finetuned(getattr(config, "position_embedding_type", "rope") == "rope")
-    if not getattr(config, "rope_parameters", None):
-        return
-    given = config.rope_parameters.get("full_attention", config.rope_parameters)
-    size = int(config.head_dim * given.get("partial_rotary_factor", 1.0))
-    writer.add_rope_dimension_count(size)
-    writer.add_rope_freq_base(given["rope_theta"])
-    if has_local:
-        writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
-    kind = given["rope_type"]
-    if kind == "llama3":
-        writer.add_tensor("rope_freqs.weight", llama3_divisors(given, size))
-    if kind in SCALINGS:
-        writer.add_rope_scaling_type(SCALINGS[kind])
-    if kind in ("linear", "yarn"):
-        writer.add_rope_scaling_factor(given["factor"])
-    if kind in ("yarn", "longrope"):
-        writer.add_rope_scaling_orig_ctx_len(given["original_max_position_embeddings"])
-    if kind == "longrope":
-        factor, original = given["factor"], given["original_max_position_embeddings"]
-        writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + np.log(factor) / np.log(original))))
-        for name in ("long", "short"):
-            writer.add_tensor(f"rope_factors_{name}.weight", np.array(given[f"{name}_factor"], np.float32))
-    if given.get("attention_factor"):
-        writer.add_rope_scaling_yarn_attn_factor(given["attention_factor"])
-    if given.get("mscale_all_dim"):
-        is_latent = FAMILIES[config.model_type].is_latent
-        writer.add_rope_scaling_yarn_log_mul(given["mscale_all_dim"] * (0.1 if is_latent else 1.0))
-    if given.get("llama_4_scaling_beta"):
-        writer.add_attn_temperature_scale(given["llama_4_scaling_beta"])
 
 
 def llama3_divisors(given: Any, size: int) -> NDArray[np.float32]:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
-from outrider.verify.model.cpu.native import interface as native
-from outrider.verify.model.cpu.native.interface import NativeRunner
+from outrider.verify.model.cpu.native import loading as native
+from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.load_options import LoadOptions
 from tests.verify.model.families import SIZES as SMALL
 

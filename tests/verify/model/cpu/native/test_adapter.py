@@ -11,11 +11,10 @@ import torch
 from outrider.verify.errors import ModelError
 from outrider.verify.model.adapter import Adapter
 from outrider.verify.model.backend import load_adapter
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.segment import Segment
 from tests.adapters import PROJECTIONS, save_adapter
 from tests.verify.model.cpu.native.models import build
 from tests.verify.model.cpu.native.test_forward import runner

@@ -13,7 +13,7 @@ from outrider.verify.checkpoint import Location
 from outrider.verify.model.architecture.families import FAMILIES as KNOWN
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cpu.native import interface as native
+from outrider.verify.model.cpu.native import loading as native
 from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.load_options import LoadOptions

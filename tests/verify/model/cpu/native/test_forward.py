@@ -7,14 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.drafters.interface import DraftTree
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.codec import encode, noise_like
 from outrider.verify.model.cache.host_cache import HostCache
 from outrider.verify.model.cache.shape import KVDtype
 from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.load_options import Quantization
-from outrider.verify.model.segment import Segment
 from outrider.verify.model.transfer import tensor_of
 from tests.trees import trees
 from tests.verify.model.cpu.native.models import FAMILIES, build, runner_of

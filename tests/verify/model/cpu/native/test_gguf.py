@@ -15,6 +15,7 @@ from transformers import LlamaConfig
 from outrider import models
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.metadata import read_metadata
+from outrider.verify.model.architecture.description import Architecture
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native.library import compiled_library
@@ -30,6 +31,8 @@ from tests.verify.model.cpu.native.models import FAMILIES, build, runner_of
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 IN_FILES = [kind for kind in STORED if kind < Kind.ZERO4]
+# All but one of the kinds with grids, of which tables become bfloat16.
+IN_TABLES = [STORED[kind] for kind in IN_FILES if kind not in GRIDS[1:]] + [GGMLQuantizationType.BF16, GGMLQuantizationType.F16]
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 CONFIG = LlamaConfig(
     vocab_size=100, hidden_size=256, intermediate_size=512, num_hidden_layers=2, max_position_embeddings=256, **HEADS
@@ -52,8 +55,7 @@ NORMS = ["output_norm", *(f"blk.{layer}.{name}_norm" for layer in range(2) for n
 def write(file: Path, kind: Kind, unpacked: bool, scale: float = 1.0) -> Path:
     """A small Llama with random blocks, which have a `scale` of their own; `unpacked` are their values in float32."""
     writer = gguf.GGUFWriter(file, "llama")
-    files.write_sizes(writer, CONFIG)
-    files.write_positions(writer, CONFIG, has_local=False)
+    files.write_model(writer, CONFIG)
     for name in NORMS:
         writer.add_tensor(f"{name}.weight", np.ones(256, np.float32))
     for seed, (name, shape) in enumerate(SHAPES.items()):
@@ -137,17 +139,21 @@ def test_files_of_latent_attention_with_both_weights_in_one_tensor(
 ) -> None:
     model, tokens = build("deepseek_v3", first_k_dense_replace=6, q_lora_rank=64), ForwardBatch.chain(torch.arange(64))
     apart = runner(write_gguf(model, tmp_path / "apart.gguf", kind), "float32")
+    of_latents, lengths = files.of_latents, ("attention.key_length", "attention.value_length")
+
+    def in_one(known: Architecture) -> dict[str, Any]:
+        found = of_latents(known)
+        return found | {each: found.pop(f"{each}_mla") for each in lengths}
+
     monkeypatch.setattr(files, "split_latents", lambda tensors, *_: tensors)
-    monkeypatch.setattr(gguf.GGUFWriter, "add_key_length_mla", gguf.GGUFWriter.add_key_length)
-    monkeypatch.setattr(gguf.GGUFWriter, "add_value_length_mla", gguf.GGUFWriter.add_value_length)
-    monkeypatch.setattr(gguf.GGUFWriter, "add_key_length", lambda *_: None)
+    monkeypatch.setattr(files, "of_latents", in_one)
     whole = runner(write_gguf(model, tmp_path / "whole.gguf", kind), "float32")
     found, expected = (each.forward(each.new_cache(), tokens) for each in (whole, apart))
     # Blocks of 8 bits lie along other dimensions of the two.
     assert norm(found - expected) < (1e-5 if kind == GGMLQuantizationType.F16 else 0.2) * norm(expected)
 
 
-@pytest.mark.parametrize("kind", [*map(STORED.__getitem__, IN_FILES), GGMLQuantizationType.BF16, GGMLQuantizationType.F16])
+@pytest.mark.parametrize("kind", IN_TABLES)
 def test_a_table_for_layers_has_the_values_of_its_file(
     kind: GGMLQuantizationType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
-"""Compiles kernels for GPUs, which needs none: the compiler may reject what the interpreter accepts, and tells what it uses.
+"""Compiles kernels for GPUs as they are launched, which needs none: the compiler may reject what the interpreter accepts.
 
-As a program, it reads a list of `Variant` and writes a list of `Usage`, as JSON: a process that uses Triton's interpreter
-cannot compile.
+As a program, it compiles the kernels of one of CASES for a GPU, and writes what each uses as JSON: a process that uses Triton's
+interpreter cannot compile.
 """
 
 import json
@@ -10,11 +10,14 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 # Bytes of shared memory that a program may have, by compute capability.
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
@@ -22,26 +25,16 @@ SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 2
 GFX942, LOCAL_BYTES, MATRIX_INSTRUCTIONS = 0, 64 << 10, r"\bv_mfma_"
 # Matrix instructions of Ampere to Ada and Blackwell for workstations, of Hopper, and of Blackwell for data centres.
 TENSOR_CORE_INSTRUCTIONS = r"\b(?:HMMA|HGMMA|UTC\w*MMA)"
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A kernel of `outrider.verify.model.gpu` with types and sizes."""
-
-    capability: int  # such as 90 for sm_90; 0 = GFX942
-    module: str
-    kernel: str
-    kinds: Mapping[str, str]  # types of arguments that are not i32
-    constants: Mapping[str, Any]
-    warps: int = 4
-    stages: int = 3
-    registers: int | None = None  # the most of a thread
+ROWS = 256
+BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
+CACHES = {torch.int8: 4, torch.float8_e4m3fn: 4}  # bytes of a row's scale
 
 
 @dataclass(frozen=True)
 class Usage:
     """What a compiled kernel uses."""
 
+    kernel: str
     registers: int  # of a thread
     stack_bytes: int  # of a thread; more than 0 if registers are spilled
     shared_bytes: int
@@ -49,65 +42,183 @@ class Usage:
     waits_first: bool = False  # whether it waits for the kernel before, and touches no memory until then
 
 
-def usages(variants: Sequence[Variant]) -> list[Usage]:
-    """Compiles all variants in another process."""
+def usages(case: str, capability: int) -> list[Usage]:
+    """Compiles the kernels of a case in another process."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.verify.model.gpu.compiled.compiling"]
-    text = json.dumps([asdict(each) for each in variants])
-    done = subprocess.run(command, env=environment, input=text, capture_output=True, text=True)
+    command = [sys.executable, "-m", "tests.verify.model.gpu.compiled.compiling", case, str(capability)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return [Usage(**each) for each in json.loads(done.stdout)]
 
 
-def usage(variant: Variant) -> Usage:
-    import torch
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+def tensor(*shape: int, dtype: torch.dtype = FLOAT32) -> torch.Tensor:
+    """Memory whose size does not matter: nothing reads it."""
+    return torch.empty(1, *shape[1:], dtype=dtype).expand(shape)
 
-    on_amd = variant.capability == GFX942
-    torch.version.hip = "7" if on_amd else None  # what PyTorch for AMD's GPUs says, before kernels are imported
-    kernel = getattr(import_module(f"outrider.verify.model.gpu.{variant.module}"), variant.kernel)
-    constants, names = variant.constants, kernel.arg_names
-    kinds = {name: "constexpr" if name in constants else variant.kinds.get(name, "i32") for name in names}
-    source = ASTSource(
-        fn=kernel,
-        signature=kinds,
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if is_aligned(name, kinds[name])},
+
+def attention(capability: int, dtype: torch.dtype, head_dim: int, cache: torch.dtype | None = None, window: int = 0) -> None:
+    """The kernels of tree attention of four query heads for each key head, and 131,072 positions; rotated, and as they are."""
+    from outrider.verify.model.gpu.text_work import SPLIT_KEYS, split_count
+    from outrider.verify.model.gpu.triton_attention import tree_attention
+
+    query, key = (torch.empty(ROWS, heads, head_dim, dtype=dtype).transpose(0, 1) for heads in (32, 8))
+    pool = torch.empty(1, 1, 2, 8, 256, head_dim + CACHES.get(cache, 0) if cache else head_dim, dtype=cache or dtype)
+    tables = torch.empty(6, ROWS, dtype=torch.int64), torch.empty(ROWS, dtype=torch.int64)
+    sinks, softcap = (torch.empty(32, dtype=dtype), 30.0) if window else (None, 0.0)
+    sizes = (0, SPLIT_KEYS, split_count(131_072, SPLIT_KEYS), capability, 0.1, window, softcap, sinks)
+    gain = torch.empty(head_dim, dtype=dtype)
+    for rotation in ((), (torch.empty(9, head_dim), tables[1], gain, gain, 1e-6)):
+        tree_attention(query, key, key, pool, *tables, *sizes, *rotation)
+
+
+def weights_of(outputs: int, inputs: int, dtype: torch.dtype, bits: int) -> list[torch.Tensor]:
+    """The tensors of weights, as `Blocks` has them."""
+    if bits == 16:
+        return [tensor(outputs, inputs, dtype=dtype)]
+    scales = [tensor(outputs, inputs // 32, dtype=FLOAT16) for _ in range(16 // bits // 2)]
+    return [tensor(outputs, inputs * bits // 16, dtype=torch.int16), *scales]
+
+
+def products(capability: int, bits: int = 16, kind: str = "plain") -> None:
+    """The kernel of linear layers in bfloat16, for few and many rows and outputs."""
+    from outrider.verify.model.gpu.triton_products import SUMMED, counters, linear, linear_residual
+
+    for count, outputs in ((1, 4096), (64, 4096), (136, 4096), (72, 128_256), (136, 128_256), (256, 128_256)):
+        rows, parts = torch.empty(count, 4096, dtype=BFLOAT16), weights_of(outputs, 4096, BFLOAT16, bits)
+        bias = None if kind == "gates" else torch.empty(outputs, dtype=BFLOAT16)
+        weights = (*parts, *[None] * (3 - len(parts)), bias, counters(outputs, rows.device))
+        if kind == "residuals":
+            linear_residual(rows, *weights, torch.empty(count, outputs, dtype=BFLOAT16), torch.empty(outputs, dtype=BFLOAT16))
+        else:
+            linear(rows, *weights, *((torch.empty(count, 4096 // SUMMED), 1e-6, True) if kind == "gates" else ()))
+
+
+def experts(capability: int, bits: int = 16) -> None:
+    """The kernels of a mixture of 128 experts of which a row chooses 8, for one row, few and many."""
+    from outrider.verify.model.gpu.triton_experts import choose_experts, counters
+    from outrider.verify.model.gpu.triton_experts import experts as compute
+
+    hidden, width, count = 2048, 768, 128
+    gate_up, down = (
+        weights_of(count * size, inputs, BFLOAT16, bits) for size, inputs in ((2 * width, hidden), (hidden, width))
     )
-    options: dict[str, int | None] = {"num_warps": variant.warps}
-    if not on_amd:
-        options |= {"num_stages": variant.stages, "maxnreg": variant.registers}
-    if on_amd:
-        compiled = triton.compile(source, target=GPUTarget("hip", "gfx942", 64), options=options)
-        code = compiled.asm["amdgcn"]
-        registers, spilled = (re.search(rf"\.vgpr_{name}:\s+(\d+)", code) for name in ("count", "spill_count"))
+    for number in (1, 16, 2048):
+        rows, logits = (torch.empty(number, size, dtype=BFLOAT16) for size in (hidden, count))
+        shares, index = choose_experts(logits, None, 8, False, True, 0.0, 1.0, BFLOAT16)
+        compute(rows, index, shares, gate_up, down, [], counters(hidden, rows.device), "silu", False, 1.0, 0.0)
+
+
+def recurrence(capability: int, key_dim: int, value_dim: int, is_delta: bool) -> None:
+    """The kernels of recurrent layers."""
+    from outrider.verify.model.gpu.device_rows import DeviceStates
+    from outrider.verify.model.gpu.triton_recurrence import convolve, fold, scan
+    from outrider.verify.model.recurrent.states import RecurrentShape
+
+    heads, channels = 4, 8192
+    shape = RecurrentShape(1, 3, channels, 1, heads, key_dim, value_dim, 1, BFLOAT16, torch.device("cpu"))
+    states = DeviceStates(shape, ROWS)
+    tables = {"rows": states.rows, "streams": states.streams, "layer": 1}
+    queries, keys, values = (torch.empty(heads, ROWS, size) for size in (key_dim, key_dim, value_dim))
+    decays = torch.empty(heads, ROWS)
+    scan(queries, keys, values, decays, decays if is_delta else None, **tables)
+    convolve(
+        torch.empty(ROWS, channels, dtype=BFLOAT16), torch.empty(4, channels), torch.empty(channels, dtype=BFLOAT16), **tables
+    )
+    fold(states, 2)
+
+
+def sampling(capability: int, dtype: torch.dtype, draws: int = 1) -> None:
+    """The kernels that find the likeliest tokens, and choose some."""
+    from outrider.verify.model.gpu.triton_sampling import choose_tokens, likeliest_tokens
+
+    logits = torch.empty(ROWS, 128_256, dtype=dtype)
+    likeliest_tokens(logits, 8)
+    choose_tokens(logits, likeliest_tokens(logits, 1)[2], torch.empty(5, ROWS, dtype=torch.int64), draws)
+
+
+# By name: what launches the kernels.
+CASES: dict[str, Callable[[int], None]] = {
+    "attention": partial(attention, dtype=BFLOAT16, head_dim=128),
+    "attention in float16": partial(attention, dtype=FLOAT16, head_dim=128),
+    "attention in float32": partial(attention, dtype=FLOAT32, head_dim=128),
+    "attention of 64 in float32": partial(attention, dtype=FLOAT32, head_dim=64),
+    "attention to int8": partial(attention, dtype=BFLOAT16, head_dim=128, cache=torch.int8),
+    "attention to fp8": partial(attention, dtype=BFLOAT16, head_dim=128, cache=torch.float8_e4m3fn),
+    "heads of 64 with a window": partial(attention, dtype=BFLOAT16, head_dim=64, window=32),
+    "heads of 256 with a window": partial(attention, dtype=BFLOAT16, head_dim=256, window=32),
+    **{f"products of {bits} bits": partial(products, bits=bits) for bits in (16, 8, 4)},
+    **{
+        f"{kind} of {bits} bits": partial(products, bits=bits, kind=kind) for kind in ("gates", "residuals") for bits in (16, 4)
+    },
+    **{f"experts of {bits} bits": partial(experts, bits=bits) for bits in (16, 8, 4)},
+    "delta rule": partial(recurrence, key_dim=128, value_dim=128, is_delta=True),
+    "Mamba": partial(recurrence, key_dim=256, value_dim=64, is_delta=False),
+    "a sample": partial(sampling, dtype=BFLOAT16),
+    "a sample in float16": partial(sampling, dtype=FLOAT16),
+    "a sample in float32": partial(sampling, dtype=FLOAT32),
+    "samples": partial(sampling, dtype=BFLOAT16, draws=8),
+}
+
+
+@contextmanager
+def compiled(capability: int) -> Iterator[list[tuple[str, Any]]]:
+    """Kernels that are launched inside are compiled for this GPU, and listed by name."""
+    torch.version.hip = "7" if capability == GFX942 else None  # before kernels are imported
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    from outrider.verify.model.gpu import text_work, triton_experts, triton_products
+
+    found: list[tuple[str, Any]] = []
+    target = GPUTarget("hip", "gfx942", 64) if capability == GFX942 else GPUTarget("cuda", capability, 32)
+    gpu = triton_products.Gpu(132, SHARED_BYTES.get(capability, LOCAL_BYTES) - 1024, capability)
+    functions = {"get_current_target": target, "get_current_device": 0, "get_current_stream": 0}
+    here = type("Gpu", (), {name: lambda *_, value=value: value for name, value in functions.items()})()
+    for module, name, value in (
+        (text_work, "capability", capability),
+        (triton_products, "capability", capability),
+        (triton_products, "gpu_of", gpu),
+        (triton_experts, "gpu_of", gpu),
+    ):
+        setattr(module, name, lambda _, value=value: value)
+    driver.set_active(here)
+    jit: Any = JITFunction
+    run = jit.run
+
+    def compile_only(kernel: Any, *args: Any, **options: Any) -> None:
+        found.append((kernel.fn.__name__, run(kernel, *args, **options | {"warmup": True})))
+
+    jit.run = compile_only
+    yield found
+
+
+def usage(name: str, kernel: Any) -> Usage:
+    """What a kernel uses, by the tools of CUDA that Triton's package has."""
+    import triton
+
+    if "amdgcn" in kernel.asm:
+        code = kernel.asm["amdgcn"]
+        registers, spilled = (re.search(rf"\.vgpr_{part}:\s+(\d+)", code) for part in ("count", "spill_count"))
         assert registers is not None and spilled is not None
         matrix = len(re.findall(MATRIX_INSTRUCTIONS, code))
-        return Usage(int(registers[1]), 4 * int(spilled[1]), compiled.metadata.shared, matrix)
-    compiled = triton.compile(source, target=GPUTarget("cuda", variant.capability, 32), options=options)
+        return Usage(name, int(registers[1]), 4 * int(spilled[1]), kernel.metadata.shared, matrix)
     folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(compiled.asm["cubin"])
-        found = re.search(r"REG:(\d+) STACK:(\d+)", tool(folder / "cuobjdump", "-res-usage", file.name))
-        instructions = tool(folder / "nvdisasm", file.name)
+        Path(file.name).write_bytes(kernel.asm["cubin"])
+        resources, instructions = (
+            subprocess.run([folder / tool, *options, file.name], capture_output=True, text=True, check=True).stdout
+            for tool, *options in (("cuobjdump", "-res-usage"), ("nvdisasm",))
+        )
+    found = re.search(r"REG:(\d+) STACK:(\d+)", resources)
     assert found is not None
     matrix = len(re.findall(TENSOR_CORE_INSTRUCTIONS, instructions))
-    before, wait, _ = compiled.asm["ptx"].partition("griddepcontrol.wait")
+    before, wait, _ = kernel.asm["ptx"].partition("griddepcontrol.wait")
     waits_first = bool(wait) and not re.search(r"\b(?:ld|st|atom|red|cp\.async\S*)\.(?:\w+\.)*global", before)
-    return Usage(int(found[1]), int(found[2]), compiled.metadata.shared, matrix, waits_first)
-
-
-def is_aligned(name: str, kind: str) -> bool:
-    """Whether Triton finds an argument to be a multiple of 16 in every launch: addresses, and strides of whole heads."""
-    return kind.startswith("*") or name.endswith(("_head", "_row", "_stride", "_offset")) or name == "outputs"
-
-
-def tool(program: Path, *arguments: str) -> str:
-    """What one of CUDA's tools, which Triton's package has, says of a kernel."""
-    return subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
+    return Usage(name, int(found[1]), int(found[2]), kernel.metadata.shared, matrix, waits_first)
 
 
 if __name__ == "__main__":
-    json.dump([asdict(usage(Variant(**each))) for each in json.load(sys.stdin)], sys.stdout)
+    with compiled(int(sys.argv[2])) as kernels:
+        CASES[sys.argv[1]](int(sys.argv[2]))
+    json.dump([asdict(usage(*each)) for each in kernels], sys.stdout)

@@ -32,7 +32,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver
 from triton.runtime import driver
 
-from outrider.verify.model.gpu.together import compiled_together
+from outrider.verify.model.gpu.compilation import compiled_together
 
 
 class Gpu(CudaDriver):

@@ -21,27 +21,25 @@ from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.load_options import Quantization, Quantize
-from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.quantization import quantize_model
+from outrider.verify.model.sizes import packed_layers
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.verify.model import families, test_architectures
-from tests.verify.model.families import FAMILIES, REFUSED
-from tests.verify.model.test_architectures import ARCHITECTURES
+from tests.verify.model import families
+from tests.verify.model.families import SERVED
 
 CONTEXT = 64
 ROWS = (1, 72)
 # Families whose layers have states, or keys of others, and families whose layers have keys of several shapes or latent ones.
 ON_ONE_DEVICE = {"bamba", "granite_hybrid", "lfm2", "olmo_hybrid", "qwen3_5", "qwen3_5_moe"}
 ON_CPU = {"deepseek_v3", "gemma4", "kimi_linear", "mamba2"}
-SERVED = sorted({*ARCHITECTURES, *FAMILIES} - {*REFUSED} - ON_CPU)
+CAPTURED = sorted({*SERVED} - ON_CPU)
 DEVICES = (torch.device("cuda", 0), torch.device("cuda", 1))
 
 
 def captured(name: str, devices: Sequence[torch.device], quantize: Quantize = "none", **sizes: Any) -> Device:
     """What is captured of a small model of the family over these devices, for each of ROWS."""
     with fake_cuda() as device:
-        config_of = test_architectures.config_of if name in ARCHITECTURES else families.config_of
-        model = fake_model(config_of(name, NAME, **sizes), devices)
+        model = fake_model(families.config_of(name, NAME, **sizes), devices)
         quantize_model(model, Quantization(quantize), Placement(model, devices))
         assert quantize == "none" or not any(weight.dim() == 3 for weight in model.parameters())  # experts have few bits, too
         assert bool(packed_layers(model)) == (quantize != "none")
@@ -59,13 +57,13 @@ def captured(name: str, devices: Sequence[torch.device], quantize: Quantize = "n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", CAPTURED)
 def test_nothing_that_cuda_would_refuse_is_captured(name: str) -> None:
     assert not captured(name, DEVICES[:1]).forbidden
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in SERVED if name not in ON_ONE_DEVICE])
+@pytest.mark.parametrize("name", [name for name in CAPTURED if name not in ON_ONE_DEVICE])
 def test_nor_over_two_devices(name: str) -> None:
     assert not captured(name, DEVICES).forbidden
 
@@ -91,7 +89,7 @@ def test_other_families_are_refused(name: str) -> None:
 def test_nor_of_a_draft_head(rope: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if its rotary angles depend on the forward's length in transformers."""
     with fake_cuda() as device:
-        config = test_architectures.config_of("llama", NAME)
+        config = families.config_of("llama", NAME)
         target = TorchRunner(fake_model(config, DEVICES[:1]), CONTEXT, compile="off", started=False)
         with DEVICES[0]:
             parameters = {"rope_type": rope, "rope_theta": 1e4, "factor": 2.0}
@@ -102,16 +100,6 @@ def test_nor_of_a_draft_head(rope: str, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(GraphedForward, "capture", lambda graphed: graphed.capture_rows(ROWS[1], device.capture))
         head.start(CONTEXT)
     assert head._graphed is not None and head._graphed._graphs and not device.forbidden
-
-
-def test_a_model_is_captured_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    starts: list[GraphedForward] = []
-    monkeypatch.setattr(GraphedForward, "capture", lambda graphed: starts.append(graphed))
-    with fake_cuda():
-        runner = TorchRunner(fake_model(test_architectures.config_of("llama", NAME)), CONTEXT, compile="off", started=False)
-        runner.pages = 4
-        runner.start(CONTEXT)
-    assert len(starts) == 1
 
 
 @pytest.mark.parametrize("is_ours", [False, True])
@@ -125,7 +113,7 @@ def test_experts_are_captured_where_their_products_need_no_host(
     monkeypatch.setattr(GraphedForward, "capture", lambda graphed: starts.append(graphed))
     monkeypatch.setattr(fake, "CAPABILITY", capability)
     with fake_cuda():
-        model = fake_model(test_architectures.config_of("qwen3_moe", NAME))
+        model = fake_model(families.config_of("qwen3_moe", NAME))
         runner = TorchRunner(model, CONTEXT, compile="off", started=False)
         runner.pages = 4
         runner.start(CONTEXT)
@@ -136,7 +124,7 @@ def test_experts_are_captured_where_their_products_need_no_host(
 def test_a_mixture_launches_three_operations(name: str) -> None:
     """The router's product, the choice, and the experts; without a copy between them."""
     with fake_cuda() as device:
-        model = fake_model(test_architectures.config_of(name, NAME))
+        model = fake_model(families.config_of(name, NAME))
         use_kernels(model)
         mixture = model.model.layers[0].mlp
         rows = torch.zeros(1, 64, 32, dtype=torch.bfloat16, device=DEVICES[0])
