@@ -56,9 +56,20 @@ def test_tokens_have_the_colours_of_the_apis_sources(browser: Any, served: Serve
         page.locator("#chart canvas").wait_for()
 
 
+def test_an_expected_answer_is_drafted(browser: Any, served: Served) -> None:
+    with visit(browser, served.url) as page:
+        submit(page, PROMPT, max_tokens="60")
+        said(page, "Done")
+        plain = "".join(text for text, _ in shown_tokens(page))
+        submit(page, PROMPT, max_tokens="60", prediction=plain)
+        page.locator("#transcript .source-prediction").first.wait_for()
+        said(page, "Done")
+        assert "".join(text for text, _ in shown_tokens(page)) == plain
+
+
 def test_both_racers_end_with_the_same_text(browser: Any, served: Served) -> None:
     with visit(browser, served.url) as page:
-        page.fill("textarea", PROMPT)
+        page.fill("[name=prompt]", PROMPT)
         page.fill("[name=temperature]", "0.8")
         page.click("#start-race")
         page.locator("#race .verdict", has_text="Equal texts.").wait_for()
@@ -178,7 +189,7 @@ def test_a_pasted_picture_is_part_of_the_message(browser: Any, tmp_path: Path) -
     encoded = base64.b64encode(picture(1)).decode()
     with serving("--model", str(tmp_path / "seer")) as server, visit(browser, server.url) as page:
         page.locator("option[value=seer]").wait_for(state="attached")
-        page.locator("textarea").evaluate(PASTE, encoded)
+        page.locator("[name=prompt]").evaluate(PASTE, encoded)
         page.locator("#pictures img").wait_for()
         with page.expect_request("**/v1/chat/completions") as found:
             submit(page, "What is this?", "Chat", max_tokens="5")
@@ -191,13 +202,13 @@ def test_a_pasted_picture_is_part_of_the_message(browser: Any, tmp_path: Path) -
         ]
         assert page.locator("#transcript img").get_attribute("src") == url
         assert page.locator("#pictures img").count() == 0
-        page.locator("textarea").evaluate(PASTE, encoded)
+        page.locator("[name=prompt]").evaluate(PASTE, encoded)
         page.locator("#pictures button").click()
         assert page.locator("#pictures img").count() == 0
 
 
 def test_a_picture_for_a_model_of_texts_is_left_out_with_a_sentence(browser: Any, served: Served) -> None:
     with visit(browser, served.url) as page:
-        page.locator("textarea").evaluate(PASTE, base64.b64encode(picture(1)).decode())
+        page.locator("[name=prompt]").evaluate(PASTE, base64.b64encode(picture(1)).decode())
         said(page, "The picture was left out")
         assert page.locator("#pictures img").count() == 0
