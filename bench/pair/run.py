@@ -142,7 +142,7 @@ def run(
     if chart:
         chart.write_text(draw(figures))
     if race:
-        race.write_text(draw_race([each["program"] for each in figures["servers"]], parts[0].answers[0][:2]))
+        race.write_text(draw_race([each["program"] for each in figures["servers"][:2]], parts[0].answers[0][:2]))
     return figures
 
 

@@ -21,7 +21,9 @@ CHOICE = Choice(["chat", "code"], [0], [0.0], questions=2, max_tokens=24)
 
 def test_servers_are_compared_question_by_question(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, chart = tmp_path / "figures.json", tmp_path / "chart.svg"
-    figures = run([served.url, f"{served.url}/v1"], CHOICE, None, force=False, out=out, chart=chart)
+    race = tmp_path / "race.svg"
+    figures = run([served.url, f"{served.url}/v1"], CHOICE, None, force=False, out=out, chart=chart, race=race)
+    assert len(ElementTree.fromstring(race.read_text()).findall("{*}rect")) == 2
     rows = figures["rows"]
     assert [(row["task"], row["server"]) for row in rows] == [(task, name) for task in ("chat", "code", "all") for name in "AB"]
     assert rows[1]["equal"] == rows[3]["equal"] == "2/2" and rows[0]["per_step"] >= 1 and rows[0]["rate"] > 0
