@@ -2,6 +2,7 @@
 # fetch two more models, which the slow tests then use.  make soak: run the slow tests.  make bounds: run tests with the oldest versions.
 # make browser: test the page in Chromium.  make ray: test a Ray cluster.  make llama: test llama.cpp as the backend.
 # make sanitize: test the compiled libraries with sanitizers.  make wheels: build what a release publishes.  make deb: and a Debian package.
+# make bench-guard: what is slower than in the last release.  make llama-server: compile llama.cpp's programs, for comparisons.
 # Each builds .venv first, but bounds one of its own; serve leaves out what only tests and PyTorch need.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -22,7 +23,7 @@ PARALLEL := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadsco
 # Empty turns it off: each of the processes and servers of a test run would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test real models soak bounds browser ray llama sanitize wheels deb check format train
+.PHONY: install serve test real models soak bounds browser ray llama sanitize wheels deb bench-guard llama-server check format train
 install: $(INSTALLED)
 
 # Installs what projects need, and checks the hash of each file, also of what builds them.
@@ -143,6 +144,22 @@ $(RELEASE): $(SERVER)
 # A package for this machine's Debian (`apt-get install debhelper`), with all that it needs but Python.
 deb: wheels
 	PATH="$$PWD/$(BIN):$$PATH" release/deb.sh
+
+# Ten minutes of figures beside the last release, or beside AGAINST, a commit or a wheel, which is compiled once in build/guard.
+bench-guard: install
+	$(BIN)/outrider pull SmolLM2-135M-Instruct
+	$(BIN)/outrider bench guard $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
+
+# llama.cpp's programs for `outrider bench pair` and `files`, compiled for this machine once: about ten minutes on two cores.
+LLAMA_CPP := build/llama.cpp
+llama-server: $(LLAMA_CPP)/build/bin/llama-server
+$(LLAMA_CPP)/build/bin/llama-server: | $(SERVER)
+	rm -rf $(LLAMA_CPP) && mkdir -p $(LLAMA_CPP)
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --build-constraint constraints.txt \
+	    -c constraints.txt --dest $(LLAMA_CPP) llama-cpp-python
+	tar -xzf $(LLAMA_CPP)/*.tar.gz -C $(LLAMA_CPP) --strip-components 3 --wildcards '*/vendor/llama.cpp'
+	cmake -S $(LLAMA_CPP) -B $(LLAMA_CPP)/build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF > $(LLAMA_CPP)/log
+	cmake --build $(LLAMA_CPP)/build --parallel --target llama-server llama-bench llama-batched-bench llama-quantize
 
 check: install $(LINKS)
 	$(BIN)/ruff format --check .

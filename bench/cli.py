@@ -253,6 +253,9 @@ def bench_pair(
     force: Annotated[bool, typer.Option("--force", help="Compare models with different names, too.")] = False,
     out: Out = None,
     chart: Annotated[Path | None, typer.Option(help="Save a chart as SVG.")] = None,
+    race: Annotated[
+        Path | None, typer.Option(help="Save two servers' answers to the first question as an animated SVG.")
+    ] = None,
 ) -> None:
     """Compare running servers on the same prompts, in turns: Outrider, llama-server, vLLM, SGLang, LM Studio, Ollama's /v1."""
     from bench.pair.run import Choice, run
@@ -261,7 +264,47 @@ def bench_pair(
     with errors_as_sentences():
         contexts = [int(each) for each in parse_numbers("--context", context)]
         choice = Choice(task.split(","), contexts, parse_numbers("--temperature", temperature), questions, max_tokens)
-        run(urls, choice, key, force, out, chart)
+        run(urls, choice, key, force, out, chart, race)
+
+
+@app.command("edit", context_settings=EXTRA_FLAGS)
+def bench_edit(
+    context: typer.Context,
+    url: Annotated[str | None, typer.Option(help="A running server; default: force a model to answer as asked.")] = None,
+    tokens: Annotated[str, typer.Option(help="Sizes of the file, separated by commas.")] = "1000,4000,8000",
+    changes: Annotated[str, typer.Option(help="Numbers of changes, separated by commas.")] = "1,5,20",
+    max_tokens: MaxTokens = 1024,
+    key: Annotated[str | None, typer.Option(help="The server's API key.", envvar="OPENAI_API_KEY")] = None,
+    config: Config = None,
+    out: Out = None,
+) -> None:
+    """Measure edits of a file: plainly, and with drafts from the prompt, a corpus and a prediction, in turns.
+
+    Without --url, settings also work as flags.
+    """
+    from bench.edit import run
+    from bench.plan import parse_counts
+    from outrider.server.settings import load_settings, parse_flags
+
+    with errors_as_sentences():
+        settings = load_settings(config, parse_flags(context.args))
+        run(url, settings, parse_counts("--tokens", tokens), parse_counts("--changes", changes), max_tokens, key, out)
+
+
+@app.command("guard", context_settings=EXTRA_FLAGS)
+def bench_guard(
+    context: typer.Context,
+    against: Annotated[str, typer.Option(help="A commit or a wheel; default: the last release.")] = "",
+    model: Annotated[str, typer.Option(help="A GGUF file, or another model.")] = "SmolLM2-135M-Instruct",
+    minutes: Annotated[float, typer.Option(help="Time of the measurement.", min=0)] = 10,
+    out: Out = None,
+) -> None:
+    """Compare this checkout with an earlier one. Exit code 1 if something became slower. Settings also work as flags."""
+    from bench.guard import run
+
+    with errors_as_sentences():
+        slower = run(against, model, minutes, context.args, out)
+    raise typer.Exit(1 if slower else 0)
 
 
 @app.command("files")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ class Answer:
     prompt_tokens: int | None = None  # None if the peer was given token ids
     text: str | None = None  # None in process
     first_text: str = ""  # the part of the text that came first
+    arrivals: Sequence[tuple[float, int]] = ()  # seconds from the start, and characters of the text by then
 
     @property
     def rate(self) -> float:
@@ -53,6 +54,7 @@ def ask(client: httpx.Client, fields: Mapping[str, Any], headers: Mapping[str, s
 def read(arrived: list[tuple[float, bytes]]) -> Answer:
     """The answer of a stream, from its pieces and the seconds at which they arrived. Raises BenchError if it holds an error."""
     text, first_text, ids, first, usage, steps, rest = "", "", list[int](), None, dict[str, Any](), None, b""
+    arrivals = list[tuple[float, int]]()
     for seconds, data in arrived:
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
@@ -66,13 +68,14 @@ def read(arrived: list[tuple[float, bytes]]) -> Answer:
                 text, ids = text + content, ids + tokens
                 first = seconds if first is None and (content or tokens) else first
                 first_text = text if seconds == first else first_text
+                arrivals.append((seconds, len(text)))
             usage = chunk.get("usage") or usage
             steps = count_steps(chunk, usage) or steps
     if not usage:
         raise BenchError("A server ended an answer without its usage.")
     total = arrived[-1][0]
     prompt = usage["prompt_tokens"]
-    return Answer(usage["completion_tokens"], total, ids or None, steps, first or total, prompt, text, first_text)
+    return Answer(usage["completion_tokens"], total, ids or None, steps, first or total, prompt, text, first_text, arrivals)
 
 
 def text_of(delta: Mapping[str, Any]) -> str:

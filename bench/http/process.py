@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +53,11 @@ class ServerProcess:
 
 
 @contextmanager
-def start(arguments: Sequence[str], ready: str = "") -> Iterator[ServerProcess]:
-    """Runs `python -m ARGUMENTS --port PORT`, waits until the path `ready` answers, and ends it at last. Raises BenchError."""
+def start(arguments: Sequence[str], ready: str = "", environment: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+    """Runs `python -m ARGUMENTS --port PORT`, waits until the path `ready` answers, and ends it at last. Raises BenchError.
+
+    Its environment is this process's by default.
+    """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with (
@@ -68,6 +71,7 @@ def start(arguments: Sequence[str], ready: str = "") -> Iterator[ServerProcess]:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            env=environment,
         )
         server = ServerProcess(arguments[0], url, client, process, Path(log.name), started)
         try:
@@ -82,9 +86,11 @@ def start(arguments: Sequence[str], ready: str = "") -> Iterator[ServerProcess]:
                 process.kill()
 
 
-def start_server(flags: Sequence[str], program: str = "outrider.server.cli") -> AbstractContextManager[ServerProcess]:
+def start_server(
+    flags: Sequence[str], program: str = "outrider.server.cli", environment: Mapping[str, str] | None = None
+) -> AbstractContextManager[ServerProcess]:
     """`outrider serve`, until it is ready; `program` is the module of its command line."""
-    return start([program, "serve", *flags], "/ready")
+    return start([program, "serve", *flags], "/ready", environment)
 
 
 def free_port() -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean, geometric_mean, median, quantiles
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from bench import report
 from bench.http.chat import Answer, ask
 from bench.pair.chart import draw
 from bench.pair.prompts import TASKS, Question, after, apart
+from bench.pair.race import draw as draw_race
 from bench.plan import BenchError
 
 TIMEOUT_SECONDS = 3600.0
@@ -26,7 +28,9 @@ TIMEOUT_SECONDS = 3600.0
 class Server:
     """A server's model, and its answers. Raises BenchError for one that does not answer."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, fields: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """`fields` replace those of each question; `speculation` is for Outrider's servers."""
+        self._fields = fields
         self.url = url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._client = httpx.Client(base_url=self.url, timeout=TIMEOUT_SECONDS, headers=headers)
@@ -61,8 +65,10 @@ class Server:
     def answer(self, question: Question, temperature: float, max_tokens: int, seed: int) -> Answer:
         """Streams an answer. Raises BenchError."""
         body = {"model": self.model, "messages": question.messages, "temperature": temperature, "max_tokens": max_tokens}
-        report = {"speculation": {"report": True}} if self._is_outrider else {}
-        return ask(self._client, body | {"seed": seed} | question.fields | report)
+        fields = {**question.fields, **self._fields}
+        if self._is_outrider:
+            fields["speculation"] = {**fields.get("speculation", {}), "report": True}
+        return ask(self._client, body | {"seed": seed} | fields)
 
 
 SEED = 1
@@ -101,9 +107,15 @@ class Part:
 
 
 def run(
-    urls: Sequence[str], choice: Choice, key: str | None, force: bool, out: Path | None, chart: Path | None
+    urls: Sequence[str],
+    choice: Choice,
+    key: str | None,
+    force: bool,
+    out: Path | None,
+    chart: Path | None,
+    race: Path | None = None,
 ) -> dict[str, Any]:
-    """Measures, prints, and saves the figures and the chart where asked. Raises BenchError."""
+    """Measures, prints, and saves the figures, the chart and the race where asked. Raises BenchError."""
     if unknown := [task for task in choice.tasks if task not in TASKS]:
         raise BenchError(f"There is no task {', '.join(unknown)}; choose from {', '.join(TASKS)}.")
     if any(context < 0 for context in choice.contexts):
@@ -129,6 +141,8 @@ def run(
         report.save(out, figures)
     if chart:
         chart.write_text(draw(figures))
+    if race:
+        race.write_text(draw_race([each["program"] for each in figures["servers"][:2]], parts[0].answers[0][:2]))
     return figures
 
 

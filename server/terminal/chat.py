@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from outrider.drafters.options import NAMES
@@ -92,6 +93,7 @@ class Answer:
 HELP = """\
 /drafter [NAME]  show or choose the drafter; `default` is the server's
 /seed [NUMBER]   show or set the seed, which repeats answers; `none` draws a new one for each answer
+/edit FILE TEXT  ask for a change of a file; its text is sent, also as the predicted output
 /again           drop the last answer and ask for another one
 /clear           start a new conversation
 /stats           speed and accepted drafts of the last answer
@@ -110,6 +112,7 @@ class Chat:
     seed: int | None = None
     messages: list[dict[str, str]] = field(default_factory=list)
     last: Answer | None = None
+    expected: str | None = None  # predicted output of the last question
     session: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def run(self, read: Callable[[], str]) -> None:
@@ -133,6 +136,7 @@ class Chat:
         commands: dict[str, Callable[[str], str]] = {
             "drafter": self._set_drafter,
             "seed": self._set_seed,
+            "edit": self._edit,
             "again": self._again,
             "clear": self._clear,
             "stats": lambda _: self.last.stats() if self.last else "There is no answer yet.",
@@ -144,9 +148,13 @@ class Chat:
             result = f"There is no command /{name}; /help lists them, and a leading space sends the line as a question."
         show(f"{result}\n" if result else "")
 
-    def ask(self, question: str) -> None:
-        """Asks, and shows the answer. A question without any answer is not part of the conversation."""
+    def ask(self, question: str, expected: str | None = None) -> None:
+        """Asks, and shows the answer. A question without any answer is not part of the conversation.
+
+        If the client expects an answer like the text `expected`, parts of it that the answer repeats come faster.
+        """
         self.messages.append({"role": "user", "content": question})
+        self.expected = expected
         self.last = answer = Answer(show, wrapper=new_wrapper())
         note = ""
         try:
@@ -166,8 +174,10 @@ class Chat:
         speculation: dict[str, Any] = {"report": True}
         if self.drafter:
             speculation["drafter"] = self.drafter
-        seed = {} if self.seed is None else {"seed": self.seed}
-        return seed | {
+        fields: dict[str, Any] = {} if self.seed is None else {"seed": self.seed}
+        if self.expected is not None:
+            fields["prediction"] = {"type": "content", "content": self.expected}
+        return fields | {
             "model": self.model,
             "messages": self.messages,
             "session_id": self.session,
@@ -190,13 +200,25 @@ class Chat:
             return f"The seed is a number or none, not {number!r}."
         return "Each answer draws a new seed." if self.seed is None else f"The seed is {self.seed}."
 
+    def _edit(self, argument: str) -> str:
+        name, _, change = argument.partition(" ")
+        if not change:
+            return "Name a file and the change, such as /edit main.py Rename the function run to start."
+        try:
+            text = Path(name).expanduser().read_text()
+        except (OSError, ValueError) as error:
+            return f"The file cannot be read: {error}."
+        fence = "```" if "```" not in text else "~~~~"
+        self.ask(f"{change.strip()}\n\nAnswer with the whole file and nothing else.\n\n{fence}\n{text}\n{fence}", text)
+        return ""
+
     def _again(self, _: str) -> str:
         questions = [number for number, message in enumerate(self.messages) if message["role"] == "user"]
         if not questions:
             return "There is no question yet."
         question = self.messages[questions[-1]]["content"]
         del self.messages[questions[-1] :]
-        self.ask(question)
+        self.ask(question, self.expected)
         return ""
 
     def _clear(self, _: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from bench.http.chat import Answer
 from bench.pair.prompts import TASKS, after, apart
+from bench.pair.race import draw
 from bench.pair.run import Choice, Part, equality, part_rows, ratio, run
 from bench.plan import BenchError
 from tests.servers import Served
@@ -20,7 +21,9 @@ CHOICE = Choice(["chat", "code"], [0], [0.0], questions=2, max_tokens=24)
 
 def test_servers_are_compared_question_by_question(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, chart = tmp_path / "figures.json", tmp_path / "chart.svg"
-    figures = run([served.url, f"{served.url}/v1"], CHOICE, None, force=False, out=out, chart=chart)
+    race = tmp_path / "race.svg"
+    figures = run([served.url, f"{served.url}/v1"], CHOICE, None, force=False, out=out, chart=chart, race=race)
+    assert len(ElementTree.fromstring(race.read_text()).findall("{*}rect")) == 2
     rows = figures["rows"]
     assert [(row["task"], row["server"]) for row in rows] == [(task, name) for task in ("chat", "code", "all") for name in "AB"]
     assert rows[1]["equal"] == rows[3]["equal"] == "2/2" and rows[0]["per_step"] >= 1 and rows[0]["rate"] > 0
@@ -33,6 +36,19 @@ def test_servers_are_compared_question_by_question(served: Served, tmp_path: Pat
     assert re.match(
         rf"A is \d+\.\d\d times as fast as B after the first token\. A: Outrider 0\.1\.0 at {served.url}", lines[-1]
     )
+
+
+def test_a_race_shows_each_text_when_it_arrived() -> None:
+    answers = [
+        Answer(3, 2.0, None, 3, 0.5, 9, "if a<b:\n  c", "if", [(0.5, 2), (1.0, 9), (2.0, 11)]),
+        Answer(3, 1.0, None, 1, 0.5, 9, "if", "if", [(0.5, 2)]),
+    ]
+    picture = ElementTree.fromstring(draw(["one", "other"], answers))
+    first, second, other = picture.findall(".//{*}text[@class='code']")
+    assert [span.text for span in first] == ["if", " a<b:"] and [span.text for span in second] == [" ", " c"]
+    assert [span.text for span in other] == ["if"]
+    shown = [float(each.attrib["keyTimes"].split(";")[1]) for each in picture.findall(".//{*}tspan/{*}animate")]
+    assert shown == pytest.approx([0.1, 0.2, 0.2, 0.4, 0.1])
 
 
 def test_what_cannot_be_compared_is_refused(served: Served) -> None:

@@ -34,6 +34,7 @@ function requestOf(prompt) {
     temperature: number("temperature"),
     seed: number("seed"),
     session_id: fields.session.value || undefined,
+    prediction: fields.prediction.value ? { type: "content", content: fields.prediction.value } : undefined,
     stream: true,
     speculation: { trace: true, drafter: fields.drafter.value || undefined, max_nodes: number("max_nodes") },
   };

@@ -104,6 +104,7 @@ def test_an_exact_prediction_is_followed(served: Served) -> None:
     [
         ("/v1/responses", {"input": MESSAGES[0]["content"], "max_output_tokens": 100}),
         ("/v1/messages", {"messages": MESSAGES, "max_tokens": 100}),
+        ("/v1/completions", {"prompt": PROMPT, "max_tokens": 100}),
     ],
 )
 def test_a_prediction_is_followed_in_every_api(served: Served, path: str, given: dict[str, Any]) -> None:
@@ -111,7 +112,7 @@ def test_a_prediction_is_followed_in_every_api(served: Served, path: str, given:
         """The answer, and the accepted tokens of predictions."""
         before = accepted(served)
         answer = served.http.post(path, json={"model": served.model, "temperature": 0, **given, **fields}).json()
-        parts = answer["output"][0]["content"] if "output" in answer else answer["content"]
+        parts = answer["output"][0]["content"] if "output" in answer else answer.get("content") or answer["choices"]
         return "".join(part["text"] for part in parts), accepted(served) - before
 
     plain, none = ask()

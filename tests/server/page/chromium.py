@@ -72,7 +72,7 @@ def answer(page: Any) -> str:
 def submit(page: Any, prompt: str, mode: str = "Completion", **fields: str) -> None:
     """Fills in the form and runs it. `fields` are settings by name."""
     page.get_by_text(mode, exact=True).click()
-    page.fill("textarea", prompt)
+    page.fill("[name=prompt]", prompt)
     if not page.locator("#settings").evaluate("details => details.open"):
         page.click("#settings summary")
     for name, value in fields.items():

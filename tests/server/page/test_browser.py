@@ -55,9 +55,20 @@ def test_tokens_have_the_colours_of_the_apis_sources(browser: Any, served: Serve
         page.locator("#chart canvas").wait_for()
 
 
+def test_an_expected_answer_is_drafted(browser: Any, served: Served) -> None:
+    with visit(browser, served.url + DRAFTS) as page:
+        submit(page, PROMPT, max_tokens="60")
+        said(page, "Done")
+        plain = "".join(text for text, _ in shown_tokens(page))
+        submit(page, PROMPT, max_tokens="60", prediction=plain)
+        page.locator("#transcript .source-prediction").first.wait_for()
+        said(page, "Done")
+        assert "".join(text for text, _ in shown_tokens(page)) == plain
+
+
 def test_both_racers_end_with_the_same_text(browser: Any, served: Served) -> None:
     with visit(browser, served.url + DRAFTS) as page:
-        page.fill("textarea", PROMPT)
+        page.fill("[name=prompt]", PROMPT)
         page.fill("[name=temperature]", "0.8")
         page.click("#start-race")
         page.locator("#race .verdict", has_text="Equal texts.").wait_for()

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -66,6 +67,20 @@ def test_commands_change_the_request() -> None:
     assert script.bodies[0]["speculation"] == {"report": True, "drafter": "none"}
     assert script.bodies[0]["seed"] == 7
     assert script.bodies[1]["speculation"] == {"report": True} and "seed" not in script.bodies[1]
+
+
+def test_an_edit_sends_the_file_and_predicts_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "main.py"
+    file.write_text("def run(): ...\n")
+    script = Script("def start(): ...", "again", "plain")
+    run(script, f"/edit {file} Rename run to start.", "/again", "Thanks", f"/edit {file}", f"/edit {tmp_path}/no.py Change it.")
+    first, again, plain = script.bodies
+    assert first["prediction"] == again["prediction"] == {"type": "content", "content": "def run(): ...\n"}
+    asked = first["messages"][0]["content"]
+    assert asked.startswith("Rename run to start.") and "def run(): ...\n" in asked and asked == again["messages"][0]["content"]
+    assert "prediction" not in plain
+    shown = capsys.readouterr().out
+    assert "Name a file and the change" in shown and "The file cannot be read" in shown
 
 
 def test_ctrl_c_keeps_what_has_been_shown(capsys: pytest.CaptureFixture[str]) -> None:
