@@ -1,7 +1,7 @@
 # make serve: serve SmolLM2-135M-Instruct.  make test: run the tests.  make real: test the server with that model.  make models:
 # fetch two more models, which the slow tests then use.  make soak: run the slow tests.  make bounds: run tests with the oldest versions.
 # make browser: test the page in Chromium.  make ray: test a Ray cluster.  make llama: test llama.cpp as the backend.
-# make sanitize: test the compiled libraries with sanitizers.
+# make clients: test with Ollama's clients and Helm.  make sanitize: test the compiled libraries with sanitizers.
 # Each builds .venv first, but bounds one of its own; serve leaves out what only tests and PyTorch need.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,6 +10,7 @@ INSTALLED := .venv/.installed
 SMOLLM2 := .venv/.installed-smollm2
 PLAYWRIGHT := .venv/.installed-browser
 RAY := .venv/.installed-ray
+CLIENTS := .venv/.installed-clients
 LLAMA := .venv/.installed-llama
 BOUNDS := build/bounds
 # mypy and editors do not read the finder of an editable install; they find the packages through these links.
@@ -22,7 +23,7 @@ PARALLEL := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadsco
 # Empty turns it off: each of the processes and servers of a test run would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test real models soak bounds browser ray llama sanitize check format train
+.PHONY: install serve test real models soak bounds browser clients ray llama sanitize check format train
 install: $(INSTALLED)
 
 # Installs what projects need, and checks the hash of each file, also of what builds them.
@@ -61,7 +62,7 @@ serve: $(SERVER) $(SMOLLM2)
 	$(BIN)/outrider serve --config configs/embedded.yaml $(ARGS)
 
 test: install $(SMOLLM2)
-	$(PARALLEL) -m 'not slow and not browser and not ray and not llama' $(ARGS)
+	$(PARALLEL) -m 'not slow and not browser and not ray and not llama and not clients' $(ARGS)
 
 # All tests with SmolLM2-135M-Instruct; `make test` has the fast ones, and `make soak` the slow ones.
 real: install $(SMOLLM2)
@@ -85,7 +86,7 @@ UNPINNED := ^(cuda-.*|filelock|fsspec|hf-xet|huggingface-hub|numpy|nvidia-.*|pip
 bounds: $(BOUNDS)/.installed
 	$(BOUNDS)/bin/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder \
 	    -W 'ignore:Conversion of an array with ndim:DeprecationWarning' \
-	    -m 'not slow and not browser and not ray and not llama' --ignore tests/verify/heads \
+	    -m 'not slow and not browser and not ray and not llama and not clients' --ignore tests/verify/heads \
 	    --deselect tests/verify/model/test_architectures.py::test_an_unsupported_state_is_refused \
 	    tests/verify tests/server/worker $(ARGS)
 
@@ -102,6 +103,14 @@ browser: $(PLAYWRIGHT)
 
 $(PLAYWRIGHT): $(INSTALLED)
 	$(call install_checked,'.[browser]')
+	touch $@
+
+# npm fetches three packages; skipped without it.
+clients: $(CLIENTS) $(SMOLLM2)
+	$(BIN)/pytest -m clients $(ARGS)
+
+$(CLIENTS): $(INSTALLED)
+	$(call install_checked,'.[clients]')
 	touch $@
 
 # Several Ray nodes on this machine, in about 3 GB of memory.
