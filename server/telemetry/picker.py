@@ -19,7 +19,7 @@ from outrider.server.engine.messages import Ready
 BLOCK_TOKENS = 16
 
 
-@dataclass
+@dataclass(eq=False)
 class PickerGauges(Collector):
     """The gauges of a worker; none before its model is loaded."""
 
