@@ -83,11 +83,10 @@ class ServerMetrics:
         """Counts a request. `status`: of the HTTP response."""
         models = {name: value for name, value in state.get("gen_ai", {}).items() if name.endswith(".model")}
         attributes = {"gen_ai.operation.name": operation, "gen_ai.provider.name": PROVIDER, **models}
-        if status >= 400:
-            return self._duration.record(seconds, {**attributes, "error.type": str(status)})
-        self._duration.record(seconds, attributes)
+        failure = {"error.type": str(status)} if status >= 400 else {}
+        self._duration.record(seconds, attributes | failure)
         stats = state.get("stats", {})
-        if "first_token_ms" in stats:
+        if not failure and "first_token_ms" in stats:
             first = stats["first_token_ms"] / 1e3
             self._first_token.record(first, attributes)
             if (tokens := stats.get("completion_tokens", 0)) > 1:
