@@ -46,30 +46,20 @@ def test_what_is_rendered_is_valid(values: dict[str, Any]) -> None:
             kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
-def environment(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The pod, and its variables that are texts. Each has one value."""
+@pytest.mark.parametrize("values", [ALL, {**ALL, "inferencePool": True}])
+def test_settings_reach_the_server(monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]) -> None:
     pod = rendered(values)["Deployment"]["spec"]["template"]["spec"]
-    variables = [each for each in pod["containers"][0]["env"]]
-    assert len({each["name"] for each in variables}) == len(variables)
-    return pod, {each["name"]: each["value"] for each in variables if "value" in each}
-
-
-def test_settings_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    pod, variables = environment(ALL)
+    [container] = pod["containers"]
+    variables = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    assert len({each["name"] for each in container["env"]}) == len(container["env"])
+    assert ("OUTRIDER_AUTH__FILE" in variables) != ("inferencePool" in values)
     for name, value in variables.items():
-        if name != "OUTRIDER_AUTH__FILE":
+        if name != "OUTRIDER_AUTH__FILE":  # which is in the pod only
             monkeypatch.setenv(name, value)
     settings = load_settings(None, {})
     assert (settings.model.context_tokens, settings.server.path_prefix, settings.logging.format) == (8192, "/llm", "json")
-    assert pod["containers"][0]["resources"] == {"requests": {"cpu": "2", "memory": "2Gi"}, "limits": {"memory": "9Gi"}}
+    found = (settings.auth.open, settings.metrics.port, settings.server.allowed_hosts)
+    assert found == ((True, None, ("*",)) if "inferencePool" in values else (False, 9464, None))
+    assert container["resources"] == {"requests": {"cpu": "2", "memory": "2Gi"}, "limits": {"memory": "9Gi"}}
     assert {"name": "state", "persistentVolumeClaim": {"claimName": "models"}} in pod["volumes"]
-
-
-def test_pods_of_an_inference_pool_are_open_with_metrics_on_their_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    pod, variables = environment({"inferencePool": True})
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    settings = load_settings(None, {})
-    assert settings.auth.open and settings.metrics.port is None and settings.server.allowed_hosts == ("*",)
-    assert [port["name"] for port in pod["containers"][0]["ports"]] == ["http"]
-    assert {volume["name"] for volume in pod["volumes"]} == {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert {volume["name"] for volume in pod["volumes"]} == {mount["name"] for mount in container["volumeMounts"]}

@@ -41,8 +41,9 @@ def replaying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture
-def client(replaying: Served) -> Any:
-    return ollama.Client(host=replaying.url)
+def client(replaying: Served) -> Iterator[Any]:
+    with ollama.Client(host=replaying.url) as client:
+        yield client
 
 
 def test_models_are_listed_shown_loaded_and_unloaded(client: Any) -> None:
@@ -91,14 +92,14 @@ def test_pictures_for_a_model_of_text_are_named(client: Any, replaying: Served) 
 
 
 def test_a_schema_an_abort_and_options(served: Served) -> None:
-    own = ollama.Client(host=served.url)
-    assert isinstance(json.loads(own.chat(served.model, QUESTION, format=SCHEMA).message.content)["yes"], bool)
-    options = {"seed": 7, "num_predict": 5, "num_ctx": 2048}
-    first, again = (own.generate(served.model, "def f", raw=True, options=options) for _ in range(2))
-    assert first.response == again.response and (first.eval_count, first.done_reason) == (5, "length")
-    stream = own.generate(served.model, "def f", raw=True, stream=True, options={"num_predict": -1, "seed": 1})
-    assert next(stream).response and not next(stream).done
-    stream.close()
+    with ollama.Client(host=served.url) as own:
+        assert isinstance(json.loads(own.chat(served.model, QUESTION, format=SCHEMA).message.content)["yes"], bool)
+        options = {"seed": 7, "num_predict": 5, "num_ctx": 2048}
+        first, again = (own.generate(served.model, "def f", raw=True, options=options) for _ in range(2))
+        assert first.response == again.response and (first.eval_count, first.done_reason) == (5, "length")
+        stream = own.generate(served.model, "def f", raw=True, stream=True, options={"num_predict": -1, "seed": 1})
+        assert next(stream).response and not next(stream).done
+        stream.close()
     wait_for_metric(served, "outrider_requests_running 0.0")
 
 
