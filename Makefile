@@ -3,6 +3,7 @@
 # make browser: test the page in Chromium.  make ray: test a Ray cluster.  make llama: test llama.cpp as the backend.
 # make sanitize: test the compiled libraries with sanitizers.  make wheels: build what a release publishes.  make deb: and a Debian package.
 # make bench-guard: what is slower than in the last release.  make llama-server: compile llama.cpp's programs, for comparisons.
+# make clients: test with Ollama's clients and Helm.
 # Each builds .venv first, but bounds one of its own; serve leaves out what only tests and PyTorch need.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,6 +11,7 @@ SERVER := .venv/.installed-server
 INSTALLED := .venv/.installed
 PLAYWRIGHT := .venv/.installed-browser
 RAY := .venv/.installed-ray
+CLIENTS := .venv/.installed-clients
 LLAMA := .venv/.installed-llama
 RELEASE := .venv/.installed-release
 BOUNDS := build/bounds
@@ -23,7 +25,7 @@ PARALLEL := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadsco
 # Empty turns it off: each of the processes and servers of a test run would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test real models soak bounds browser ray llama sanitize wheels deb bench-guard llama-server check format train
+.PHONY: install serve test real models soak bounds browser clients ray llama sanitize wheels deb bench-guard llama-server check format train
 install: $(INSTALLED)
 
 # Installs what projects need, and checks the hash of each file, also of what builds them.
@@ -59,7 +61,7 @@ serve: $(SERVER)
 # Without a network, the tests with that model are skipped.
 test: install
 	-$(BIN)/outrider pull SmolLM2-135M-Instruct
-	$(PARALLEL) -m 'not slow and not browser and not ray and not llama' $(ARGS)
+	$(PARALLEL) -m 'not slow and not browser and not ray and not llama and not clients' $(ARGS)
 
 # All tests with SmolLM2-135M-Instruct; `make test` has the fast ones, and `make soak` the slow ones.
 real: install
@@ -85,7 +87,7 @@ UNPINNED := ^(cuda-.*|filelock|fsspec|hf-xet|huggingface-hub|numpy|nvidia-.*|pip
 bounds: $(BOUNDS)/.installed
 	$(BOUNDS)/bin/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder \
 	    -W 'ignore:Conversion of an array with ndim:DeprecationWarning' \
-	    -m 'not slow and not browser and not ray and not llama' --ignore tests/verify/heads \
+	    -m 'not slow and not browser and not ray and not llama and not clients' --ignore tests/verify/heads \
 	    --deselect tests/verify/model/test_architectures.py::test_an_unsupported_state_is_refused \
 	    tests/verify tests/server/worker $(ARGS)
 
@@ -102,6 +104,15 @@ browser: $(PLAYWRIGHT)
 
 $(PLAYWRIGHT): $(INSTALLED)
 	$(call install_checked,'.[browser]')
+	touch $@
+
+# npm fetches three packages; skipped without it.
+clients: $(CLIENTS)
+	$(BIN)/outrider pull SmolLM2-135M-Instruct
+	$(BIN)/pytest -m clients $(ARGS)
+
+$(CLIENTS): $(INSTALLED)
+	$(call install_checked,'.[clients]')
 	touch $@
 
 # Several Ray nodes on this machine, in about 3 GB of memory.

@@ -54,7 +54,7 @@ def run(files: Sequence[Path], turns: int, flags: Sequence[str], out: Path | Non
                     for each in runs.values():
                         each.append(started(file, [*flags, "--model.packed_folder", folder], Path(folder)))
                         progress.advance(task)
-            found[file.name] = {"file_mb": round(file.stat().st_size / 1e6), **runs}
+            found[file.name] = {"file_mb": max(1, round(file.stat().st_size / 1e6)), **runs}
             if out:
                 report.save(out, {"turns": turns, "empty": empty, "files": found})
     for name, figures in found.items():

@@ -254,7 +254,9 @@ def create_endpoints(
             sampling_defaults = load_sampling_defaults(settings.model.path, settings.model.revision)
         block = no_corpus if corpora is None else corpora.block
         requests = RequestBuilder(settings, prompts, engine.wait_started, quotas.charge, sampling_defaults, block)
-        runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3, KEEP_ALIVE_SECONDS)
+        runner = GenerationRunner(
+            engine, metrics, settings.server.coalesce_ms / 1e3, KEEP_ALIVE_SECONDS, settings.model.served_name
+        )
         pictures = PictureService(settings)
         chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner, pictures)
         names = ModelNames(settings.model)

@@ -41,6 +41,7 @@ def pull(name: Name, revision: Annotated[str, typer.Option(help="Branch, tag or 
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     from outrider.verify.errors import ModelError
+    from outrider.verify.gguf.parts import parts_of
     from outrider.verify.hub import hub_errors, reason
     from outrider.verify.names import on_hub
 
@@ -56,7 +57,7 @@ def pull(name: Name, revision: Annotated[str, typer.Option(help="Branch, tag or 
             if meant.note:
                 print(meant.note)
         if file:
-            place = hf_hub_download(repository, file, revision=revision)
+            place, *_ = [hf_hub_download(repository, each, revision=revision) for each in parts_of(file)]
         else:
             files = HfApi().list_repo_files(repository, revision=revision)
             kept = next((kind for kind in WEIGHTS if any(each.endswith(kind) for each in files)), "")

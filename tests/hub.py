@@ -31,11 +31,11 @@ def commit_of(revision: str) -> str:
     return hashlib.sha1(revision.encode()).hexdigest()
 
 
-def entry(file: Path) -> dict[str, object]:
+def entry(file: Path, folder: Path) -> dict[str, object]:
     """A file in a list of the hub's, with Git's hash of its content."""
     data = file.read_bytes()
     oid = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-    return {"type": "file", "path": file.name, "size": len(data), "oid": oid}
+    return {"type": "file", "path": str(file.relative_to(folder)), "size": len(data), "oid": oid}
 
 
 class HubHandler(BaseHTTPRequestHandler):
@@ -54,7 +54,7 @@ class HubHandler(BaseHTTPRequestHandler):
         self.asked.append(path)
         if path.startswith(f"/api/models/{MODEL}/tree/"):
             folder = self.revisions[path.split("/")[6]]
-            self.answer_json([entry(file) for file in folder.iterdir()])
+            self.answer_json([entry(file, folder) for file in sorted(folder.rglob("*")) if file.is_file()])
         elif path.startswith(f"/api/models/{MODEL}"):
             revision = path.partition("/revision/")[2] or "main"
             self.answer_json({"id": MODEL, "sha": commit_of(revision), "siblings": []}, known=revision in self.revisions)

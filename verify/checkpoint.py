@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.metadata import count_layers, read_metadata
+from outrider.verify.gguf.parts import parts_of
 from outrider.verify.hub import CONFIG, here
 
 DEFAULT_REVISION = "main"
@@ -89,8 +89,11 @@ def locate(path: str, revision: str = DEFAULT_REVISION) -> Location:
     """
     if path.endswith(GGUF):
         folder, _, name = path.rpartition("/")
-        if Path(path).is_file() or (folder.count("/") == 1 and not Path(folder).exists() and folder[0] not in "./~"):
+        if Path(path).is_file():
             return Location(folder or ".", name)
+        owner, repository, *rest = [*path.split("/"), ""]
+        if len(rest) > 1 and owner and not Path(folder).exists() and owner[0] not in ".~":
+            return Location(f"{owner}/{repository}", "/".join(rest[:-1]))  # a file of a hub id, perhaps in a folder of it
         raise ModelError(f"There is no file {path!r}; give a GGUF file, or a hub id and the name of a file in it.")
     folder_path = Path(path)
     if folder_path.is_dir():
@@ -144,8 +147,8 @@ def stored_bytes(path: str) -> int | None:
     located = Path(path)
     if located.is_dir():
         return next((size for kind in FORMATS if (size := sum(file.stat().st_size for file in located.glob(kind)))), 0)
-    parts = located.parent.glob(re.sub(r"-00001-of-", "-*-of-", located.name)) if "-00001-of-" in located.name else [located]
-    return sum(file.stat().st_size for file in parts) if located.is_file() else None
+    parts = [located.with_name(name) for name in parts_of(located.name)] if located.is_file() else []
+    return sum(file.stat().st_size for file in parts if file.is_file()) if parts else None
 
 
 def check_layer_count(path: str, revision: str = DEFAULT_REVISION) -> None:

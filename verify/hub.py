@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.verify.errors import ModelError
+from outrider.verify.gguf.parts import parts_of
 
 # The errors of the hub's client, and of the HTTP clients that its versions use.
 MODULES = ("huggingface_hub.errors", "httpx", "httpx2", "requests.exceptions")
@@ -22,9 +23,19 @@ def hub_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
 
 
 def model_file(source: str, name: str, revision: str) -> Path:
-    """A file of a model in a folder, or of a hub id, which is downloaded unless it is cached. Raises ModelError."""
+    """A file of a model in a folder, or of a hub id, which is downloaded unless it is cached. Raises ModelError.
+
+    The further files of a model in several are beside the first one then, too.
+    """
+    first, *_ = [_model_file(source, each, revision) for each in parts_of(name)]
+    return first
+
+
+def _model_file(source: str, name: str, revision: str) -> Path:
     if (file := Path(source) / name).exists():
         return file
+    if Path(source).exists():
+        raise ModelError(f"There is no file {str(file)!r}; download it again.")
     from huggingface_hub import hf_hub_download
 
     try:

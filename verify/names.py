@@ -12,6 +12,7 @@ from pathlib import Path
 
 from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF, stored_bytes
 from outrider.verify.errors import ModelError
+from outrider.verify.gguf.parts import parts_of
 from outrider.verify.hub import CONFIG, hub_errors, reason
 from outrider.verify.stores import NO_MODEL, stored_models, tag_of
 from outrider.verify.system_memory import free_bytes
@@ -78,7 +79,7 @@ def local_files(paths: Iterable[Path]) -> list[File]:
 
 def is_model(file: str) -> bool:
     """Whether a file holds a model, or the first part of one."""
-    return file.lower().endswith(GGUF) and not NO_MODEL.search(file)
+    return file.lower().endswith(GGUF) and not NO_MODEL.search(file.rpartition("/")[2])
 
 
 def cached(repository: str, tag: str, revision: str) -> Meant | None:
@@ -91,7 +92,8 @@ def cached(repository: str, tag: str, revision: str) -> Meant | None:
         return None
     if not tag and any(file.suffix in WEIGHTS for file in folder.iterdir()):
         return Meant(repository)
-    files = [File(each.tag, f"{repository}/{Path(each.path).name}", each.size_bytes) for each in local_files(folder.iterdir())]
+    found = local_files(folder.rglob(f"*{GGUF}"))
+    files = [File(each.tag, f"{repository}/{Path(each.path).relative_to(folder)}", each.size_bytes) for each in found]
     return chosen(files, repository, tag)
 
 
@@ -102,7 +104,8 @@ def stored(repository: str, tag: str) -> Meant | None:
         if each.path.is_dir() and not tag:
             return Meant(str(each.path))
     files = {each.name: each for each in models if each.path.is_file()}
-    found = chosen([File(each.tag, name, each.path.stat().st_size) for name, each in files.items()], repository, tag)
+    sizes = {name: stored_bytes(str(each.path)) or 0 for name, each in files.items()}
+    found = chosen([File(each.tag, name, sizes[name]) for name, each in files.items()], repository, tag)
     return found and Meant(files[found.path].served_path(), found.note)
 
 
@@ -114,9 +117,10 @@ def on_hub(repository: str, tag: str, revision: str) -> Meant:
         if not tag and "offline" in type(error).__name__.casefold():
             return Meant(repository)  # a part of it may be in the cache
         raise ModelError(f"{repository}{tag and ':' + tag} cannot be downloaded: {reason(error)}") from None
-    if not tag and any(name.endswith(WEIGHTS) for name in files):
+    if not tag and any(name.endswith(WEIGHTS) and "/" not in name for name in files):
         return Meant(repository)
-    models = [File(tag_of(name), f"{repository}/{name}", size) for name, size in files.items() if is_model(name)]
+    sizes = {name: sum(files.get(part, 0) for part in parts_of(name)) for name in files if is_model(name)}
+    models = [File(tag_of(name), f"{repository}/{name}", size) for name, size in sizes.items()]
     found = chosen(models, repository, tag)
     if found is None and tag:
         has = ", ".join(each.tag for each in models) or "no GGUF file"
@@ -125,10 +129,10 @@ def on_hub(repository: str, tag: str, revision: str) -> Meant:
 
 
 def hub_files(repository: str, revision: str) -> dict[str, int]:
-    """The sizes of the files in a repository of the hub, without those in its folders. Raises one of `hub_errors`."""
+    """The sizes of the files in a repository of the hub. Raises one of `hub_errors`."""
     from huggingface_hub import HfApi
 
-    tree = HfApi().list_repo_tree(repository, revision=revision)
+    tree = HfApi().list_repo_tree(repository, recursive=True, revision=revision)
     return {each.path: each.size for each in tree if hasattr(each, "size")}
 
 

@@ -18,6 +18,7 @@ from outrider.server.http.ignored import report_ignored
 from outrider.server.http.json_route import JSONRoute, in_turn, turn_of
 from outrider.server.http.sse import cancel_on_disconnect
 from outrider.server.openai.fields import Body
+from outrider.server.telemetry.gen_ai import models
 
 # OpenAI's limit.
 MAX_TEXTS = 2048
@@ -130,6 +131,8 @@ async def vectors_of(
     if body.dimensions is not None and most is not None and body.dimensions > most:
         raise APIError(400, f"Invalid 'dimensions': {name} has {most}.", "dimensions", "invalid_value")
     values, tokens = await service.embed(turn_of(http), body.input, body.input_type, body.dimensions)
+    http.state.stats = {"prompt_tokens": usage(tokens, service)["prompt_tokens"]}
+    http.state.gen_ai = models(name)
     return np.frombuffer(values, "<f4").reshape(len(body.input), -1), tokens
 
 

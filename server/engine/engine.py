@@ -124,6 +124,7 @@ class Engine:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._finds_sessions = settings.finds_sessions_by_text
         self._metrics = metrics
+        self._adapters = settings.model.adapters
         self._limits = limits = settings.scheduling
         self._queue = Queue(limits.most_active, limits.max_waiting, on_run=self._run, on_pause=self._pause)
         self._deliveries: dict[str, Delivery] = {}
@@ -271,7 +272,7 @@ class Engine:
             case Ready():
                 self.info, self.ready, self.failure = message, True, None
                 self._metrics.worker_ready.set(1)
-                self._metrics.record_model(message)
+                self._metrics.record_model(message, self._adapters)
                 self._started.set()
                 self._queue.open(self._limits.max_active or message.max_active, message.slots)
                 slots = f"{message.slots} KV cache slots of {message.slot_bytes / 1e6:.0f} MB in {message.kv_dtype}"

@@ -210,6 +210,7 @@ class Status(msgspec.Struct, frozen=True, tag=True):
 
     sessions: int
     kv_cache_usage_ratio: float
+    running_usage_ratio: float = 0.0  # without idle sessions
     max_active: int | None = None  # requests served concurrently from now on; None = as before
     alone: str = ""  # rows of the steps that one thread computes, because more have not gained
 

@@ -16,7 +16,7 @@ from outrider.server.settings import Settings
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Matches the name of a sample and the bracket of its labels.
-SAMPLE = re.compile(rb"^(\w+)(?:\{|(?= ))", re.MULTILINE)
+SAMPLE = re.compile(rb"^([\w:]+)(?:\{|(?= ))", re.MULTILINE)
 
 
 class MetricsPage:

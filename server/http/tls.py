@@ -69,10 +69,11 @@ def load(certificate: Path, key: Path) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(certificate, key)
-    except ssl.SSLError as error:
-        if error.reason in MISFITS:
+    except OSError as error:  # a file may be replaced at this moment
+        reason = getattr(error, "reason", None)
+        if reason in MISFITS:
             raise SettingsError(f"The key {key} does not belong to the certificate {certificate}; name its own key.") from None
-        reason = (error.reason or str(error)).lower().replace("_", " ")
+        reason = (reason or str(error)).lower().replace("_", " ")
         raise SettingsError(f"The certificate {certificate} and its key {key} cannot be used: {reason}.") from None
     return context
 

@@ -141,7 +141,8 @@ def described(url: str, card: Mapping[str, Any], key: str | None) -> Server:
 
     if not MODEL_NAME.fullmatch(str(card["id"])):
         raise ChatError(f"The model's name {card['id']!r} has characters that programs may misread; set model.name.")
-    return Server(url, str(card["id"]), int(card.get("max_model_len") or UNLOADED_CONTEXT_TOKENS), key or "none")
+    told = card.get("max_model_len")
+    return Server(url, str(card["id"]), told if isinstance(told, int) and told > 0 else UNLOADED_CONTEXT_TOKENS, key or "none")
 
 
 def run(stack: ExitStack, program: Program, server: Server, arguments: list[str], only_print: bool) -> int:

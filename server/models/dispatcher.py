@@ -52,6 +52,7 @@ class Named(msgspec.Struct):
     model: Any = None
     stream: Any = None
     keep_alive: Any = None  # of Ollama's API
+    name: Any = None  # of the model, in Ollama's older clients
 
 
 class Dispatcher:
@@ -70,7 +71,8 @@ class Dispatcher:
         data = await read(receive)
         named = await self._named(scope, data)
         query = parse_qs(scope["query_string"].decode("latin-1")).get("model", [None])[0]
-        model = self._pool.find(named.model if isinstance(named.model, str) else query, kind)
+        told = (named.model or named.name) if is_ollamas else named.model
+        model = self._pool.find(told if isinstance(told, str) else query, kind)
         if model.is_known:
             check_kind(model, kind)
         if model.loaded is None and not await self._gate.admits(scope, replay(data, receive), send, kind):

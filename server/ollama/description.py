@@ -22,6 +22,7 @@ from outrider.server.settings.models import Model, tagged
 from outrider.verify.checkpoint import stored_bytes
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.metadata import read_metadata
+from outrider.verify.gguf.parts import parts_of
 
 QUANTIZATION = re.compile(r"(?:^|[-._])(I?Q\d\w*|MXFP4|BF16|F16|F32)(?:$|[-._])", re.IGNORECASE)
 # Ollama's words for the capabilities of a model's card.
@@ -162,14 +163,14 @@ def read_files(path: str, revision: str, modified: float) -> Files:
     if located.is_file():
         quantization = found[1].upper() if (found := QUANTIZATION.search(located.stem)) else ""
         try:
-            metadata = read_metadata(located)
+            metadata, *further = [read_metadata(located.with_name(name)) for name in parts_of(located.name)]
         except ModelError:
             return Files("gguf", quantization=quantization, modified=modified)
         entries, family = metadata.entries, str(metadata.entries.get("general.architecture", ""))
         return Files(
             "gguf",
             family,
-            parameters=sum(prod(tensor.shape) for tensor in metadata.tensors.values()),
+            parameters=sum(prod(tensor.shape) for each in (metadata, *further) for tensor in each.tensors.values()),
             context_tokens=int(entries.get(f"{family}.context_length", 0)),
             quantization=quantization,
             template=str(entries.get("tokenizer.chat_template", "")),

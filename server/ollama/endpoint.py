@@ -44,7 +44,7 @@ class OllamaEndpoint:
             return JSONResponse(self._without_prompt(http, body))
         times = Times(http.scope.get(DISPATCHED, arrived), arrived, time.monotonic())
         chat, ignored = await self._prepared(http, body)
-        stats: dict[str, float] = {}
+        stats: dict[str, Any] = {}
         task = GenerationTask(
             chat.requests,
             AnswerFormatter(body, self.completions.vocabulary, chat.new_parser, times, stats),

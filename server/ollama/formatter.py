@@ -60,7 +60,7 @@ class AnswerFormatter:
         vocabulary: Vocabulary,
         new_parser: Callable[[], ToolParser],
         times: Times,
-        stats: Mapping[str, float],
+        stats: Mapping[str, Any],
     ) -> None:
         """`stats` are those of the task that runs the request."""
         self._body = body

@@ -28,6 +28,7 @@ from outrider.server.http.errors import APIError, from_engine
 from outrider.server.http.json_route import in_turn
 from outrider.server.http.sse import ServerSentEvent
 from outrider.server.openai.usage import Usage
+from outrider.server.telemetry.gen_ai import of_request
 from outrider.server.telemetry.metrics import Metrics
 
 # About the size of a log-probability and its token as JSON.
@@ -160,7 +161,7 @@ class GenerationTask:
     echoes: Sequence[str] = ()  # text of each prompt, if choices begin with it
     new_stop: Callable[[], Stop] | None = None  # makes what ends a choice early
     on_complete: Callable[[], Awaitable[None]] | None = None  # called after the engine has finished, before the last byte
-    stats: dict[str, float] = field(default_factory=dict)  # times and counts for the request log and traces
+    stats: dict[str, Any] = field(default_factory=dict)  # times and counts for the request log and traces
     usage: Usage = field(default_factory=Usage)  # usage so far
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by prompt, without its first token
 
@@ -169,9 +170,14 @@ class GenerationRunner:
     """Runs tasks on the engine."""
 
     def __init__(
-        self, engine: TokenSource, metrics: Metrics, tick_seconds: float = 0.0, keep_alive_seconds: float = math.inf
+        self,
+        engine: TokenSource,
+        metrics: Metrics,
+        tick_seconds: float = 0.0,
+        keep_alive_seconds: float = math.inf,
+        model: str = "",
     ) -> None:
-        """`tick_seconds` > 0 coalesces streams into one batch of events per tick.
+        """`model` is the name of the engine's. `tick_seconds` > 0 coalesces streams into one batch of events per tick.
 
         A stream whose events have brought no bytes for `keep_alive_seconds` gets a keep-alive.
         """
@@ -179,11 +185,13 @@ class GenerationRunner:
         self._metrics = metrics
         self._tick_seconds = tick_seconds
         self._keep_alive_seconds = keep_alive_seconds
+        self._model = model
 
     async def respond(self, http: HTTPRequest, task: GenerationTask, stream: bool) -> Response:
         """The HTTP answer. Raises EngineError before the first byte."""
         task.stats["stream"] = stream
         http.state.stats = task.stats
+        http.state.gen_ai = of_request(task.requests[0], self._model, task.choices, stream)
         if stream:
             stream_of_events = await sse.start(self.stream(task))
             return StreamingResponse(stream_of_events, media_type=task.media_type, headers=sse.HEADERS)
@@ -269,6 +277,7 @@ class GenerationRunner:
                             cached_tokens=usage.cached_tokens,
                             completion_tokens=usage.completion_tokens,
                             steps=usage.steps,
+                            finish=",".join(usage.finishes),
                         )
                         if event.step is not None:
                             self._metrics.record_step(event.step, len(event.tokens))

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.drafters.sequence import Finish
 from outrider.server.engine.messages import TokenEvent
 
 
@@ -17,12 +18,15 @@ class Usage:
     cached_tokens: int = 0  # prompt tokens that were cached
     completion_tokens: int = 0
     steps: int = 0
+    finishes: list[Finish] = field(default_factory=list)  # of the choices that have ended
     drafted: Counter[str] = field(default_factory=Counter)  # draft nodes by drafter
     accepted: Counter[str] = field(default_factory=Counter)
 
     def record_event(self, event: TokenEvent) -> None:
         """Adds the tokens of an event, and the step that generated them."""
         self.completion_tokens += len(event.tokens)
+        if event.finish is not None:
+            self.finishes.append(event.finish)
         if event.step is not None:
             self.steps += 1
             self.drafted.update(event.step.drafted)

@@ -11,10 +11,15 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from outrider.server.settings.section import Section
 
+# Requests for these would lose their beginning.
+OWN_PATHS = re.compile(r"/(v1(/.*)?|api|health|ready|version|metrics|infill|tokenize|detokenize)")
+
 
 def _check_prefix(prefix: str | None) -> str | None:
-    if prefix is not None and not re.fullmatch(r"(/[\w.~-]+)+", prefix, re.ASCII):
+    if prefix is not None and not re.fullmatch(r"(/(?!\.{1,2}(/|$))[\w.~-]+)+", prefix, re.ASCII):
         raise ValueError("write it with a slash before it and none behind it, such as /llm")
+    if prefix is not None and OWN_PATHS.fullmatch(prefix):
+        raise ValueError("the API has a path of this name; choose another prefix, such as /llm")
     return prefix
 
 
@@ -34,10 +39,12 @@ class Server(Section):
         description="UNIX socket to listen on instead of host and port: PATH, which only the server's user may connect to, or "
         "PATH,mode=660.",
     )
-    tls_certificate: Path | None = Field(
+    tls_certificate: Annotated[Path, AfterValidator(Path.expanduser)] | None = Field(
         None, description="PEM file of the certificate and its chain; changed files are used at once. null speaks plain HTTP."
     )
-    tls_key: Path | None = Field(None, description="PEM file of the certificate's key, without a password.")
+    tls_key: Annotated[Path, AfterValidator(Path.expanduser)] | None = Field(
+        None, description="PEM file of the certificate's key, without a password."
+    )
     path_prefix: Annotated[str | None, AfterValidator(_check_prefix)] = Field(
         None, description="Path such as /llm below which a proxy shows the server, whether it strips the path or not."
     )
@@ -73,7 +80,7 @@ class Server(Section):
         if self.socket is None:
             return None
         path, _, mode = self.socket.partition(",mode=")
-        return Path(path), int(mode or "600", 8)
+        return Path(path).expanduser(), int(mode or "600", 8)
 
 
 class ApiKey(Section):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -14,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from outrider.drafters.interface import MAX_NODES
 from outrider.server.engine.fair_queue import Queue
 from outrider.server.engine.messages import Ready, Reuse, Status, StepReport
+from outrider.server.telemetry.picker import PickerGauges
 
 LATENCY_BUCKETS = (
     *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03),
@@ -105,6 +107,8 @@ class Metrics:
         self.corpora = new.gauge("corpora", "Corpora that clients have posted.")
         self.corpora_bytes = new.gauge("corpora_bytes", "Size of their indexes.")
         self.kv_cache_usage = new.gauge("kv_cache_usage_ratio", "Share of the KV cache positions in use.")
+        self._picker = PickerGauges()
+        self.registry.register(self._picker)
         self.last_progress = new.gauge("last_progress_timestamp_seconds", "Unix time of the worker's last message.")
         by_label = (
             (self.rejected_requests, REFUSALS),
@@ -139,9 +143,11 @@ class Metrics:
         """Sets the queue's gauges."""
         self.running.set(queue.active)
         self.waiting.set(queue.waiting)
+        self._picker.running, self._picker.waiting = queue.active, queue.waiting
 
-    def record_model(self, model: Ready) -> None:
-        """Sets the labels of the served model."""
+    def record_model(self, model: Ready, adapters: Iterable[str] = ()) -> None:
+        """Sets the labels of the served model and its LoRA adapters."""
+        self._picker.record_model(model, adapters)
         self.model_info.clear()
         self.model_info.labels(model.dtype, str(model.weight_bits), model.kv_dtype).set(1)
 
@@ -149,6 +155,7 @@ class Metrics:
         """Sets the worker's gauges."""
         self.sessions.set(status.sessions)
         self.kv_cache_usage.set(status.kv_cache_usage_ratio)
+        self._picker.kv_cache_usage_ratio = status.running_usage_ratio
 
     async def read(self) -> bytes:
         """The metrics in Prometheus' text format, for a page that may come from elsewhere."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,15 +90,15 @@ def read(client: Client, metrics_client: Client) -> Reading:
 def parse(text: str) -> list[Sample]:
     """Outrider's samples in Prometheus' text format; none if it is another text."""
     try:
-        families = text_string_to_metric_families(text)
-        return [each for family in families for each in family.samples if each.name.startswith("outrider_")]
-    except ValueError:
+        samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
+        return [each for each in samples if each.name.startswith("outrider_") and math.isfinite(each.value)]
+    except Exception:  # the parser raises whatever the text makes it stumble over
         return []
 
 
 def figures(url: str, now: Reading, before: Reading | None = None) -> ServerFigures:
     """The figures of a reading; tokens per second are those since the one `before`."""
-    several = [card for card in now.cards if "status" in card and "parent" not in card]
+    several = [card for card in now.cards if isinstance(card.get("status"), Mapping) and "parent" not in card]
     models = [model_figures(card, str(card["id"]), now, before) for card in several]
     if not several:
         card = now.cards[0] if now.cards else {"id": "?"}
@@ -134,7 +135,7 @@ def model_figures(card: Mapping[str, Any], label: str | None, now: Reading, befo
     return ModelFigures(
         name=one_line(str(card["id"])),
         state=state,
-        context_tokens=card.get("max_model_len"),
+        context_tokens=context if isinstance(context := card.get("max_model_len"), int) else None,
         running=whole("requests_running"),
         waiting=whole("requests_waiting"),
         tokens_per_second=rate,

@@ -260,8 +260,9 @@ class Worker:
             self._end(entry)
 
     def _report(self) -> None:
+        usage, running_usage = self.sessions.usage_ratio(), self.sessions.usage_ratio(with_idle=False)
         alone = self._runtime.runner.alone
-        self._send(Status(len(self.sessions), self.sessions.usage_ratio, self.scheduler.max_active, alone))
+        self._send(Status(len(self.sessions), usage, running_usage, self.scheduler.max_active, alone))
 
     def _send(self, message: FromWorker) -> None:
         self._last_sent_at = time.monotonic()

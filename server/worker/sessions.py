@@ -81,10 +81,10 @@ class SessionStore:
         """The number of KV caches on the device."""
         return self._slots.count
 
-    @property
-    def usage_ratio(self) -> float:
-        """The share of the slots' positions that hold committed tokens."""
-        used = sum(len(session.text) for session in self._sessions.values() if not session.verifier.is_swapped_out)
+    def usage_ratio(self, with_idle: bool = True) -> float:
+        """The share of the slots' positions that hold committed tokens, or that those of running requests hold."""
+        held = (each for each in self._sessions.values() if not each.verifier.is_swapped_out and (with_idle or each.busy))
+        used = sum(len(session.text) for session in held)
         return used / (self._runner.context_tokens * self.slots)
 
     @property

@@ -74,6 +74,18 @@ def test_one_file_of_a_repository_is_pulled_and_its_hash_checked(cache: Path) ->
         assert f"{MODEL} has " in done.stdout and "this is Q4_K_M, which fits" in done.stdout
 
 
+def test_all_parts_of_a_model_are_pulled(cache: Path) -> None:
+    names = [f"m-Q8_0-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    (cache / "main" / "Q8_0").mkdir(parents=True)
+    for name in names:
+        (cache / "main" / "Q8_0" / name).write_text(name)
+    with serving_hub({"main": cache / "main"}) as (url, _):
+        done = outrider(cache, "pull", f"{MODEL}:Q8_0", hub=url)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"serve it with: outrider serve --model {MODEL}/Q8_0/{names[0]}\n")
+    assert sorted(file.name for file in (cache / "hub").glob("models--*/snapshots/*/Q8_0/*")) == names
+
+
 def test_a_pull_that_broke_off_goes_on_where_it_was(cache: Path) -> None:
     folder = cache / "main"
     folder.mkdir()

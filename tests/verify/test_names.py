@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.verify import names
+from outrider.verify.checkpoint import locate
 from outrider.verify.errors import ModelError
 from outrider.verify.names import resolve
 from outrider.verify.stores import stored_models, tag_of
@@ -117,6 +118,23 @@ def test_the_hub_is_asked_for_what_is_not_here(home: Path, monkeypatch: pytest.M
         put(home / "main" / "model.safetensors")
         assert resolve(MODEL).path == MODEL
         assert asked
+
+
+def test_the_parts_of_a_model_are_one_file_also_in_a_folder_of_a_repository(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, small = [f"Q8_0/m-Q8_0-0000{n}-of-00003.gguf" for n in (1, 2, 3)], "m-Q2_K.gguf"
+    for name, size in {**dict.fromkeys(large, 400), small: 500, "Q8_0/mmproj-F16.gguf": 9}.items():
+        put(home / "main" / name, size)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with serving_hub({"main": home / "main"}) as (url, _):
+        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", url)
+        assert resolve(f"{MODEL}:q8_0").path == f"{MODEL}/{large[0]}"
+        assert "has Q2_K, Q8_0; this is Q2_K, which fits" in resolve(MODEL).note  # of 1,000 bytes, 1,200 are too many
+    cache_models(monkeypatch, home / "hub", {"main": home / "main"})
+    found = resolve(f"{MODEL}:Q8_0").path
+    location = locate(found)
+    assert (found, location.source, location.gguf) == (f"{MODEL}/{large[0]}", MODEL, large[0])
 
 
 def test_the_hubs_cache_needs_no_network(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from outrider.verify.checkpoint import READERS, SMALL_MODEL_BYTES, Location, ggu
 from outrider.verify.download import download_progress
 from outrider.verify.errors import ModelError, does_not_load
 from outrider.verify.fast_tokenizer import AnyTokenizer
+from outrider.verify.gguf.parts import parts_of
 from outrider.verify.hub import hub_errors, model_file
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cpu.native import loading as native
@@ -81,6 +82,11 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
 
 def read_model(options: LoadOptions, location: Location, device: torch.device) -> PreTrainedModel:
     """The model with its weights, those of a CPU quantised as the options say. Raises ModelError."""
+    if location.gguf is not None and len(parts_of(location.gguf)) > 1:
+        raise ModelError(
+            f"The model at {options.path!r} is in several files, which only the compiled library and llama.cpp read; set"
+            " model.device to cpu, or join them: llama-gguf-split --merge FIRST OUTPUT."
+        )
     source: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
     disable_progress_bar()
     try:

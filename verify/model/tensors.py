@@ -6,7 +6,7 @@ import json
 import mmap
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGMLQuantizationType, get_tensor_
 from numpy.typing import NDArray
 
 from outrider.verify.errors import ModelError
-from outrider.verify.gguf.metadata import Metadata
+from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.model.architecture.description import Architecture
 from outrider.verify.model.experts import split_checkpoint, split_file
 from outrider.verify.model.stored import Part, Stored, StoredType
@@ -72,11 +72,19 @@ class Tensors(dict[str, Stored]):
         raise ModelError(f"{self.path!r} has no tensor {name}; download it again, or serve another model.")
 
 
-def read_gguf(path: Path, metadata: Metadata) -> Tensors:
-    """The tensors of a GGUF file. Raises ModelError."""
+def read_gguf(files: Sequence[Path]) -> Tensors:
+    """The tensors of a model in these GGUF files. Raises ModelError."""
+    found: dict[str, Stored] = {}
+    for file in files:
+        found |= stored_in(file)
+    return Tensors(str(files[0]), with_scales(str(files[0]), split_file(found)))
+
+
+def stored_in(path: Path) -> dict[str, Stored]:
+    """The tensors of a GGUF file, as it has them. Raises ModelError."""
     mapping, content = mapped(path)
     found = {}
-    for name, tensor in metadata.tensors.items():
+    for name, tensor in read_metadata(path).tensors.items():
         try:
             kind = GGMLQuantizationType(tensor.kind)
             block, size = quants.GGML_QUANT_SIZES[kind]
@@ -91,7 +99,7 @@ def read_gguf(path: Path, metadata: Metadata) -> Tensors:
             raise ModelError(f"{str(path)!r} ends within the tensor {name}; download the file again.")
         rows = content[tensor.start : end].reshape(prod(tensor.shape[:-1]), -1)
         found[f"{name}.weight" if name.endswith(BARE) else name] = Stored(rows, kind, tensor.shape, mapping)
-    return Tensors(str(path), with_scales(str(path), split_file(found)))
+    return found
 
 
 def with_scales(path: str, tensors: dict[str, Stored]) -> dict[str, Stored]:

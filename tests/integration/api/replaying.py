@@ -18,6 +18,7 @@ from outrider.server.settings import Settings
 
 PROGRAM = "tests.integration.api.replaying"
 CALL_TEXT, FINAL_TEXT = "I write the file.", "Done: the file is written."
+THOUGHT = "A file is asked for."
 ARGUMENTS = {"command": "echo the tool ran > proof.txt", "description": "Run a command"}
 CONTEXT_TOKENS = 16_384
 
@@ -33,7 +34,7 @@ CHAT_TEMPLATE = """\
 {%- for call in message.tool_calls or [] %}
 {{- '\\n<tool_call>\\n' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson + '\\n</tool_call>' }}
 {%- endfor %}{{ '<|end|>\\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"""
+{%- if add_generation_prompt %}{{ '<|assistant|>\\n' + ('<think>\\n' if enable_thinking) }}{% endif %}"""
 
 
 def long_model(folder: Path) -> Path:
@@ -46,7 +47,9 @@ def long_model(folder: Path) -> Path:
 
 
 def recorded_answer(prompt: str) -> str:
-    """The answer to a rendered prompt: a call of the tool `bash` if it has that tool and no result."""
+    """The answer to a rendered prompt: a call of the tool `bash` if it has that tool and no result. It thinks if asked to."""
+    if prompt.endswith("<think>\n"):
+        return f"{THOUGHT}\n</think>\n\n{FINAL_TEXT}"
     if '"name": "bash"' not in prompt or RESULT in prompt:
         return FINAL_TEXT
     return f"{CALL_TEXT}\n<tool_call>\n{json.dumps({'name': 'bash', 'arguments': ARGUMENTS})}\n</tool_call>"

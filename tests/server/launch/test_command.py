@@ -93,6 +93,13 @@ def test_a_running_server_is_used_for_a_model_that_it_has(url: str) -> None:
 
 
 @pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("told", ["much", -1, None, [8]])
+def test_a_server_that_tells_no_context_is_used(monkeypatch: pytest.MonkeyPatch, url: str, told: object) -> None:
+    monkeypatch.setattr(ModelsHandler, "cards", [{"id": "x", "max_model_len": told}])
+    assert "contextWindow: 32768, maxTokens: 8192" in outrider("pi", "--url", url).stdout
+
+
+@pytest.mark.usefixtures("folder")
 def test_what_is_printed_does_the_same_in_a_shell(url: str) -> None:
     printed = outrider("continue", "--url", url, "--print", "--", "-p", "it's $HOME").stdout
     done = subprocess.run(["sh", "-c", printed], capture_output=True, text=True, check=False)

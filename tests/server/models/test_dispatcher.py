@@ -152,6 +152,8 @@ def test_ollamas_keep_alive_is_the_models(monkeypatch: pytest.MonkeyPatch) -> No
     assert b.idle_seconds == 300
     unloading = server.send("POST", "/api/generate", {"model": "b", "keep_alive": 0}).json()
     assert (unloading["done_reason"], b.idle_seconds) == ("unload", 0)
+    older = server.send("POST", "/api/generate", {"model": "", "name": "b"}).json()
+    assert (older["model"], older["done_reason"]) == ("b", "load")
     assert server.send("POST", "/v1/chat/completions", CHAT | {"keep_alive": 0}).status_code == 200
     assert b.idle_seconds == 600  # the setting's: other APIs have no such field
     assert server.loads == ["b"]

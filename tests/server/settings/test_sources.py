@@ -49,6 +49,11 @@ def test_null_means_not_set_wherever_it_is_written(tmp_path: Path, monkeypatch: 
         ({"server.tls_key": "a.pem"}, r"server\.tls_key needs server\.tls_certificate; set both"),
         ({"server.path_prefix": "llm"}, "'server.path_prefix' is invalid: write it with a slash before it and none behind"),
         ({"server.path_prefix": "/llm/"}, "write it with a slash before it and none behind"),
+        ({"server.path_prefix": "/llm/.."}, "write it with a slash before it and none behind"),
+        *(
+            ({"server.path_prefix": own}, "the API has a path of this name")
+            for own in ("/v1", "/v1/models", "/api", "/metrics")
+        ),
         ({"server.socket": "a.sock,mode=9"}, "'server.socket' is invalid: write PATH or PATH,mode=660"),
         ({"scheduling.queue_seconds": "-1"}, "greater than 0"),
         ({"model.device": "gpu"}, r"invalid: it must be auto, cpu, cuda, cuda:N, or .* \(got 'gpu'\)\.$"),

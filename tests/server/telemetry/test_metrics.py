@@ -1,15 +1,23 @@
-"""A step is counted once in each of its metrics, and a request is one span, without client text."""
+"""A step is counted once in each of its metrics, an endpoint picker finds its gauges, and a request is one span."""
+
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
+from msgspec.structs import replace
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 from prometheus_client.parser import text_string_to_metric_families
 
+from outrider.server.engine.fair_queue import Queue
 from outrider.server.engine.messages import Status, StepReport
-from outrider.server.settings import Tracing
+from outrider.server.http.exposition import merged
+from outrider.server.settings import Settings, Tracing
 from outrider.server.telemetry import tracing
 from outrider.server.telemetry.metrics import CLOSINGS, REFUSALS, Metrics
+from tests.server.engine.rig import READY
+from tests.server.fakes import FakeEngine, app_with, fetch
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -57,7 +65,26 @@ def test_requests_of_minutes_have_buckets() -> None:
         assert [found[("le", end),] for end in ("10.0", "160.0", "320.0", "2560.0")] == [0, 0, 1, 1]
 
 
-def app_with(exporter: InMemorySpanExporter) -> TestClient:
+def test_an_endpoint_picker_finds_its_gauges_once_the_model_is_loaded() -> None:
+    metrics = Metrics()
+    assert b"vllm:" not in metrics.render()
+    queue = Queue(1, 4, on_run=lambda _: None, on_pause=lambda _: None)
+    queue.open(1, 2)
+    for name in ("a", "b"):
+        queue.enter(name, False, 0, "", 8)
+    metrics.record_queue(queue)
+    metrics.record_status(Status(sessions=2, kv_cache_usage_ratio=0.9, running_usage_ratio=0.1))  # idle sessions make room
+    metrics.record_model(replace(READY, context_tokens=4096, slots=2), ["legal", "sql"])
+    found = samples(metrics)
+    gauges = [found[f"vllm:{name}", ()] for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")]
+    assert gauges == [1, 1, 0.1]
+    assert found["vllm:cache_config_info", (("block_size", "16"), ("num_gpu_blocks", "512"))] == 1
+    lora = {"max_lora": "2", "running_lora_adapters": "legal,sql", "waiting_lora_adapters": ""}
+    assert found["vllm:lora_requests_info", tuple(lora.items())] > 0
+    assert b'vllm:num_requests_running{model="m"} 1.0' in merged([("m", metrics.render())], "model")
+
+
+def traced(exporter: InMemorySpanExporter) -> TestClient:
     app = FastAPI()
 
     @app.post("/v1/things/{name}")
@@ -77,7 +104,7 @@ def app_with(exporter: InMemorySpanExporter) -> TestClient:
 
 def test_a_request_is_a_span_of_the_clients_trace() -> None:
     exporter = InMemorySpanExporter()
-    client = app_with(exporter)
+    client = traced(exporter)
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     headers = {"traceparent": parent, "tracestate": "vendor=private", "baggage": "user=private"}
     client.post("/v1/things/private-name", headers=headers, json={"prompt": "private"})
@@ -94,6 +121,43 @@ def test_a_request_is_a_span_of_the_clients_trace() -> None:
 
 def test_a_failure_is_marked() -> None:
     exporter = InMemorySpanExporter()
-    app_with(exporter).post("/v1/things/broken")
+    traced(exporter).post("/v1/things/broken")
     (span,) = exporter.get_finished_spans()
     assert span.status.status_code is StatusCode.ERROR
+
+
+def test_a_chat_has_the_attributes_and_metrics_of_the_conventions_and_none_of_its_text() -> None:
+    exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
+    app = app_with(FakeEngine("a", "b", "c"), model__aliases=["*"])
+    tracing.install(app, Tracing(), [exporter], [reader])
+    body: dict[str, Any] = {"model": "private-name", "messages": [{"role": "user", "content": "private"}], "max_tokens": 3}
+    assert fetch(app, "POST", "/v1/chat/completions", body).status_code == 200
+    assert fetch(app, "POST", "/v1/chat/completions", {**body, "max_tokens": -5}).status_code == 400
+    span, refused = exporter.get_finished_spans()
+    attributes = dict(span.attributes or {})
+    name = Settings().model.served_name
+    assert (
+        attributes.items()
+        >= {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": "outrider",
+            "gen_ai.request.model": name,
+            "gen_ai.response.model": name,
+            "gen_ai.request.max_tokens": 3,
+            "gen_ai.response.finish_reasons": ("stop",),
+            "gen_ai.usage.output_tokens": attributes["outrider.completion_tokens"],
+            "gen_ai.usage.input_tokens": attributes["outrider.prompt_tokens"],
+        }.items()
+    )
+    assert "gen_ai.request.model" not in dict(refused.attributes or {})
+    data = reader.get_metrics_data()
+    assert data is not None
+    scope = data.resource_metrics[0].scope_metrics[0]
+    found = {metric.name: [*metric.data.data_points] for metric in scope.metrics}
+    assert {metric.unit for metric in scope.metrics} == {"s"}
+    errors = [(point.attributes or {}).get("error.type") for point in found["gen_ai.server.request.duration"]]
+    assert errors == [None, "400"]
+    (first,) = found["gen_ai.server.time_to_first_token"]
+    assert first.explicit_bounds[:2] == (0.001, 0.005) and first.count == 1
+    assert (first.attributes or {})["gen_ai.request.model"] == name
+    assert "private" not in span.to_json() + data.to_json()

@@ -103,6 +103,17 @@ def test_missing_figures_are_explained(answer: tuple[int, str], note: str) -> No
     assert code == 0 and note in " ".join(shown.split()) and "tiny" in shown
 
 
+@pytest.mark.parametrize(
+    "text", ["outrider_requests_running NaN", "outrider_requests_running +Inf", "# TYPE", "outrider_x{", "\0"]
+)
+@pytest.mark.parametrize("card", [{"status": "loaded"}, {"status": None}, {"max_model_len": "much"}, {"max_model_len": -1}])
+def test_odd_answers_of_other_servers_are_no_figures(text: str, card: dict[str, object]) -> None:
+    pages = {**PAGES, "/v1/models": (200, json.dumps({"data": [{"id": "x", **card}]})), "/metrics": (200, text)}
+    with answering(pages) as url:
+        (model,) = json.loads(status(url, "--json")[1])["models"]
+    assert (model["name"], model["running"]) == ("x", None)
+
+
 def test_metrics_may_have_another_address_and_key(server: str) -> None:
     keys: list[str | None] = []
     with answering({"/metrics": (200, text_of([7]).decode())}, keys) as metrics_url:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.verify.checkpoint import INDEX, MODELOPT, READERS, REQUIRED, WEIGHTS, Location, quantization_settings, read_json
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.metadata import read_metadata
+from outrider.verify.gguf.parts import parts_of
 from outrider.verify.hub import CONFIG, model_file, model_folder
 from outrider.verify.model.architecture.config import read_config
 from outrider.verify.model.architecture.description import Architecture
@@ -55,8 +57,8 @@ def load_gguf(options: LoadOptions, location: Location) -> NativeRunner | None:
     """The model in a GGUF file, its blocks packed as they are unless the options name another precision."""
     assert location.gguf is not None
     path = model_file(location.source, location.gguf, options.revision)
-    metadata = read_metadata(path)
-    tensors = read_gguf(Path(path), metadata)
+    metadata, files = read_metadata(path), [path.with_name(name) for name in parts_of(path.name)]
+    tensors = read_gguf(files)
     vectors = {name: each.floats().tolist() for name, each in tensors.items() if name.startswith("rope_f")}
     try:
         known = read_entries(metadata.entries, tensors["token_embd.weight"].shape[0], vectors)
@@ -65,9 +67,9 @@ def load_gguf(options: LoadOptions, location: Location) -> NativeRunner | None:
     dtype = DTYPES["bfloat16" if options.dtype == "auto" else options.dtype]
     end = metadata.entries.get("tokenizer.ggml.eos_token_id")
     ends = frozenset[int]() if end is None else frozenset([end])
-    found = None if known is None else build(known, tensors, options, dtype, ends, [Path(path)])
+    found = None if known is None else build(known, tensors, options, dtype, ends, files)
     if found is not None:
-        bits = metadata.bits_per_weight
+        bits = 8 * sum(each.rows.nbytes for each in tensors.values()) / sum(prod(each.shape) for each in tensors.values())
         log.info("%s: %.1f bits per weight in the file, %.1f served", location.gguf, bits, found.weight_bits)
     return found
 

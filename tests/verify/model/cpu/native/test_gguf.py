@@ -1,6 +1,7 @@
 """GGUF files of every packed type: the logits of the same file with unpacked weights, and a row's bits alone and in company."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.linalg import norm
 from transformers import LlamaConfig
 
 from outrider import models
+from outrider.verify.checkpoint import stored_bytes
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.model.architecture.description import Architecture
@@ -96,13 +98,27 @@ def test_scales_of_tensors_multiply_their_weights(tmp_path: Path) -> None:
     assert norm(found - expected) < 0.05 * norm(expected)
 
 
+def test_a_model_in_several_files_is_that_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, kind = ForwardBatch.chain(torch.arange(40)), IN_FILES[0]
+    whole = runner(write(tmp_path / "whole.gguf", kind, False))
+    monkeypatch.setattr(gguf, "GGUFWriter", partial(gguf.GGUFWriter, split_max_tensors=5))
+    write(tmp_path / "split.gguf", kind, False)
+    first, second, *_ = sorted(tmp_path.glob("split-*.gguf"))
+    split = runner(first)
+    assert torch.equal(split.forward(split.new_cache(), tokens), whole.forward(whole.new_cache(), tokens))
+    assert stored_bytes(str(first)) == sum(file.stat().st_size for file in tmp_path.glob("split-*.gguf"))
+    second.unlink()
+    with pytest.raises(ModelError, match=rf"There is no file '{second}'; download it again\."):
+        runner(first)
+
+
 def test_experts_have_scales_of_their_own(tmp_path: Path) -> None:
     blocks, scales = random_blocks(Kind.NVFP4, 8, 64), np.array([0.5, 3], np.float32)
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "qwen3moe")
     writer.add_tensor("blk.0.ffn_up_exps.weight", blocks.reshape(2, 4, -1), raw_dtype=GGMLQuantizationType.NVFP4)
     writer.add_tensor("blk.0.ffn_up_exps.scale", scales)
     finish(writer)
-    tensors = read_gguf(tmp_path / "x.gguf", read_metadata(tmp_path / "x.gguf"))
+    tensors = read_gguf([tmp_path / "x.gguf"])
     found = np.stack([tensors[f"blk.0.ffn_up_exps.{number}.weight"].floats() for number in range(2)])
     assert np.array_equal(found, dequantized(Kind.NVFP4, blocks).reshape(2, 4, 64) * scales[:, None, None])
 
