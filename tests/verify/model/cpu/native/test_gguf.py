@@ -16,7 +16,6 @@ from transformers import LlamaConfig
 from outrider import models
 from outrider.verify.checkpoint import stored_bytes
 from outrider.verify.errors import ModelError
-from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.model.architecture.description import Architecture
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.batch import ForwardBatch
