@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outrider import models
-from outrider.models import smollm2
+from outrider.models import packaged
 from tests.hub import installed
 from tests.server.page.chromium import EXECUTABLE, PHONE, answer, ask, chatting, launched, said, visit, write_conversation
 from tests.server.pictures.models import picture, write_qwen
@@ -36,9 +36,9 @@ def browser() -> Iterator[Any]:
 def server() -> Iterator[Served]:
     """SmolLM2 and the embedded model, of which SmolLM2 is loaded."""
     installed()
-    paths = json.dumps([smollm2.NAME, str(models.TARGET)])
+    paths = json.dumps([packaged.SMOLLM2, str(models.TARGET)])
     with serving("--models.paths", paths, "--speculation.max_nodes", "16") as server:
-        server.http.post("/api/generate", json={"model": smollm2.NAME}).raise_for_status()
+        server.http.post("/api/generate", json={"model": packaged.SMOLLM2}).raise_for_status()
         yield server
 
 
@@ -222,7 +222,7 @@ def test_two_tabs_lose_no_message_of_each_other(browser: Any, server: Served) ->
 
 
 def test_models_are_chosen_and_loaded(browser: Any, server: Served) -> None:
-    name = next(card.id for card in server.client.models.list().data if card.id != smollm2.NAME)
+    name = next(card.id for card in server.client.models.list().data if card.id != packaged.SMOLLM2)
     with chatting(browser, server.url, 5) as page:
         page.select_option("#model", name)
         with page.expect_request("**/api/generate") as found:
