@@ -259,7 +259,9 @@ class PromptEncoder:
                 continue_final_message=options.continue_final_message,
             )
         except TEMPLATE_ERRORS as error:
-            raise APIError(400, f"The chat template rejects these messages: {error}.", "messages", "template_error") from None
+            raise APIError(
+                400, f"The chat template rejects these messages: {str(error).rstrip('.')}.", "messages", "template_error"
+            ) from None
         text = with_pictures(text, pictures)
         self._check_length("messages", text, context_tokens)
         if (marks := count_marks(text)) > context_tokens:

@@ -14,6 +14,7 @@ from outrider.server.encoders.service import EncoderService
 from outrider.server.http.ignored import report_ignored
 from outrider.server.http.json_route import in_turn
 from outrider.server.http.sse import cancel_on_disconnect
+from outrider.server.ollama.endpoint import DISPATCHED
 from outrider.server.ollama.formatter import nanoseconds
 from outrider.server.ollama.routes import new_router
 from outrider.server.openai.fields import Body
@@ -38,7 +39,8 @@ def new_embed_router(name: str, service: EncoderService) -> APIRouter:
 
         def content(vectors: np.ndarray[Any, Any], tokens: list[int]) -> dict[str, Any]:
             total = nanoseconds(time.monotonic() - started)
-            counted = {"prompt_eval_count": usage(tokens, service)["prompt_tokens"]}
+            loading = nanoseconds(started - http.scope.get(DISPATCHED, started))
+            counted = {"load_duration": loading, "prompt_eval_count": usage(tokens, service)["prompt_tokens"]}
             return {"model": body.model or name, "embeddings": vectors.tolist(), "total_duration": total, **counted}
 
         return await cancel_on_disconnect(http, respond(http, body, content))

@@ -9,7 +9,7 @@ async function clients() {
   const { Ollama } = await import("ollama");
   const ollama = new Ollama({ host: replaying });
   assert.deepEqual((await ollama.list()).models.map((each) => each.name), ["long:latest", "static:latest"]);
-  assert.ok((await ollama.show({ model: "long" })).capabilities.includes("tools"));
+  assert.ok((await ollama.show({ model: "long" })).capabilities.includes("completion"));
 
   const answer = await ollama.chat({ model: "long", messages: question, tools: [tool], keep_alive: "1m" });
   assert.equal(answer.message.content, call);

@@ -128,9 +128,10 @@ def test_the_parts_of_a_model_are_one_file_also_in_a_folder_of_a_repository(
         put(home / "main" / name, size)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with serving_hub({"main": home / "main"}) as (url, _):
-        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", url)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+        monkeypatch.setenv("HF_ENDPOINT", url)
         assert resolve(f"{MODEL}:q8_0").path == f"{MODEL}/{large[0]}"
-        assert "has Q2_K, Q8_0; this is Q2_K, which fits" in resolve(MODEL).note  # of 1,000 bytes, 1,200 are too many
+        assert "has Q8_0, Q2_K; this is Q2_K, which fits" in resolve(MODEL).note  # of 1,000 bytes, 1,200 are too many
     cache_models(monkeypatch, home / "hub", {"main": home / "main"})
     found = resolve(f"{MODEL}:Q8_0").path
     location = locate(found)

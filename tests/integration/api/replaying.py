@@ -34,7 +34,7 @@ CHAT_TEMPLATE = """\
 {%- for call in message.tool_calls or [] %}
 {{- '\\n<tool_call>\\n' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson + '\\n</tool_call>' }}
 {%- endfor %}{{ '<|end|>\\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|assistant|>\\n' + ('<think>\\n' if enable_thinking) }}{% endif %}"""
+{%- if add_generation_prompt %}{{ '<|assistant|>\\n' + ('<think>\\n' if enable_thinking else '') }}{% endif %}"""
 
 
 def long_model(folder: Path) -> Path:
