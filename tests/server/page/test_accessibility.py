@@ -48,7 +48,7 @@ def test_the_chat_is_accessible(browser: Any, served: Served, axe: str, scheme: 
         page.click("#overlay")
         ask(page, "```python\nprint(1)\n```")
         page.click("text=Regenerate")
-        page.locator("article.assistant >> text=2 of 2").wait_for()
+        page.locator("article.assistant >> text='2 of 2'").wait_for()
         assert page.evaluate(VIOLATIONS) == []
         page.click("text=Edit")
         assert page.evaluate(VIOLATIONS) == []

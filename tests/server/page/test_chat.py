@@ -80,7 +80,7 @@ def test_edited_and_new_answers_are_branches(browser: Any, server: Served) -> No
     with chatting(browser, server.url) as page:
         first = ask(page, QUESTION)
         page.click("text=Regenerate")
-        page.locator("article.assistant >> text=2 of 2").wait_for()
+        page.locator("article.assistant >> text='2 of 2'").wait_for()
         answer(page)
         page.press("article.assistant [aria-label='Previous branch']", "Enter")
         assert answer(page) == first
@@ -89,7 +89,7 @@ def test_edited_and_new_answers_are_branches(browser: Any, server: Served) -> No
         assert page.input_value("article.user textarea") == QUESTION
         page.fill("article.user textarea", OTHER)
         page.press("article.user textarea", "Enter")
-        page.locator("article.user >> text=2 of 2").wait_for()
+        page.locator("article.user >> text='2 of 2'").wait_for()
         second = answer(page)
         assert page.locator("article").count() == 2 and page.inner_text("article.user .text") == OTHER
         page.click("text=Edit")
@@ -99,7 +99,7 @@ def test_edited_and_new_answers_are_branches(browser: Any, server: Served) -> No
         assert answer(page) == second
         page.click("article.user [aria-label='Previous branch']")
         page.locator("article.user .text", has_text=QUESTION).wait_for()
-        page.locator("article.assistant >> text=2 of 2").wait_for()
+        page.locator("article.assistant >> text='2 of 2'").wait_for()
         assert sent(page, "And more?")[0]["content"] == QUESTION
 
 
@@ -211,11 +211,11 @@ def test_two_tabs_lose_no_message_of_each_other(browser: Any, server: Served) ->
         second.locator("#model option").first.wait_for(state="attached")
         answer(second)
         second.click("text=Regenerate")
-        second.locator("article.assistant >> text=2 of 2").wait_for()
+        second.locator("article.assistant >> text='2 of 2'").wait_for()
         answer(second)
         page.locator("article.assistant >> text=of 2").wait_for()
         page.click("text=Regenerate")
-        page.locator("article.assistant >> text=3 of 3").wait_for()
+        page.locator("article.assistant >> text='3 of 3'").wait_for()
         answer(page)
         page.reload()
         page.locator("article.assistant >> text=of 3").wait_for()
