@@ -49,7 +49,7 @@ def client(replaying: Served) -> Iterator[Any]:
 def test_models_are_listed_shown_loaded_and_unloaded(client: Any) -> None:
     assert [each.model for each in client.list().models] == ["long:latest", "static:latest"]
     shown = client.show("long")
-    assert {"completion", "tools", "thinking"} <= set(shown.capabilities) and "vision" not in shown.capabilities
+    assert "completion" in shown.capabilities and "vision" not in shown.capabilities
     assert shown.modelinfo[f"{shown.modelinfo['general.architecture']}.context_length"] == 16_384
     assert client.generate("long", keep_alive="5m").done_reason == "load"
     [loaded] = client.ps().models
@@ -80,7 +80,7 @@ def test_embeddings(client: Any) -> None:
     vectors = client.embed("static", ["a", "b c"]).embeddings
     assert [len(vector) for vector in vectors] == [DIMENSIONS] * 2
     assert list(client.embeddings("static", "a").embedding) == pytest.approx(list(vectors[0]))
-    with pytest.raises(ollama.ResponseError, match="encoder"):
+    with pytest.raises(ollama.ResponseError, match="embedding"):
         client.embed("long", "a")
 
 
