@@ -56,7 +56,8 @@ async function provider() {
   assert.deepEqual([text, await streamed.reasoningText], [final, thought]);
   const { embeddings } = await embedMany({ model: ollama.embedding("static"), values: ["a", "b"] });
   assert.equal(embeddings.length, 2);
-  await assert.rejects(generateText({ model: ollama("other"), prompt, maxRetries: 0 }), /'other' does not exist/);
+  const unknown = { statusCode: 404, responseBody: /'other' does not exist/ };
+  await assert.rejects(generateText({ model: ollama("other"), prompt, maxRetries: 0 }), unknown);
 
   const own = createOllama({ baseURL: `${real}/api` });
   const { object } = await generateObject({ model: own(model), prompt, schema: jsonSchema(schema) });
