@@ -95,7 +95,7 @@ def of_llama(file: Path, program: Path, threads: int) -> dict[str, float]:
     threaded = ("-m", str(file), "-t", str(threads))
     rows = started(program, *threaded, "-p", str(PROMPT), "-n", str(GENERATED), "-r", "1", "-o", "jsonl")
     speeds = {each["n_prompt"]: each["avg_ts"] for each in rows}
-    sizes = ("-c", str(PROMPT), "-npp", str(CONTEXT), "-ntg", str(STEPS[8]), "-npl", "8", "-pps")
+    sizes = ("-c", str(PROMPT), "-npp", str(CONTEXT), "-ntg", str(STEPS[8]), "-npl", "8")
     (eight,) = started(batched(program), *threaded, *sizes, "--output-format", "jsonl")
     return {ROWS[1]: 1e3 / speeds[0], ROWS[8]: 8e3 / eight["speed_tg"], SPEED: speeds[PROMPT]}
 
