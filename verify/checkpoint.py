@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.verify.errors import ModelError
-from outrider.verify.gguf.metadata import count_layers, read_metadata
+from outrider.verify.gguf.metadata import count_layers
 from outrider.verify.gguf.parts import parts_of
 from outrider.verify.hub import CONFIG, here
 
@@ -135,11 +135,6 @@ def check_format(path: str, settings: Mapping[str, Any]) -> None:
             f"The weights of {path!r} are in the format {method}, which needs {' and '.join(missing)};"
             f" install with pip install {' '.join(missing)}."
         )
-
-
-def gguf_bits(file: str) -> float:
-    """Mean bits per weight of a GGUF file."""
-    return read_metadata(file).bits_per_weight
 
 
 def stored_bytes(path: str) -> int | None:

@@ -151,7 +151,8 @@ class CostCurve:
         self.nodes = tuple(nodes)  # ascending, from 0 to the most nodes of a step
         self.contexts = tuple(contexts)  # ascending
         # float64 [contexts, nodes]. Noise adds time, so of two measurements out of order, the larger one is wrong.
-        self.seconds = lowered(np.array(seconds, np.float64))
+        reversed_seconds = np.array(seconds, np.float64)[::-1, ::-1]
+        self.seconds: NDArray[np.float64] = np.minimum.accumulate(np.minimum.accumulate(reversed_seconds, 0), 1)[::-1, ::-1]
         self.row_seconds = row_seconds  # seconds of a row beyond those of one stream's largest step
         self.stream_seconds = stream_seconds  # seconds of a further stream, without its rows
         self.experts = experts
@@ -280,11 +281,6 @@ def neighbours(points: Sequence[int], place: int) -> list[tuple[int, float]]:
         return [(min(above, len(points) - 1), 1.0)]
     share = (place - points[above - 1]) / (points[above] - points[above - 1])
     return [(above - 1, 1 - share), (above, share)]
-
-
-def lowered(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The largest table [contexts, nodes] below this one that ascends along both axes."""
-    return np.minimum.accumulate(np.minimum.accumulate(seconds[::-1, ::-1], 0), 1)[::-1, ::-1]
 
 
 def parse(text: str, most: int = MAX_NODES) -> CostCurve:

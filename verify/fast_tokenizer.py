@@ -69,30 +69,13 @@ class FastTokenizer:
         found: str | None = self.backend_tokenizer.id_to_token(id)
         return found
 
-    def _id(self, role: str) -> int | None:
+    def __getattr__(self, name: str) -> Any:
+        """The token with a role, such as `eos_token`, or its id, such as `eos_token_id`; None if there is none."""
+        role = name.removesuffix("_id")
+        if not role.endswith("_token"):
+            raise AttributeError(name)
         token = self.special_tokens_map.get(role)
-        return None if token is None else self._id_of(token)
-
-    @cached_property
-    def bos_token_id(self) -> int | None:
-        return self._id("bos_token")
-
-    @cached_property
-    def eos_token_id(self) -> int | None:
-        return self._id("eos_token")
-
-    @cached_property
-    def pad_token_id(self) -> int | None:
-        return self._id("pad_token")
-
-    @property
-    def eos_token(self) -> str | None:
-        """The text of the token that ends a text."""
-        return self.special_tokens_map.get("eos_token")
-
-    @property
-    def unk_token(self) -> str | None:
-        return self.special_tokens_map.get("unk_token")
+        return self._id_of(token) if token is not None and role != name else token
 
     def get_vocab(self) -> Mapping[str, int]:
         found: dict[str, int] = self.backend_tokenizer.get_vocab()

@@ -49,10 +49,6 @@ STREAMS = 4
 ESTIMATED_ROWS, STREAM_SHARE = 9, 0.05
 
 
-# By their number and the size of the vocabulary.
-Tokens = Callable[[int, int], NDArray[np.int32]]
-
-
 class Point(NamedTuple):
     """The size of a step that is timed."""
 
@@ -142,13 +138,13 @@ def any_tokens(count: int, vocabulary: int) -> NDArray[np.int32]:
     return np.random.default_rng(count).integers(vocabulary, size=count, dtype=np.int32)
 
 
-def equal_tokens(count: int, vocabulary: int) -> NDArray[np.int32]:
-    return np.repeat(any_tokens(1, vocabulary), count)
+def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int, differ: bool = True) -> float:
+    """Seconds of one forward over the root and a chain of `nodes`, including the greedy choice at each row.
 
-
-def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int, tokens: Tokens = any_tokens) -> float:
-    """Seconds of one forward over the root and a chain of `nodes`, including the greedy choice at each row."""
-    batch = ForwardBatch.chain(tokens(nodes + 1, runner.vocabulary))
+    Tokens are any ones; unless they `differ`, the same one in each row.
+    """
+    tokens = any_tokens(nodes + 1 if differ else 1, runner.vocabulary)
+    batch = ForwardBatch.chain(np.resize(tokens, nodes + 1))
     started = time.perf_counter()
     in_place(runner.forward(cache, batch)).argmax(-1).tolist()  # waits for the device
     return time.perf_counter() - started
@@ -187,7 +183,7 @@ def estimate(runner: ModelRunner) -> CostCurve:
     experts = None
     if runner.experts is not None:
         touched, (count, used) = runner.touched, runner.experts
-        equal = min(timed_forward(runner, cache, ESTIMATED_ROWS - 1, equal_tokens) for _ in range(2))
+        equal = min(timed_forward(runner, cache, ESTIMATED_ROWS - 1, differ=False) for _ in range(2))
         of_one = min((more - equal) / max(1.0, touched - runner.touched), (more - one) / max(1.0, touched - used))
         experts = ExpertCost(count, used, max(0.0, of_one))
         more -= experts.of(touched)

@@ -80,8 +80,8 @@ class Round:
         What the host will wait for is queued behind this forward, so that the next one delays nothing.
         """
         started = time.perf_counter()
-        readers = [stream for stream in self._streams if stream.unread_prompt]
-        drafts = self._draft([stream for stream in self._streams if not stream.unread_prompt])
+        readers = [stream for stream in self._streams if stream.verifier.unread_prompt]
+        drafts = self._draft([stream for stream in self._streams if not stream.verifier.unread_prompt])
         read_tokens = max((reader.read_tokens for reader in readers), default=None)
         self._plan = self._controller.plan(list(drafts.values()), [stream.budget for stream in drafts], read_tokens)
         log.debug("round: %s", self._plan)
@@ -137,15 +137,15 @@ class Round:
 
     def _goals(self, reader: Stream) -> list[int]:
         """The numbers of tokens of a prompt after which a request can go on, as `divide` takes them."""
-        others = (rows - reader.cache.length for rows in self._awaited.get(reader, ()))
-        return [reader.unread_prompt, *(tokens for tokens in others if 0 < tokens < reader.unread_prompt)]
+        others = (rows - reader.verifier.cache.length for rows in self._awaited.get(reader, ()))
+        return [reader.verifier.unread_prompt, *(tokens for tokens in others if 0 < tokens < reader.verifier.unread_prompt)]
 
     def _forward(self) -> dict[Stream, Logits] | None:
         """The logits of all parts by one forward, which a device may still be computing; None if it failed."""
         if not self._parts:
             return {}
         try:
-            runner = self._streams[0].runner
+            runner = self._streams[0].verifier.runner
             logits = runner.forward_all([part.segment for part in self._parts.values()])
             self._touched = runner.touched
         except lost_device():
@@ -171,7 +171,7 @@ class Round:
     def _compute_alone(self, stream: Stream, part: Part) -> None:
         """Commits a part after a forward of its own, whose error ends this stream only."""
         started = time.perf_counter()
-        rows = self._attempt(stream, lambda: stream.runner.forward_all([part.segment])[0])
+        rows = self._attempt(stream, lambda: stream.verifier.runner.forward_all([part.segment])[0])
         if rows is None:
             return
         if isinstance(part, StepPart):

@@ -20,8 +20,6 @@ from outrider.verify.budget import Budget, Choice, Draft
 from outrider.verify.constraints.reasoning import Constraint
 from outrider.verify.cost import CostCurve
 from outrider.verify.model.batch import Segment
-from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling.rows import Logits
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.verifier import PREFILL_CHUNK_TOKENS, Verifier
@@ -95,8 +93,8 @@ class Step:
 class Stream:
     """One running answer: a verifier, which has its text, a drafter, a node budget, and maybe a grammar.
 
-    First its prompt is read: `chunk` and `commit_chunk`, until `unread_prompt` is 0. Then come steps: `draft`, `rows`, `judge`
-    and `accept`, until one has a `finish`. At the end comes `close`, also after an error.
+    First its prompt is read: `chunk` and `commit_chunk`, until the verifier's `unread_prompt` is 0. Then come steps: `draft`,
+    `rows`, `judge` and `accept`, until one has a `finish`. At the end comes `close`, also after an error.
     """
 
     def __init__(
@@ -113,23 +111,13 @@ class Stream:
         stop_ids = frozenset[int]() if params.ignore_eos else options.stop_ids
         max_tokens = min(options.max_tokens, verifier.runner.context_tokens - len(prompt))
         self.budget = Budget(options.max_nodes, options.curve)
-        self._verifier = verifier
+        self.verifier = verifier
         self._drafter = drafter
         self._grammar = grammar
         self._sequence = verifier.sequence
         scored, pictures = options.wants_prompt_logprobs, options.pictures
         self.reused_tokens = verifier.begin(prompt, params, max_tokens, stop_ids, scored, options.adapter, pictures)
         drafter.begin(self._sequence, np.array(options.prediction, np.int32), params, options.corpora)
-
-    @property
-    def runner(self) -> ModelRunner:
-        """The target, which computes parts."""
-        return self._verifier.runner
-
-    @property
-    def cache(self) -> KVCache:
-        """The cache of the stream's session, which must not be swapped out."""
-        return self._verifier.cache
 
     @property
     def remaining(self) -> int:
@@ -142,38 +130,35 @@ class Stream:
         return len(self._sequence)
 
     @property
-    def unread_prompt(self) -> int:
-        """The number of tokens that are to be read before the next step."""
-        return self._verifier.unread_prompt
-
-    @property
     def read_tokens(self) -> int:
         """The number of the text's tokens that have been read."""
-        return self.context - self.unread_prompt
+        return self.context - self.verifier.unread_prompt
 
     @property
     def most_rows(self) -> int:
         """The most rows that the next round computes of this stream."""
-        return PREFILL_CHUNK_TOKENS if self.unread_prompt else MAX_NODES + 1
+        return PREFILL_CHUNK_TOKENS if self.verifier.unread_prompt else MAX_NODES + 1
 
     def chunk(self, tokens: int) -> Part | None:
         """The next chunk of the prompt, at most `tokens` long; None once all is read."""
-        segment = self._verifier.chunk(tokens)
+        segment = self.verifier.chunk(tokens)
         return None if segment is None else Part(segment)
 
     def commit_chunk(self, part: Part, logits: Logits) -> Step:
         """Keeps the rows of a chunk after its forward."""
-        self._verifier.commit_chunk(part.segment, logits)
+        self.verifier.commit_chunk(part.segment, logits)
         return Step([])
 
     def draft(self) -> Draft:
         """Asks the drafter for a step's draft. The prompt has been read, and the answer may have more tokens."""
         started = time.perf_counter()
-        depth = min(self.remaining - 1, self.runner.draft_depth(self.cache.length))  # leaves room for the bonus token
+        depth = min(
+            self.remaining - 1, self.verifier.runner.draft_depth(self.verifier.cache.length)
+        )  # leaves room for the bonus token
         nodes = self.budget.nodes() if depth else 0
         proposed = self._drafter.propose(nodes, self.budget.least(self.context) if nodes else 0.0)
         tree = proposed.limit(depth)
-        if not self.runner.takes_trees:
+        if not self.verifier.runner.takes_trees:
             tree = tree.chain if self._drafter.prunable or tree.is_chain else EMPTY
         seconds = time.perf_counter() - started
         return Draft(tree, depth, seconds, self.context, self._drafter.prunable, nodes, proposed.work)
@@ -183,7 +168,7 @@ class Stream:
         tree, allowed = choice.tree, None
         if self._grammar is not None:
             tree, allowed = self._grammar.visit(tree, draft.depth)
-        return StepPart(self._verifier.segment(tree), draft, choice, tree, allowed)
+        return StepPart(self.verifier.segment(tree), draft, choice, tree, allowed)
 
     def judge(self, part: StepPart, logits: Logits, together: Together | None = None) -> Callable[[], Verdict]:
         """Starts to judge a step by its logits [N+1, V]; the returned function waits for the verdict.
@@ -191,7 +176,7 @@ class Stream:
         Where drafting does not pay, ranking the likeliest tokens for the drafter does not pay, either.
         """
         feedback = self._drafter.feedback if part.draft.nodes else 0
-        return self._verifier.judge(part.tree, logits, feedback, part.allowed, together)
+        return self.verifier.judge(part.tree, logits, feedback, part.allowed, together)
 
     def accept(self, part: StepPart, judged: Callable[[], Verdict], forward_seconds: float) -> Step:
         """Waits for the verdict of a step, and commits the tokens up to the end of the answer.
@@ -203,7 +188,7 @@ class Stream:
         verified = time.perf_counter()
         verdict = replace(verdict, seconds=forward_seconds + verified - started)
         verdict = verdict.cut(self._sequence.admits(verdict.tokens))
-        self._verifier.commit(verdict)
+        self.verifier.commit(verdict)
         ended = self._grammar is not None and self._grammar.commit(verdict.tokens)
         self._drafter.observe(verdict)
         self.budget.record(part.draft.tree, part.choice, verdict.tokens, part.draft.seconds)
@@ -219,14 +204,9 @@ class Stream:
             commit_seconds=time.perf_counter() - verified,
         )
 
-    @property
-    def prompt_logprobs(self) -> Logprobs | None:
-        """Log-probabilities of the prompt's tokens except the first, once the prompt is read; None if not requested."""
-        return self._verifier.prompt_logprobs
-
     def take_back(self, count: int) -> None:
         """Drops the last `count` emitted tokens: the text ends before them."""
-        self._verifier.truncate(len(self._sequence) - count)
+        self.verifier.truncate(len(self._sequence) - count)
 
     def close(self) -> None:
         """Ends the request for the drafter; the verifier keeps the committed text for the session's next request."""

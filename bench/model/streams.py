@@ -34,7 +34,7 @@ from outrider.verify.decode import step
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.model.transfer import Download
 from outrider.verify.round import run_round
-from outrider.verify.sampling.acceptance import Decision, NodeLogits, walk
+from outrider.verify.sampling.acceptance import Decision, NodeLogits, Rule, walk
 from outrider.verify.sampling.rows import is_on_host
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
@@ -45,8 +45,8 @@ IN_TURNS = "in turns"
 Advance = Callable[[Sequence[Stream]], Iterator[bool]]
 
 
-class Recorded:
-    """Chooses the tokens of a recorded answer. Implements `outrider.verify.sampling.acceptance.Rule`."""
+class Recorded(Rule):
+    """Chooses the tokens of a recorded answer."""
 
     def __init__(self, answer: Ints) -> None:
         self._answer = answer.tolist()

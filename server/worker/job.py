@@ -69,7 +69,7 @@ class Job:
     @property
     def reads(self) -> bool:
         """Whether much of its prompt is unread, so that its answer does not begin soon."""
-        return self.stream.unread_prompt > LONG_PROMPT_TOKENS
+        return self.stream.verifier.unread_prompt > LONG_PROMPT_TOKENS
 
     def event(self, step: Step) -> TokenEvent | None:
         """The event of a step; None while the prompt is read."""
@@ -80,7 +80,7 @@ class Job:
         visible = min(used, len(step.tokens) - self._hides_end(step))
         logprobs = None if step.logprobs is None else token_logprobs(step.logprobs, visible)
         first, self._first_event = self._first_event, False
-        prompt = self.stream.prompt_logprobs if first else None
+        prompt = self.stream.verifier.prompt_logprobs if first else None
         return TokenEvent(
             id=self.id,
             tokens=tokens,

@@ -55,7 +55,7 @@ class Scheduler:
     @property
     def is_crowded(self) -> bool:
         """Whether the KV caches have no room for a round of all jobs. Swaps idle and paused sessions out to make room."""
-        wanted = [(job.stream.cache, job.stream.most_rows) for job in self.active]
+        wanted = [(job.stream.verifier.cache, job.stream.most_rows) for job in self.active]
         return not self._sessions.fits(wanted) and len(self.active) > 1
 
     def hold_last(self) -> None:

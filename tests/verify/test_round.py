@@ -96,12 +96,12 @@ def test_a_storm_of_short_prompts_neither_waits_for_a_long_one_nor_stops_it(tiny
 
     text = np.arange(101, dtype=np.int32) % 90
     long, rounds, found, short = stream(text), 0, list[int](), stream(text[:1])
-    while long.unread_prompt > MIN_CHUNK_TOKENS:
-        unread, before = long.unread_prompt, short
+    while long.verifier.unread_prompt > MIN_CHUNK_TOKENS:
+        unread, before = long.verifier.unread_prompt, short
         short = stream(text[rounds : rounds + 7])
         outcomes = run_round([long, before, short], hurried())
-        assert unread - long.unread_prompt == MIN_CHUNK_TOKENS // OLDEST_SHARE
-        assert short.unread_prompt == 0
+        assert unread - long.verifier.unread_prompt == MIN_CHUNK_TOKENS // OLDEST_SHARE
+        assert short.verifier.unread_prompt == 0
         assert isinstance(outcomes[1], Step) and outcomes[1].tokens  # the round after its prompt's
         rounds += 1
     while long.remaining:
@@ -124,11 +124,11 @@ def test_an_error_ends_one_request(tiny_runner: ModelRunner) -> None:
         running = streams()
         run_round(running)
         if part == "chunk":
-            running[1].cache.truncate(0)  # reads its prompt again
+            running[1].verifier.cache.truncate(0)  # reads its prompt again
         with pytest.MonkeyPatch.context() as patch:
-            broken = running[1] if part in ("draft", "rows", "accept") else running[1]._verifier
+            broken = running[1] if part in ("draft", "rows", "accept") else running[1].verifier
             if part == "forward":
-                patch.setattr(running[1]._verifier, "segment", lambda tree: Segment(cast(Any, None), cast(Any, None)))
+                patch.setattr(running[1].verifier, "segment", lambda tree: Segment(cast(Any, None), cast(Any, None)))
             else:
                 patch.setattr(broken, part, raising)
             outcomes = run_round(running)

@@ -70,7 +70,7 @@ def test_dropped_rows_are_read_again(tiny_runner: TorchRunner, read: int, scores
             if drops and rounds == 1 + read and (slot := verifier.drop_rows()) is not None:
                 verifier.swap_in(slot)
                 assert verifier.unread_prompt == len(verifier.sequence) - 1
-        scored = stream.prompt_logprobs
+        scored = stream.verifier.prompt_logprobs
         found.append((tokens, None if scored is None else (scored.chosen.tolist(), scored.top_ids.tolist())))
     assert found[0] == found[1]
     assert found[0][1] is None or len(found[0][1][0]) == len(prompt) - 1

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 import llguidance
@@ -121,16 +121,15 @@ class Grammar:
         vocabulary: int,
         stop_ids: Collection[int],
         open_ended: bool = False,
-        clock: Callable[[], float] = time.thread_time,
         mask_time: MaskTime | None = None,
         digest: str = "",
     ) -> None:
-        """`start` is a matcher before the first token; it stays as it is. `clock` measures processor time, so that other
-        programs make no grammar slow. `mask_time` is that of all answers of the client, which knows the grammar by `digest`.
+        """`start` is a matcher before the first token; it stays as it is. `mask_time` is that of all answers of the client,
+        which knows the grammar by `digest`.
 
         With `open_ended`, any token is allowed where the grammar may end; one that the grammar does not allow ends the answer.
         """
-        self._clock = clock
+        self._clock = time.thread_time  # so that other programs make no grammar slow
         self._time, self._digest = mask_time or MaskTime(), digest
         self._start = start
         self._matcher = start.deep_copy()
@@ -151,7 +150,9 @@ class Grammar:
             draft = chain(np.array(forced, np.int32), np.ones(len(forced), np.float32), Source.GRAMMAR)
         matchers = [self._matcher]
         masks = [self._root_mask()]
-        self._judge_root(self._clock() - started)
+        if not self._time.allows_root(self._clock() - started):  # too many slow ones
+            self._time.refuse(self._digest)
+            raise GrammarError(TOO_EXPENSIVE)
         allowed = np.zeros(len(draft), np.bool_)
         row_of = {-1: 0}  # allowed node to its row in `matchers` and `masks`
         for node, (parent, token) in enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)):
@@ -215,12 +216,6 @@ class Grammar:
             reason = first_line(self._matcher.get_error())
             raise GrammarError(f"The grammar is too expensive to evaluate; simplify it: {reason}")
         raise MatcherError("the matcher of a grammar refuses a text that it has allowed")
-
-    def _judge_root(self, seconds: float) -> None:
-        """Counts slow masks of roots. Raises GrammarError."""
-        if not self._time.allows_root(seconds):
-            self._time.refuse(self._digest)
-            raise GrammarError(TOO_EXPENSIVE)
 
     def _mask(self, matcher: LLMatcher) -> NDArray[np.bool_] | None:
         """The tokens that a matcher allows, bool [V]; None if it fails."""

@@ -44,7 +44,6 @@ class DraftRunner:
         runner: ModelRunner,
         vocabulary: int,
         slots: int = 4,
-        threads: int = 1,
         differences: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         """`vocabulary` is the number of the target's logits; `differences` are those of `find_differences`."""
@@ -53,15 +52,15 @@ class DraftRunner:
         self.pair = Pair()
         self._slots = slots
         self._caches: OrderedDict[ReferenceType[SessionDraft], KVCache] = OrderedDict()  # least recently used first
-        self._thread = ThreadPoolExecutor(1, "outrider-draft", initializer=self._prepare_thread, initargs=(threads,))
+        self._thread = ThreadPoolExecutor(1, "outrider-draft", initializer=self._prepare_thread)
         self._assigning = threading.Lock()  # held while caches are assigned to sessions
         self._running = threading.Lock()  # a runner computes one forward at a time
         self._last: torch.cuda.Event | None = None  # the end of the last forward on a GPU, in any thread's stream
         self._gathering = Gathering(self._forward_all, self._forward)
 
-    def _prepare_thread(self, threads: int) -> None:
-        """Sets the number of CPU threads; on a GPU, also a separate stream."""
-        torch.set_num_threads(threads)  # applies to the calling thread
+    def _prepare_thread(self) -> None:
+        """One CPU thread; on a GPU, also a separate stream."""
+        torch.set_num_threads(1)  # applies to the calling thread
         if self.runner.device.type == "cuda":
             torch.cuda.set_stream(torch.cuda.Stream(self.runner.device))
 
@@ -93,11 +92,6 @@ class DraftRunner:
         self.synchronize()
         self.cache_for(forked).fork(rows, length)
 
-    def _synchronize_stream(self) -> None:
-        """Waits for what the caller's thread has queued on a GPU."""
-        if self.runner.device.type == "cuda":
-            torch.cuda.current_stream(self.runner.device).synchronize()
-
     def synchronize(self) -> None:
         """Waits for the device: threads have streams of their own."""
         if self.runner.device.type == "cuda":
@@ -108,7 +102,8 @@ class DraftRunner:
 
         def completed() -> T:
             result = work()
-            self._synchronize_stream()
+            if self.runner.device.type == "cuda":
+                torch.cuda.current_stream(self.runner.device).synchronize()
             return result
 
         return self._thread.submit(completed)

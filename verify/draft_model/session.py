@@ -195,9 +195,8 @@ class SessionDraft:
             ids, probabilities = likeliest(logits, count)
             return Candidates(*((ids, probabilities) if isinstance(ids, np.ndarray) else Download(ids, probabilities).arrays()))
         positions = self._noise_positions(depths)
-        vocabulary = (
-            len(self._shared.ids.own) if self._params.rule == "rejection" else None
-        )  # which needs the whole distribution
+        needs_whole = self._params.rule == "rejection"
+        vocabulary = len(self._shared.ids.own) if needs_whole else None
         if isinstance(logits, np.ndarray):
             return draw_all(logits, self._params, positions, count, vocabulary)
         from outrider.verify.sampling import device  # imports Triton

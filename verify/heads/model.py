@@ -209,8 +209,8 @@ def parents(batch: ForwardBatch) -> torch.Tensor:
 class HeadRunner(DraftRunner):
     """A draft head shared by sessions."""
 
-    def __init__(self, head: HeadModel, slots: int = 4, threads: int = 1) -> None:
-        super().__init__(cast(ModelRunner, head), head.vocabulary, slots, threads)
+    def __init__(self, head: HeadModel, slots: int = 4) -> None:
+        super().__init__(cast(ModelRunner, head), head.vocabulary, slots)
 
     def run_drafts(self, work: Sequence[Callable[[], None]]) -> None:
         """Runs work of several sessions, one after the other: a head computes one session's rows at a time."""

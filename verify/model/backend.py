@@ -97,7 +97,8 @@ def is_for_llama(options: LoadOptions) -> bool:
     """Whether llama.cpp computes the model: as the options say, or where nothing else has a GPU for a GGUF file."""
     if options.backend != "auto":
         return options.backend == "llama.cpp"
-    if options.device != "auto" or not options.reads_blocks or not is_installed() or not is_cpu("auto"):
+    names_precision = options.dtype != "auto" or options.quantization
+    if options.device != "auto" or names_precision or not is_installed() or not is_cpu("auto"):
         return False
     return locate(options.path, options.revision).gguf is not None and library.has_gpu()
 

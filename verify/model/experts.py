@@ -42,15 +42,12 @@ def split_file(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
         match = IN_FILE.match(name)
         if RESIDUALS.match(name):
             found |= {f"{name.removesuffix('weight')}{number}.weight": each for number, each in enumerate(each_expert(stored))}
-            continue
-        if match is None:
+        elif match is None:
             found[name] = stored
-            continue
-        if match[2] == "gate_up":
+        elif match[2] == "gate_up":
             found |= apart(match[1], each_expert(stored), False, False, match[3])
-            continue
-        for expert, each in enumerate(each_expert(stored)):
-            found[expert_name(match[1], match[2], expert, match[3])] = each
+        else:
+            found |= {expert_name(match[1], match[2], at, match[3]): each for at, each in enumerate(each_expert(stored))}
     return found
 
 
@@ -105,15 +102,9 @@ def apart(layer: str, experts: Iterator[Stored], is_down: bool, in_turns: bool, 
             found[expert_name(layer, "down", number, kind)] = expert
             continue
         half = expert.shape[0] // 2
-        for part, rows in (
-            (("gate", slice(0, None, 2)), ("up", slice(1, None, 2)))
-            if in_turns
-            else (
-                ("gate", slice(0, half)),
-                ("up", slice(half, None)),
-            )
-        ):
-            found[expert_name(layer, part, number, kind)] = expert.take(rows)
+        gate, up = (slice(0, None, 2), slice(1, None, 2)) if in_turns else (slice(0, half), slice(half, None))
+        found[expert_name(layer, "gate", number, kind)] = expert.take(gate)
+        found[expert_name(layer, "up", number, kind)] = expert.take(up)
     return found
 
 

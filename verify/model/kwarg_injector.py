@@ -41,7 +41,9 @@ class KwargInjector:
     def _add(self, _: torch.nn.Module, inputs: Any, others: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         arguments = self._arguments
         if self._bring is not None:
-            arguments = self._bring(arguments, device_of(inputs, others))
+            # That of the call's first tensor: a layer whose weights are packed has no parameters that would tell it.
+            first = next(each for each in (*inputs, *others.values()) if isinstance(each, torch.Tensor))
+            arguments = self._bring(arguments, first.device)
         return inputs, others | arguments
 
     @contextmanager
@@ -58,11 +60,6 @@ class KwargInjector:
             yield {}
         finally:
             self._arguments = {}
-
-
-def device_of(inputs: Any, others: dict[str, Any]) -> torch.device:
-    """The device of a call's first tensor. A layer whose weights are packed has no parameters that would tell it."""
-    return next(each.device for each in (*inputs, *others.values()) if isinstance(each, torch.Tensor))
 
 
 def own_forward(module: torch.nn.Module) -> FunctionType | None:

@@ -51,8 +51,3 @@ class LoadOptions:
     def pack(self) -> bool:
         """Whether the weights of linear layers are repacked on a CPU."""
         return self.backend != "torch"
-
-    @property
-    def reads_blocks(self) -> bool:
-        """Whether the blocks of a GGUF file are served as they are: unless the options name another precision."""
-        return self.dtype == "auto" and not self.quantization and self.pack

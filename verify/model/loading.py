@@ -20,10 +20,11 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils.logging import disable_progress_bar
 
-from outrider.verify.checkpoint import READERS, SMALL_MODEL_BYTES, Location, gguf_bits, stored_bytes
+from outrider.verify.checkpoint import READERS, SMALL_MODEL_BYTES, Location, stored_bytes
 from outrider.verify.download import download_progress
 from outrider.verify.errors import ModelError, does_not_load
 from outrider.verify.fast_tokenizer import AnyTokenizer
+from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.gguf.parts import parts_of
 from outrider.verify.hub import hub_errors, model_file
 from outrider.verify.model.attention.interface import NAME
@@ -75,7 +76,7 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
     how = (options.pack, options.compile)
     runner = TorchRunner(model, options.context_tokens, *how, started=False, kv_dtype=options.kv_dtype)
     if location.gguf is not None:
-        bits = gguf_bits(str(model_file(location.source, location.gguf, options.revision)))
+        bits = read_metadata(model_file(location.source, location.gguf, options.revision)).bits_per_weight
         log.info("%s: %.1f bits per weight in the file, %.1f served", location.gguf, bits, runner.weight_bits)
     return runner
 

@@ -65,7 +65,8 @@ def check_model(runner: TorchRunner, path: str, sample: Sequence[int] = ()) -> N
     If a text fails, others are tried, and each row's smallest difference counts: in a mixture of experts, rounding can change
     a row's experts in some of the texts, but a lost state changes the same rows in all of them.
     """
-    tolerance = tolerance_of(torch.bfloat16 if is_quantized(runner) else runner.cache_shape.dtype)
+    dtype = torch.bfloat16 if is_quantized(runner) else runner.cache_shape.dtype
+    tolerance = math.sqrt(max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps))  # so half of the digits must agree
     cache = runner.new_cache()
     smallest: Differences | None = None
     for text in texts(runner.vocabulary, sample):
@@ -200,11 +201,6 @@ def _last_bits(values: torch.Tensor, generator: torch.Generator, least: float) -
     """Factors of the values' shape, each 1 plus or minus the precision of their type."""
     signs = torch.randint(2, values.shape, generator=generator) * 2 - 1
     return (1 + signs * max(least, torch.finfo(values.dtype).eps)).to(values)
-
-
-def tolerance_of(dtype: torch.dtype) -> float:
-    """The largest difference that passes: the square root of the machine epsilon, so half of the digits must agree."""
-    return math.sqrt(max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps))
 
 
 def is_quantized(runner: TorchRunner) -> bool:

@@ -7,8 +7,9 @@ probability that makes the answer's *distribution* the target's; it accepts more
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,22 +24,21 @@ if TYPE_CHECKING:
     from outrider.verify.sampling.device import Together
 
 
-class NodeLogits(Protocol):
-    """The logits of a step: row 0 is the root's, row i + 1 node i's. `Logits` [N+1, V], or what processes them."""
-
-    def __getitem__(self, rows: int | slice, /) -> Any:
-        """[V] of one row, or [M, V]."""
-
-
+# The logits of a step, `Logits` [N+1, V] or `ProcessedLogits`: row 0 is the root's, row i + 1 node i's.
+NodeLogits: TypeAlias = Any
 # The distribution to sample from, [V], by the logits [V] of one row. Raises ModelError if the largest one is not finite.
 Probabilities = Callable[[Any, SamplingParams], NDArray[np.float64]]
 # The accepted path (nodes, int32 [A]), the emitted tokens (int32 [A+1]), and other arrays.
 Decision = tuple[Ints, Ints, list[Any]]
 
 
-class Rule(Protocol):
+class Rule(ABC):
     """The acceptance rule of one request."""
 
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+
+    @abstractmethod
     def decide(
         self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = (), together: Together | None = None
     ) -> Callable[[], Decision]:
@@ -55,11 +55,8 @@ def rule_of(params: SamplingParams) -> Rule:
     return Rejection(params) if params.rule == "rejection" and not params.greedy else Keyed(params)
 
 
-class Keyed:
-    """Accepts the nodes that the target itself chooses. Implements `Rule`."""
-
-    def __init__(self, params: SamplingParams) -> None:
-        self._params = params
+class Keyed(Rule):
+    """Accepts the nodes that the target itself chooses."""
 
     def decide(
         self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = (), together: Together | None = None
@@ -96,14 +93,11 @@ def walk(tree: DraftTree, choose: Callable[[int], int]) -> tuple[Ints, Ints]:
     return np.array(path, np.int32), np.array(tokens, np.int32)
 
 
-class Rejection:
-    """Speculative sampling (Leviathan et al., arXiv 2211.17192), applied recursively to siblings. Implements `Rule`.
+class Rejection(Rule):
+    """Speculative sampling (Leviathan et al., arXiv 2211.17192), applied recursively to siblings.
 
     Of a node's children, those that were sampled are judged first, in sampling order, and then the guesses.
     """
-
-    def __init__(self, params: SamplingParams) -> None:
-        self._params = params
 
     def decide(
         self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = (), together: Together | None = None

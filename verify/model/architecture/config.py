@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -50,26 +50,50 @@ def read_config(given: Mapping[str, Any]) -> Architecture | None:
     if family is None or given.get("use_bidirectional_attention") in (True, "all"):
         return None
     config = standard(given)
-    name, hidden = config["hidden_act"] or "silu", config["hidden_size"]
+    name = config["hidden_act"] or "silu"
     rotaries, numbers = read_rotaries(config, family)
     if config["altup_active_idx"] or not config["altup_correct_scale"] or config.get("moe_latent_size"):
         return None
     if name not in ACTIVATIONS or not all(map(is_known, rotaries)):
         return None
+    sparsity = config.get("activation_sparsity_pattern") or ()
+    config["deviations"] = [NormalDist().inv_cdf(share) if share > 0 else -math.inf for share in sparsity]
+    if family.normalizes is not None:
+        config["norm_topk_prob"] = family.normalizes
+    return described(
+        config,
+        family,
+        rotaries,
+        numbers,
+        activation=family.activation if family.activation is Activation.CLAMPED_SILU else ACTIVATIONS[name],
+        turns_experts=family.turns_experts,
+        has_pairs=config.get("rope_interleave", family.pairs_in_checkpoints),
+        norms_less_one=family.norms_less_one,
+        decays_as_logarithms=True,
+        multipliers=read_multipliers(config) if family.has_both else {},
+    )
+
+
+def described(
+    config: Mapping[str, Any], family: Family, rotaries: Sequence[Rotary], numbers: Mapping[str | None, int], **stored: Any
+) -> Architecture:
+    """The decoder with these numbers, by standard names; `stored` are fields about how its weights are stored.
+
+    `numbers` are those of the rotary tables by the kind of layer; None is any kind.
+    """
+    hidden = config["hidden_size"]
     return Architecture(
         name=family.name,
         hidden=hidden,
         vocabulary=config["vocab_size"],
-        layers=tuple(read_layer(config, family, number, numbers) for number in range(config["num_hidden_layers"])),
+        layers=tuple(read_layer(config, family, number, numbers) for number in range(len(config["layer_types"]))),
         embedding_width=config["hidden_size_per_layer_input"] or 0,
         rotaries=tuple(rotaries),
         context_tokens=config["max_position_embeddings"] or MOST_TOKENS,
         epsilon=config["rms_norm_eps"],
         norm=family.norm,
-        activation=family.activation if family.activation is Activation.CLAMPED_SILU else ACTIVATIONS[name],
         mixture=read_mixture(config, family),
         clamp=(config["swiglu_alpha"], config["swiglu_limit"]),
-        turns_experts=family.turns_experts,
         is_parallel=family.is_parallel,
         norms_after_attention=family.norms_after_attention,
         embedding_scale=float(hidden**0.5) if family.scales_embeddings else config["embedding_multiplier"],
@@ -77,10 +101,7 @@ def read_config(given: Mapping[str, Any]) -> Architecture | None:
         residual_scale=config["residual_multiplier"],
         logit_scale=config.get("logit_scale") or config["lm_head_multiplier"] / config["logits_scaling"],
         logit_cap=config.get("final_logit_softcapping"),
-        has_pairs=config.get("rope_interleave", family.pairs_in_checkpoints),
-        norms_less_one=family.norms_less_one,
-        decays_as_logarithms=True,
-        multipliers=read_multipliers(config) if family.has_both else {},
+        **stored,
     )
 
 
@@ -89,22 +110,22 @@ def read_mixture(config: Mapping[str, Any], family: Family) -> Mixture | None:
     count, used = config.get("num_experts"), config.get("num_experts_per_tok")
     if not (count and used and config["enable_moe_block"]):
         return None
+    scores = config.get("scores", family.scores)
     return Mixture(
         experts=count,
         used=used,
-        scores=family.scores,
-        normalizes=config["norm_topk_prob"] if family.normalizes is None else family.normalizes,
+        scores=scores,
+        normalizes=config["norm_topk_prob"],
         scale=config["routed_scaling_factor"],
         groups=1 if config.get("topk_method") == "greedy" else config["n_group"] or 1,
         used_groups=config["topk_group"] or 1,
-        summed=summed(family.scores),
+        summed=summed(scores),
     )
 
 
 def read_layer(config: Mapping[str, Any], family: Family, number: int, numbers: Mapping[str | None, int]) -> Layer:
-    """One layer; `numbers` are those of the rotary tables by the kind of layer."""
-    kinds, layers = config["layer_types"], config["num_hidden_layers"]
-    kind = kinds[number]
+    """One layer; `numbers` as in `described`."""
+    kinds, kind = config["layer_types"], config["layer_types"][number]
     if kind in FEED_FORWARD:
         return Layer()
     recurrence = read_recurrence(config, family) if family.has_both or kind in RECURRENT else None
@@ -118,7 +139,6 @@ def read_layer(config: Mapping[str, Any], family: Family, number: int, numbers: 
     rotated = config["position_embedding_type"] == "rope" and (family.rotates_all or kind == SLIDING or not window)
     if (plain := config.get("no_rope_layers")) is not None:
         rotated = bool(plain[number])
-    sparsity = config.get("activation_sparsity_pattern") or [0.0] * layers
     return Layer(
         heads=heads,
         kv_heads=own["num_key_value_heads"] or heads,
@@ -129,10 +149,10 @@ def read_layer(config: Mapping[str, Any], family: Family, number: int, numbers: 
         cap=config.get("attn_logit_softcapping"),
         is_gated=family.gates_attention,
         norms_values=family.norms_values,
-        deviations=NormalDist().inv_cdf(sparsity[number]) if sparsity[number] > 0 else -math.inf,
-        source=source_of(kinds[: number + 1], layers - (config["num_kv_shared_layers"] or 0)),
+        deviations=config["deviations"][number] if config["deviations"] else -math.inf,
+        source=source_of(kinds[: number + 1], len(kinds) - (config["num_kv_shared_layers"] or 0)),
         recurrence=recurrence,
-        feeds=family.feeds,
+        feeds=family.feeds or bool(own.get("feeds")),
     )
 
 
@@ -162,6 +182,7 @@ def read_recurrence(config: Mapping[str, Any], family: Family) -> Recurrence:
             key_heads=config["linear_num_key_heads"],
             key_dim=config["linear_key_head_dim"],
             value_dim=config["linear_value_head_dim"],
+            is_tiled=config.get("is_tiled", False),
             decay_dim=config["linear_key_head_dim"] if family.decays_rows else 1,
             activation=Activation.LOGISTIC if family.decays_rows else Activation.SILU,
             gates_first=False,

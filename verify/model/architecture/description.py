@@ -157,9 +157,7 @@ class Layer:
     window: int | None = None  # positions that a row attends to, its own included; None = all
     rotary: int | None = None  # index of the table; None = positions are not encoded
     cap: float | None = None  # soft limit of scores
-    is_gated: bool = (
-        False  # outputs of attention are multiplied by the sigmoid of a gate, which weights have beside each query head
-    )
+    is_gated: bool = False  # outputs are multiplied by the sigmoid of a gate, which weights have beside each query head
     latent: Latent | None = None
     norms_values: bool = False  # of each head, without weights
     # A gate is zero unless it exceeds the mean of a row's gates by this many standard deviations; -inf = all gates stay.

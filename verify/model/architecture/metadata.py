@@ -6,20 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider.verify.model.architecture.description import (
-    Activation,
-    Architecture,
-    Latent,
-    Layer,
-    Mixture,
-    Recurrence,
-    Rotary,
-    Scores,
-    State,
-    source_of,
-)
-from outrider.verify.model.architecture.families import BY_FILE, Family, summed
-from outrider.verify.model.architecture.rotary import is_known, latent_scaling
+from outrider.verify.model.architecture.config import described
+from outrider.verify.model.architecture.defaults import COMMON
+from outrider.verify.model.architecture.description import Architecture, Rotary, Scores, State
+from outrider.verify.model.architecture.families import BY_FILE, Family
+from outrider.verify.model.architecture.rotary import is_known
+from outrider.verify.model.architecture.standard import FULL, LINEAR, SLIDING
 
 # Tensors that scale positions, by the name of their scaling.
 DIVISORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
@@ -27,6 +19,33 @@ DIVISORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_f
 
 # llama.cpp's numbers of how scores are computed.
 SCORES = {1: Scores.SOFTMAX, 2: Scores.SIGMOID, 3: Scores.CHOSEN_SOFTMAX}
+# Keys of files by standard names.
+NAMES = {
+    "hidden_size": "embedding_length",
+    "max_position_embeddings": "context_length",
+    "num_attention_heads": "attention.head_count",
+    "attention_multiplier": "attention.scale",
+    "sliding_window": "attention.sliding_window",
+    "num_kv_shared_layers": "attention.shared_kv_layers",
+    "embedding_multiplier": "embedding_scale",
+    "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+    "altup_num_inputs": "altup.num_inputs",
+    "residual_multiplier": "residual_scale",
+    "num_experts": "expert_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "conv_L_cache": "shortconv.l_cache",
+    **dict.fromkeys(("conv_kernel", "linear_conv_kernel_dim"), "ssm.conv_kernel"),
+    **dict.fromkeys(("mamba_num_heads", "linear_num_value_heads"), "ssm.time_step_rank"),
+    **dict.fromkeys(("n_groups", "linear_num_key_heads"), "ssm.group_count"),
+    **dict.fromkeys(("state_size", "linear_key_head_dim"), "ssm.state_size"),
+}
+# Of recurrent layers of Kimi Linear.
+KIMI = {
+    **dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), "attention.head_count"),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), "kda.head_dim"),
+}
 # Whose files do not say that weights of experts are not normalised.
 UNNORMALIZED = ("qwen2moe", "olmoe")
 
@@ -41,6 +60,9 @@ class Entries:
     def get(self, key: str, default: Any = None) -> Any:
         return self._entries.get(f"{self.name}.{key}", default)
 
+    def __getitem__(self, key: str) -> Any:
+        return self._entries[f"{self.name}.{key}"]
+
     def by_layer(self, key: str, layers: int, default: Any = None) -> list[Any]:
         """A value of each layer: files have one for all, or a list."""
         found = self.get(key, default)
@@ -50,65 +72,52 @@ class Entries:
 def read_entries(given: Mapping[str, Any], vocabulary: int, vectors: Mapping[str, Any]) -> Architecture | None:
     """The decoder of a file; None if its family is not known. `vectors` are the tensors about positions, by name.
 
-    Raises KeyError and TypeError for a file that lacks what it needs.
+    Raises KeyError, TypeError and ValueError for a file that lacks what it needs.
     """
     entries = Entries(given)
     family = BY_FILE.get(entries.name)
     if family is None or entries.get("altup.active_idx", 0):
         return None
-    count, hidden = entries.get("block_count") - entries.get("nextn_predict_layers", 0), entries.get("embedding_length")
     rotaries = read_rotaries(entries, family, vectors) if family.encodes_positions else []
     if not all(map(is_known, rotaries)):
         return None
-    epsilon = entries.get("attention.layer_norm_rms_epsilon") or entries.get("attention.layer_norm_epsilon")
-    logit_scale = entries.get("logit_scale", 1.0)
-    return Architecture(
-        name=family.name,
-        hidden=hidden,
-        vocabulary=vocabulary,
-        layers=tuple(
-            read_latents(entries, family, count, rotaries)
-            if family.is_latent
-            else read_layers(entries, family, count, len(rotaries))
-        ),
-        rotaries=tuple(rotaries),
-        context_tokens=entries.get("context_length"),
-        epsilon=epsilon,
-        norm=family.norm,
-        activation=family.activation,
-        mixture=read_mixture(entries, family),
-        is_parallel=family.is_parallel,
-        norms_after_attention=family.norms_after_attention,
-        embedding_scale=float(hidden**0.5) if family.scales_embeddings else entries.get("embedding_scale", 1.0),
-        embedding_width=entries.get("embedding_length_per_layer_input", 0),
-        residuals=entries.get("altup.num_inputs", 0),
-        residual_scale=entries.get("residual_scale", 1.0),
-        # Granite's files have what logits are divided by, Cohere's what they are multiplied by.
-        logit_scale=1 / logit_scale if family.name.startswith("granite") else logit_scale,
-        logit_cap=entries.get("final_logit_softcapping", family.capped and family.capped[1]) or None,
-        has_pairs=family.pairs_in_files,
-    )
+    config = standard_names(entries, family)
+    config |= {"vocab_size": vocabulary, "rope_parameters": rotaries[0].scaling if rotaries else {}}
+    config |= read_layers(entries, family)
+    if family.is_latent:
+        config |= read_latent(entries, rotaries)
+    if config.get("num_experts"):
+        config |= read_experts(entries, family)
+    numbers = {None: 0, SLIDING: len(rotaries) - 1} if rotaries else {}
+    return described(config, family, rotaries, numbers, activation=family.activation, has_pairs=family.pairs_in_files)
 
 
-def read_mixture(entries: Entries, family: Family) -> Mixture | None:
-    """The mixtures of experts; None if there are none."""
-    count = entries.get("expert_count")
-    if not count:
-        return None
+def standard_names(entries: Entries, family: Family) -> dict[str, Any]:
+    """The numbers of a file that configurations have, too."""
+    names = {**NAMES, **(KIMI if family.decays_rows else {})}
+    found = {**COMMON, **{name: value for name, key in names.items() if (value := entries.get(key))}}
+    found["rms_norm_eps"] = entries.get("attention.layer_norm_rms_epsilon") or entries.get("attention.layer_norm_epsilon")
+    capped = family.capped or (None, None)
+    for name, cap in zip(("attn_logit_softcapping", "final_logit_softcapping"), capped, strict=True):
+        found[name] = entries.get(name, cap) or None
+    # Granite's files have what logits are divided by, Cohere's what they are multiplied by.
+    found["logits_scaling" if family.name.startswith("granite") else "logit_scale"] = entries.get("logit_scale", 1.0)
+    if family.state not in (None, State.CONVOLUTION) and not family.decays_rows:
+        width = entries.get("ssm.inner_size") // entries.get("ssm.time_step_rank")
+        found |= {"mamba_head_dim": width, "linear_value_head_dim": width, "is_tiled": family.tiles_in_files}
+    return found
+
+
+def read_experts(entries: Entries, family: Family) -> dict[str, Any]:
+    """How the mixtures of experts choose."""
     normalizes = family.name not in UNNORMALIZED if family.normalizes is None else family.normalizes
     # Files of DeepSeek V2 say neither; some of GLM-4.7-Flash do not say the scores.
     has_sigmoids = family.is_latent and entries.get("expert_weights_norm")
-    scores = SCORES.get(entries.get("expert_gating_func"), Scores.SIGMOID if has_sigmoids else family.scores)
-    return Mixture(
-        experts=count,
-        used=entries.get("expert_used_count"),
-        scores=scores,
-        normalizes=entries.get("expert_weights_norm", normalizes),
-        scale=entries.get("expert_weights_scale") or 1.0,
-        groups=entries.get("expert_group_count") or 1,
-        used_groups=entries.get("expert_group_used_count") or 1,
-        summed=summed(scores),
-    )
+    return {
+        "num_experts_per_tok": entries["expert_used_count"],
+        "norm_topk_prob": entries.get("expert_weights_norm", normalizes),
+        "scores": SCORES.get(entries.get("expert_gating_func"), Scores.SIGMOID if has_sigmoids else family.scores),
+    }
 
 
 def head_width(entries: Entries, is_local: bool = False) -> int:
@@ -117,68 +126,43 @@ def head_width(entries: Entries, is_local: bool = False) -> int:
     return int(own or entries.get("attention.key_length") or entries.get("embedding_length") // max(1, heads))
 
 
-def read_layers(entries: Entries, family: Family, count: int, tables: int) -> list[Layer]:
+def read_layers(entries: Entries, family: Family) -> dict[str, Any]:
+    """What each layer is, and its sizes."""
+    count = entries.get("block_count") - entries.get("nextn_predict_layers", 0)
     heads = entries.by_layer("attention.head_count", count)
-    recurrent, feeds = read_recurrent(entries, family, count), entries.by_layer("feed_forward_length", count)
     kv_heads = entries.by_layer("attention.head_count_kv", count, heads)
-    window, windowed = entries.get("attention.sliding_window"), read_pattern(entries, family, count)
-    deviations = entries.by_layer("activation_sparsity_scale", count, -math.inf)
-    first_shared = count - entries.get("attention.shared_kv_layers", 0)
-    found: list[Layer] = []
+    window = entries.get("attention.sliding_window")
+    windowed = entries.get("attention.sliding_window_pattern", family.window_every)
+    if not isinstance(windowed, list):  # of so many layers, the last has no window
+        windowed = [windowed is None or (number + 1) % windowed != 0 for number in range(count)]
+    recurrent, feeds = read_recurrent(entries, family, count), entries.by_layer("feed_forward_length", count)
+    kinds, sizes = [], {}
     for number in range(count):
-        recurrence = read_recurrence(entries, family) if recurrent[number] else None
-        has_feed = family.feeds or bool(feeds[number])
-        if not kv_heads[number] or (recurrence and not family.has_both):
-            found.append(Layer(recurrence=recurrence, feeds=has_feed))
-            continue
-        is_local = bool(window and windowed[number])
-        width = head_width(entries, is_local)
-        scale = entries.get("embedding_length") // heads[0] if count == family.wide_scaling_at else width
-        rotated = family.rotates_all or is_local or not window
-        if family.plain_every:
-            rotated = (number + 1) % family.plain_every != 0
-        if entries.get("rope.scaling.finetuned") is False:
-            rotated = False
-        found.append(
-            Layer(
-                heads=heads[number],
-                kv_heads=kv_heads[number],
-                head_dim=width,
-                scaling=family.scaling or entries.get("attention.scale") or scale**-0.5,
-                window=window if is_local else None,
-                rotary=(tables - 1 if is_local else 0) if rotated and tables else None,
-                cap=entries.get("attn_logit_softcapping", family.capped and family.capped[0]) or None,
-                is_gated=family.gates_attention,
-                norms_values=family.norms_values,
-                deviations=deviations[number],
-                source=source_of(windowed[: number + 1], first_shared),
-                recurrence=recurrence,
-                feeds=has_feed,
-            )
-        )
-    return found
+        has_heads = family.is_latent or kv_heads[number]
+        keeps_state = recurrent[number] and not (family.has_both and has_heads)
+        kinds.append(LINEAR if keeps_state else "mlp" if not has_heads else SLIDING if windowed[number] else FULL)
+        width = None if family.is_latent else head_width(entries, bool(window and windowed[number]))
+        own = {"num_attention_heads": heads[number], "num_key_value_heads": kv_heads[number], "head_dim": width}
+        sizes[number] = own | {"feeds": feeds[number]}
+    is_wide, every, rotates = count == family.wide_scaling_at, family.plain_every, entries.get("rope.scaling.finetuned", True)
+    return {
+        "layer_types": kinds,
+        "per_layer_config": sizes,
+        "query_pre_attn_scalar": entries.get("embedding_length") // heads[0] if is_wide else None,
+        "no_rope_layers": [rotates and (number + 1) % every != 0 for number in range(count)] if every else None,
+        "position_embedding_type": "rope" if rotates else None,
+        "deviations": entries.by_layer("activation_sparsity_scale", count, -math.inf),
+    }
 
 
-def read_latents(entries: Entries, family: Family, count: int, rotaries: Sequence[Rotary]) -> list[Layer]:
-    """Layers of latent attention, among which layers may keep a state.
-
-    In older files, the widths of keys and values are those of heads, and not of latents.
-    """
+def read_latent(entries: Entries, rotaries: Sequence[Rotary]) -> dict[str, Any]:
+    """The sizes of latent attention. In older files, the widths of keys and values are those of heads, and not of latents."""
     key, value = (
         int(entries.get(f"attention.{part}_length_mla") or entries.get(f"attention.{part}_length")) for part in ("key", "value")
     )
     rotated = rotaries[0].size if rotaries else entries.get("rope.dimension_count")
-    known = Latent(entries.get("attention.kv_lora_rank"), key - rotated, value, entries.get("attention.q_lora_rank") or 0)
-    layer = Layer(
-        heads=entries.get("attention.head_count"),
-        kv_heads=1,
-        head_dim=known.rank + rotated,
-        scaling=latent_scaling(key, rotaries[0].scaling if rotaries else {}),
-        rotary=0 if rotaries else None,
-        latent=known,
-    )
-    recurrent = read_recurrent(entries, family, count)
-    return [Layer(recurrence=read_recurrence(entries, family)) if each else layer for each in recurrent]
+    sizes = {"qk_nope_head_dim": key - rotated, "qk_rope_head_dim": rotated, "v_head_dim": value}
+    return sizes | {name: entries.get(f"attention.{name}") for name in ("kv_lora_rank", "q_lora_rank")}
 
 
 def read_recurrent(entries: Entries, family: Family, count: int) -> list[bool]:
@@ -192,36 +176,6 @@ def read_recurrent(entries: Entries, family: Family, count: int) -> list[bool]:
     kv_heads = entries.by_layer("attention.head_count_kv", count, 0)
     feeds = entries.by_layer("feed_forward_length", count)
     return [not each and (family.feeds or not feed) for each, feed in zip(kv_heads, feeds, strict=False)]
-
-
-def read_recurrence(entries: Entries, family: Family) -> Recurrence:
-    """The mixer of recurrent layers."""
-    assert family.state is not None
-    if family.state is State.CONVOLUTION:
-        return Recurrence(family.state, entries.get("shortconv.l_cache") - 1)
-    if family.decays_rows:
-        heads, width, window = (entries.get(key) for key in ("attention.head_count", "kda.head_dim", "ssm.conv_kernel"))
-        sizes = {"heads": heads, "key_heads": heads, "key_dim": width, "value_dim": width, "decay_dim": width}
-        return Recurrence(family.state, window - 1, **sizes, activation=Activation.LOGISTIC, gates_first=False)
-    heads = entries.get("ssm.time_step_rank")
-    return Recurrence(
-        family.state,
-        entries.get("ssm.conv_kernel") - 1,
-        heads=heads,
-        key_heads=entries.get("ssm.group_count"),
-        key_dim=entries.get("ssm.state_size"),
-        value_dim=entries.get("ssm.inner_size") // heads,
-        is_tiled=family.tiles_in_files,
-        gates_first=family.state is State.STATE_SPACE,
-    )
-
-
-def read_pattern(entries: Entries, family: Family, count: int) -> list[bool]:
-    """The layers that have a window."""
-    given = entries.get("attention.sliding_window_pattern", family.window_every)
-    if isinstance(given, list):
-        return [bool(each) for each in given]
-    return [given is None or (number + 1) % given != 0 for number in range(count)]
 
 
 def read_rotaries(entries: Entries, family: Family, vectors: Mapping[str, Any]) -> list[Rotary]:

@@ -88,12 +88,15 @@ class HostCache(KVCache):
             self.recurrent.commit(self.length, rows)
         if self.hidden is not None:
             self.hidden.commit(self.length, rows)
-        in_place = next((place for place, row in enumerate(rows) if row != place), len(rows))
-        if in_place < len(rows):
-            start, index = self.length + in_place, np.array(rows[in_place:]) + self.length
-            for planes in self._planes:
-                planes[:, :, start : self.length + len(rows)] = planes[:, :, index]
+        if (in_place := next((place for place, row in enumerate(rows) if row != place), None)) is not None:
+            self._move(rows, in_place)
         self.length += len(rows)
+
+    def _move(self, rows: list[int], in_place: int) -> None:
+        """Moves the rows of a commit, of which the first ones are in place."""
+        start, index = self.length + in_place, np.array(rows[in_place:]) + self.length
+        for planes in self._planes:
+            planes[:, :, start : self.length + len(rows)] = planes[:, :, index]
 
     @property
     def snapshots(self) -> Sequence[Snapshot]:

@@ -11,7 +11,7 @@ a captured graph reads their addresses.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -138,7 +138,7 @@ class DeviceStates:
         rows[0] = NO_STREAM
         pending, start = [], 0
         for index, (cache, batch, *_) in enumerate(segments):
-            states, ancestors = states_of(cache.recurrent), torch.from_numpy(batch.ancestor_mask())
+            states, ancestors = cast(TensorStates, cache.recurrent), torch.from_numpy(batch.ancestor_mask())
             pending.append(states.pending(cache.length))
             end = start + len(batch)
             rows[0, start:end] = index
@@ -149,11 +149,6 @@ class DeviceStates:
             start = end
         self._packed.copy_(to_device(packed, self.shape.device))
         return pending
-
-
-def states_of(states: TensorStates | None) -> TensorStates:
-    assert states is not None
-    return states
 
 
 def path_words(ancestors: torch.Tensor) -> torch.Tensor:

@@ -235,16 +235,10 @@ class PagedCache(TensorCache):
             self._gathered[1][device] = to_device(torch.tensor(table, dtype=torch.int64), device)
         return self._gathered[1][device]
 
-    def commit(self, rows: list[int]) -> None:
-        """Commits the rows at `length + r` for r in `rows` (ascending). The pool moves those that are out of place later on."""
-        if self.recurrent is not None:
-            self.recurrent.commit(self.length, rows)
-        if self.hidden is not None:
-            self.hidden.commit(self.length, rows)
-        if rows != list(range(len(rows))):
-            at = self.places(self.length, self.length + rows[-1] + 1)
-            self.pool.move(self, [(at[row], at[place]) for place, row in enumerate(rows) if row != place])
-        self.length += len(rows)
+    def _move(self, rows: list[int], in_place: int) -> None:
+        """The pool moves those that are out of place later on."""
+        at = self.places(self.length, self.length + rows[-1] + 1)
+        self.pool.move(self, [(at[row], at[place]) for place, row in enumerate(rows) if row != place])
 
     def fork(self, source: Rows, length: int) -> None:
         """See `HostCache.fork`. Shares the pages of a source in the same pool. Raises OutOfPages, and is unchanged then."""

@@ -73,7 +73,12 @@ def tree_attention(
         "value_offset": pool.stride(2),
         "page_tokens": pool.shape[4],
     }
-    inputs = {"rows": rows, "size": rows.shape[1], "head_dim": head_dim, "padded_dim": _padded(head_dim)}
+    inputs = {
+        "rows": rows,
+        "size": rows.shape[1],
+        "head_dim": head_dim,
+        "padded_dim": max(16, triton.next_power_of_2(head_dim)),
+    }
     inputs |= overlap(query.device)
     heads = _strided(query=query, key=key, value=value)
     turned = query if angles is None else rows_first(query)
@@ -105,10 +110,6 @@ def _strided(**tensors: torch.Tensor) -> dict[str, Any]:
     """Tensors [heads, N, head_dim] with their strides between heads and between rows, as kernels take them."""
     strides = {f"{name}_{of}": each.stride(at) for name, each in tensors.items() for at, of in enumerate(("head", "row"))}
     return {**tensors, **strides}
-
-
-def _padded(head_dim: int) -> int:
-    return int(max(16, triton.next_power_of_2(head_dim)))
 
 
 def _attend(query: torch.Tensor, kv_heads: int, sinks: torch.Tensor | None, capability: int, **inputs: Any) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 import triton
 
 from outrider.verify.model.gpu import expert_kernels as kernels
-from outrider.verify.model.gpu.triton_products import INPUTS, LEAST_ROWS, Gpu, Tile, gpu_of
+from outrider.verify.model.gpu.triton_products import INPUTS, LEAST_ROWS, Tile, gpu_of
 from outrider.verify.model.transfer import on_device
 
 # Outputs of a tile; of gate and up, half of them are of each. Weights are read once, so the tile is the tensor cores' smallest.
@@ -179,13 +179,9 @@ def _sizes(
     sizes = Tile(tile, 0, OUTPUTS, INPUTS if rows.itemsize == 2 or bits < 16 else INPUTS // 2, 4)
     found: dict[str, Any] = {"weight": values, "scales": scales, "minimums": minimums, "bias": [*bias, rows][0]}
     found |= {"inputs": inputs, "bits": bits}
-    stages = stages_of(sizes, gpu, 8 * values.itemsize if bits == 16 else bits, rows.itemsize)
+    block_bytes = sizes.block_bytes(8 * values.itemsize if bits == 16 else bits, rows.itemsize)
+    stages = max(2, min(MOST_STAGES, gpu.shared_bytes // RESIDENT // block_bytes))  # blocks that a program reads ahead
     return found | {"block_inputs": sizes.inputs, "num_warps": sizes.warps, "num_stages": stages}
-
-
-def stages_of(tile: Tile, gpu: Gpu, bits: int, itemsize: int = 2) -> int:
-    """How many blocks of inputs a program reads ahead."""
-    return max(2, min(MOST_STAGES, gpu.shared_bytes // RESIDENT // tile.block_bytes(bits, itemsize)))
 
 
 def counters(hidden: int, device: torch.device) -> torch.Tensor:

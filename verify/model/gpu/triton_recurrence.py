@@ -13,7 +13,7 @@ import triton
 
 from outrider.verify.model.batch import Segment
 from outrider.verify.model.gpu import recurrent_kernels as kernels
-from outrider.verify.model.gpu.device_rows import WORDS, DeviceStates, states_of
+from outrider.verify.model.gpu.device_rows import WORDS, DeviceStates
 from outrider.verify.model.recurrent.rows import Recurrence, Scan
 from outrider.verify.model.recurrent.states import ROWS
 from outrider.verify.model.transfer import on_device
@@ -120,7 +120,7 @@ def enter(states: DeviceStates, segments: Sequence[Segment]) -> None:
     if any(pending):
         fold(states, len(segments))
     for cache, batch, *_ in segments:
-        states_of(cache.recurrent).begin(cache.length, len(batch))
+        cache.recurrent.begin(cache.length, len(batch))
 
 
 def fold(states: DeviceStates, count: int) -> None:

@@ -186,10 +186,6 @@ class LlamaContext:
             self.remove(scratch, 0)
 
 
-def most_sequences() -> int:
-    return int(library().llama_max_parallel_sequences())
-
-
 def layer_count(file: Path) -> int:
     """The number of a model's layers. Raises ModelError."""
     entries = read_metadata(str(file)).entries

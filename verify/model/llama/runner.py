@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from outrider.drafters.interface import MAX_NODES
 from outrider.verify.errors import ModelError
+from outrider.verify.gguf import llama_package
 from outrider.verify.model.batch import Segment, grouped, kept_rows, positions_of, tokens_of
 from outrider.verify.model.cache import kv_cache
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache, page_count
@@ -75,7 +76,7 @@ class LlamaRunner(ModelRunner):
         pages = most if self.pages is None else max(full, min(self.pages, most))
         threads = self.threads or os.cpu_count() or 1
         # Each sequence takes the memory of its states.
-        sequences = library.most_sequences() if self.takes_trees else STATES
+        sequences = llama_package.library().llama_max_parallel_sequences() if self.takes_trees else STATES
         context = LlamaContext(self.llama, pages * kv_cache.PAGE_TOKENS, threads, self._kv_dtype, sequences)
         self._sequences = SequencePool(context, self.cache_shape, pages)
         keep_freed_memory()

@@ -97,7 +97,10 @@ class Mixer(Receiver):
         if self._lengths is None:
             self._lengths = to_device(torch.tensor([key.shape[-1] ** -0.5, 1.0])[:, None, None, None], both.device)
         repeats = int(value.shape[2]) // int(key.shape[2])
-        both = both * (inverse_norms(both) * self._lengths if use_qk_l2norm_in_kernel else self._lengths)
+        lengths = self._lengths
+        if use_qk_l2norm_in_kernel:  # as transformers does
+            lengths = torch.rsqrt(both.square().sum(-1, keepdim=True) + 1e-6) * lengths
+        both = both * lengths
         queries, keys = (by_head(each, repeats) for each in both)
         decays = g[0].float() if g.dim() == 4 else g[0].float()[..., None]
         rows = Scan(queries, keys, by_head(value[0].float()), by_head(decays), beta[0].float().t())
@@ -158,11 +161,6 @@ def by_head(rows: torch.Tensor, repeats: int = 1) -> torch.Tensor:
     if repeats != 1:
         rows = rows.unsqueeze(2).expand(-1, -1, repeats, -1).flatten(1, 2)
     return rows.transpose(0, 1)
-
-
-def inverse_norms(rows: torch.Tensor) -> torch.Tensor:
-    """The factors that scale rows to length 1, as transformers does."""
-    return torch.rsqrt(rows.square().sum(-1, keepdim=True) + 1e-6)
 
 
 def skip(weights: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:

@@ -219,13 +219,6 @@ class RecurrentRows:
         return outputs
 
 
-class StreamRows(NamedTuple):
-    """A stream's rows, and which rows of the forward they are."""
-
-    rows: RecurrentRows
-    place: slice
-
-
 class Recurrence:
     """The recurrent layers of a forward over several streams, called in the order of the layers."""
 
@@ -233,10 +226,11 @@ class Recurrence:
         self._streams = streams
         self._convolutions = self._scans = 0  # calls so far
 
-    def _places(self) -> Iterator[StreamRows]:
+    def _places(self) -> Iterator[tuple[RecurrentRows, slice]]:
+        """Each stream's rows, and which rows of the forward they are."""
         start = 0
         for rows in self._streams:
-            yield StreamRows(rows, slice(start, start + rows.rows))
+            yield rows, slice(start, start + rows.rows)
             start += rows.rows
 
     def convolve(self, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -13,15 +13,10 @@ from outrider.verify.model.architecture.description import Architecture, Layer, 
 from outrider.verify.model.architecture.families import BY_FILE
 from outrider.verify.model.architecture.rotary import frequencies
 from outrider.verify.model.cpu.native import structures
-from outrider.verify.model.cpu.native.latent import NAMES as LATENT
-from outrider.verify.model.cpu.native.latent import fits, pack_latent
 from outrider.verify.model.cpu.native.library import Engine
-from outrider.verify.model.cpu.native.mixture import NAMES as MIXTURE
-from outrider.verify.model.cpu.native.mixture import ROUTER, pack_mixture
 from outrider.verify.model.cpu.native.packed_file import PackedFile
 from outrider.verify.model.cpu.native.packing import Packer, Precision, Size, order
-from outrider.verify.model.cpu.native.recurrence import NAMES as RECURRENT
-from outrider.verify.model.cpu.native.recurrence import pack_recurrence
+from outrider.verify.model.cpu.native.parts import NAMES, ROUTER, fits, pack_latent, pack_mixture, pack_recurrence
 from outrider.verify.model.cpu.native.weights import Weights, table_of
 from outrider.verify.model.tensors import Tensors
 
@@ -125,7 +120,7 @@ class Packing(Packer):
         known |= {LAYER_TABLE, LAYER_PROJECTION, LAYER_NORM}
         known |= {f"{name}.{number}" for name in (EXPAND, MERGE) for number in range(self.architecture.residuals - 1)}
         parts = [*LINEARS.values(), *NORMS.values(), *SHARED.values(), FUSED_ATTENTION, SINKS.rpartition(".")[0]]
-        parts += [*RECURRENT, *LATENT, *MIXTURE, EMBEDDING_GATE, EMBEDDING_OUTPUT, LAYER_SCALE]
+        parts += [*NAMES, EMBEDDING_GATE, EMBEDDING_OUTPUT, LAYER_SCALE]
         parts += [*UPDATES.values(), UPDATE_NORM, AUGMENT_DOWN, AUGMENT_UP, AUGMENT_NORM]
         mixture, layers = self.architecture.mixture, range(len(self.architecture.layers))
         for expert in range(mixture.experts if mixture else 0):
@@ -141,7 +136,10 @@ class Packing(Packer):
         self.check(TABLE, stored, (known.vocabulary, known.hidden))
         table = Weights.stored(self.engine, stored, self.precision.rest, self.file)
         tied = f"{HEAD}.weight" not in self.tensors
-        head = table if tied and self.precision.head is None else self._head(TABLE if tied else HEAD)
+        head, kind = table, self.precision.head
+        if kind is not None or not tied:
+            source = stored if tied else self.tensors[f"{HEAD}.weight"]
+            head = Weights.stored(self.engine, source, kind or self.precision.rest, self.file)
         self.size.add(head)
         layers = (structures.Layer * len(known.layers))(*map(self._layer, range(len(known.layers))))
         description = structures.Model(
@@ -196,11 +194,6 @@ class Packing(Packer):
             "augment_up": self.linear(place + AUGMENT_UP, (hidden, few)),
             "augment_post_norm": self.norm(place + AUGMENT_NORM, hidden),
         }
-
-    def _head(self, name: str) -> Weights:
-        return Weights.stored(
-            self.engine, self.tensors[f"{name}.weight"], self.precision.head or self.precision.rest, self.file
-        )
 
     def _layer(self, number: int) -> structures.Layer:
         known, place = self.architecture, f"blk.{number}."

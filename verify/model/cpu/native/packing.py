@@ -115,22 +115,17 @@ class Packer:
         """The address of a vector as float32; None if the model has none. Raises ModelError if it has another size."""
         return self.keep(self.floats(name, count, rows)) if name in self.tensors else None
 
-    def floats(self, name: str, count: int, rows: NDArray[np.int64] | slice | None = None) -> NDArray[np.float32]:
-        """A tensor's values, [count]. Raises ModelError if it has another number of them."""
-        stored = self.tensors[name]
-        found = (stored if rows is None else self._taken(stored, rows, name)).floats().reshape(-1)
-        return self._counted(name, found, count)
-
-    def joined(self, names: Sequence[str], count: int) -> NDArray[np.float32]:
-        """The values of tensors one after the other, [count]. Raises ModelError if there is another number of them."""
-        values = np.concatenate([self.tensors[name].floats().reshape(-1) for name in names])
-        return self._counted(" and ".join(names), values, count)
-
-    def _counted(self, name: str, found: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    def floats(
+        self, names: str | Sequence[str], count: int, rows: NDArray[np.int64] | slice | None = None
+    ) -> NDArray[np.float32]:
+        """Values of a tensor, or of several one after the other, [count]. Raises ModelError if there is another number."""
+        names = [names] if isinstance(names, str) else names
+        stored = [self.tensors[name] if rows is None else self._taken(self.tensors[name], rows, name) for name in names]
+        found = np.concatenate([each.floats().reshape(-1) for each in stored])
         if len(found) != count:
             raise ModelError(
-                f"The tensor {name} of {self.tensors.path!r} has {len(found)} values, and its configuration says {count};"
-                " download it again, or name another one."
+                f"The tensor {' and '.join(names)} of {self.tensors.path!r} has {len(found)} values, and its configuration says"
+                f" {count}; download it again, or name another one."
             )
         return found
 

@@ -18,7 +18,7 @@ from outrider.verify.model.cpu.native.decoder import Decoder
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.structures import Slot
 from outrider.verify.model.memory import FLOAT32, HOST, zeros
-from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates, Snapshot
+from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates
 
 
 def shape_of(layers: Sequence[Layer], hidden: int) -> RecurrentShape | None:
@@ -73,9 +73,6 @@ class NativeStates(RecurrentStates):
 
     def _places(self, rows: Sequence[int], offset: int) -> NDArray[np.int64]:
         return np.array(rows) + offset
-
-    def _taken(self, snapshot: Snapshot) -> Snapshot:
-        return snapshot
 
     def _fold(self, rows: int, known: int) -> None:
         left = min(known, self.count - rows)

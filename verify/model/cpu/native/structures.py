@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from typing import Any
 
 # The linear layers of a decoder's layer.
 PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")
@@ -17,6 +18,11 @@ NORMS = (
     "value_norm",
     "embedding_post_norm",
 )
+
+
+def each(kind: type[Any], *names: str) -> list[tuple[str, type[Any]]]:
+    """Fields of one type."""
+    return [(name, kind) for name in names]
 
 
 class Matrix(Structure):
@@ -40,7 +46,7 @@ class Linear(Structure):
 class Table(Structure):
     """Rows as a file stores them; without rows, none."""
 
-    _fields_ = (("data", c_void_p), *((name, c_int32) for name in ("kind", "rows", "width")))
+    _fields_ = (("data", c_void_p), *each(c_int32, "kind", "rows", "width"))
 
 
 class LayerEmbeddings(Structure):
@@ -52,13 +58,7 @@ class LayerEmbeddings(Structure):
 class Rotary(Structure):
     """A table of rotary angles."""
 
-    _fields_ = (
-        ("frequencies", c_void_p),
-        ("size", c_int32),
-        ("scaling", c_float),
-        ("temperature", c_float),
-        ("span", c_float),
-    )
+    _fields_ = (("frequencies", c_void_p), ("size", c_int32), *each(c_float, "scaling", "temperature", "span"))
 
 
 class Mixture(Structure):
@@ -69,10 +69,10 @@ class Mixture(Structure):
         ("bias", c_void_p),
         ("experts", POINTER(Linear)),
         ("shared_gate", Linear),
-        *((name, c_int32) for name in ("count", "used", "scores", "normalized", "groups", "used_groups", "summed")),
+        *each(c_int32, "count", "used", "scores", "normalized", "groups", "used_groups", "summed"),
         ("scale", c_float),
         ("scales", c_void_p),
-        *((name, Norm) for name in ("router_norm", "norm", "post_norm", "shared_post_norm")),
+        *each(Norm, "router_norm", "norm", "post_norm", "shared_post_norm"),
     )
 
 
@@ -80,15 +80,12 @@ class Recurrence(Structure):
     """A layer that keeps a state."""
 
     _fields_ = (
-        *(
-            (name, Linear)
-            for name in ("convolved", "gate", "beta", "step", "output", "keys", "values", "gate_down", "step_down")
-        ),
-        *((name, c_void_p) for name in ("taps", "bias", "decay", "step_bias", "skip")),
+        *each(Linear, "convolved", "gate", "beta", "step", "output", "keys", "values", "gate_down", "step_down"),
+        *each(c_void_p, "taps", "bias", "decay", "step_bias", "skip"),
         ("norm", Norm),
-        *((name, c_int32) for name in ("kind", "window", "channels", "heads", "key_heads", "key_dim", "value_dim")),
-        *((name, c_int32) for name in ("decay_dim", "activation", "tiled", "normed_gated", "convolution", "state")),
-        *((name, c_float) for name in ("least", "most", "reach", "epsilon")),
+        *each(c_int32, "kind", "window", "channels", "heads", "key_heads", "key_dim", "value_dim"),
+        *each(c_int32, "decay_dim", "activation", "tiled", "normed_gated", "convolution", "state"),
+        *each(c_float, "least", "most", "reach", "epsilon"),
     )
 
 
@@ -101,25 +98,25 @@ class Latent(Structure):
 class Updates(Structure):
     """How a layer changes several residuals."""
 
-    _fields_ = (("norm", Norm), *((name, c_void_p) for name in ("router", "predict", "correct", "scale")))
+    _fields_ = (("norm", Norm), *each(c_void_p, "router", "predict", "correct", "scale"))
 
 
 class Layer(Structure):
     """A layer of a decoder."""
 
     _fields_ = (
-        *((name, Norm) for name in NORMS),
-        *((name, Linear) for name in (*PROJECTIONS, "query_gate", "embedding_gate", "embedding_output")),
-        *((name, Linear) for name in ("augment_down", "augment_up")),
+        *each(Norm, *NORMS),
+        *each(Linear, *PROJECTIONS, "query_gate", "embedding_gate", "embedding_output"),
+        *each(Linear, "augment_down", "augment_up"),
         ("augment_post_norm", Norm),
         ("updates", POINTER(Updates)),
         ("mixture", POINTER(Mixture)),
         ("recurrence", POINTER(Recurrence)),
         ("latent", POINTER(Latent)),
         ("sinks", c_void_p),
-        *((name, c_int32) for name in ("heads", "kv_heads", "head_dim", "value_dim", "cached", "window")),
-        *((name, c_int32) for name in ("rotary", "rotated", "activation", "parallel")),
-        *((name, c_float) for name in ("scaling", "cap", "alpha", "limit", "scale", "deviations")),
+        *each(c_int32, "heads", "kv_heads", "head_dim", "value_dim", "cached", "window"),
+        *each(c_int32, "rotary", "rotated", "activation", "parallel"),
+        *each(c_float, "scaling", "cap", "alpha", "limit", "scale", "deviations"),
     )
 
 
@@ -127,8 +124,8 @@ class Model(Structure):
     """A decoder."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("layers", "hidden", "rotaries")),
-        *((name, c_float) for name in ("epsilon", "embedding_scale", "residual_scale", "logit_scale", "logit_cap")),
+        *each(c_int32, "layers", "hidden", "rotaries"),
+        *each(c_float, "epsilon", "embedding_scale", "residual_scale", "logit_scale", "logit_cap"),
         ("layer", POINTER(Layer)),
         ("rotary", POINTER(Rotary)),
         ("embedding", Matrix),
@@ -175,11 +172,8 @@ class Slot(Structure):
     """The states of a stream."""
 
     _fields_ = (
-        *(
-            (name, c_void_p)
-            for name in ("matrices", "keys", "writes", "decays", "inputs", "next_matrices", "next_inputs", "parents")
-        ),
-        *((name, c_int32) for name in ("capacity", "folded", "known")),
+        *each(c_void_p, "matrices", "keys", "writes", "decays", "inputs", "next_matrices", "next_inputs", "parents"),
+        *each(c_int32, "capacity", "folded", "known"),
     )
 
 
@@ -188,8 +182,8 @@ class Stream(Structure):
 
     _fields_ = (
         ("parts", POINTER(CachedPart)),
-        *((name, c_int32) for name in ("stored", "rows", "start", "length", "kept", "padding")),
-        *((name, c_void_p) for name in ("tokens", "depths", "counts", "slots")),
+        *each(c_int32, "stored", "rows", "start", "length", "kept", "padding"),
+        *each(c_void_p, "tokens", "depths", "counts", "slots"),
         ("adapter", POINTER(Adapter)),
         ("states", POINTER(Slot)),
     )
@@ -198,7 +192,7 @@ class Stream(Structure):
 # As in forward.cpp.
 VERSION = 1
 # In their order above, which is that of `outrider_sizes`.
-ALL = [each for each in [*globals().values()] if isinstance(each, type(Structure)) and each is not Structure]
+ALL = [known for known in [*globals().values()] if isinstance(known, type(Structure)) and known is not Structure]
 # The number of quantised kinds of weights (format.h).
 FORMATS = 25
 

@@ -1,47 +1,142 @@
-"""Packs recurrent layers for the library, whatever families store them like."""
+"""Packs what a layer may have beside plain attention and feed-forward parts: latent attention, experts, and a state.
+
+Latent attention attends to latents as they are (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+"""
 
 from __future__ import annotations
 
+import ctypes
+from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.verify.model.architecture.description import Recurrence, State
+from outrider.verify.model.architecture.description import Latent, Layer, Mixture, Recurrence, State
 from outrider.verify.model.cpu.native import structures
-from outrider.verify.model.cpu.native.packing import Packer
+from outrider.verify.model.cpu.native.packing import Packer, Size, order, stored_as
+from outrider.verify.model.cpu.native.weights import PANEL
+from outrider.verify.model.experts import expert_name
+from outrider.verify.model.stored import Stored
 
 # Names of tensors in files.
-STATE_INPUT, STATE_OUTPUT, STATE_NORM, CONVOLUTION = "ssm_in", "ssm_out", "ssm_norm", "ssm_conv1d"
-DECAY, SKIP, STEP, STATE_GATE, ALPHA, BETA, BOTH = "ssm_a", "ssm_d", "ssm_dt", "attn_gate", "ssm_alpha", "ssm_beta", "ssm_ba"
+QUERY, KEY, VALUE, OUTPUT, FUSED = "attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv"
+LATENTS = QUERY_DOWN, QUERY_UP, QUERY_NORM, LATENT_KEY, LATENT_NORM, KEY_UP, VALUE_UP, BOTH_UP = (
+    *("attn_q_a", "attn_q_b", "attn_q_a_norm", "attn_kv_a_mqa", "attn_kv_a_norm"),
+    *("attn_k_b", "attn_v_b", "attn_kv_b"),
+)
+ROUTER, ROUTER_SCALE, ROUTER_BIAS, SHARED_GATE = "ffn_gate_inp", "ffn_gate_inp.scale", "exp_probs_b.bias", "ffn_gate_inp_shexp"
+EXPERT_SCALES = "ffn_down_exps.scale"
+# Of a mixture beside a dense part.
+NORMS = {"norm": "pre_ffw_norm_2", "post_norm": "post_ffw_norm_2", "shared_post_norm": "post_ffw_norm_1"}
+STATES = STATE_INPUT, STATE_OUTPUT, STATE_NORM, CONVOLUTION = "ssm_in", "ssm_out", "ssm_norm", "ssm_conv1d"
+VECTORS = DECAY, SKIP, STEP = "ssm_a", "ssm_d", "ssm_dt"
+DELTAS = STATE_GATE, ALPHA, BETA, BOTH = "attn_gate", "ssm_alpha", "ssm_beta", "ssm_ba"
 CONVOLUTIONS = ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
 # Through few values.
 STEPS, GATES = ("ssm_f_a", "ssm_f_b"), ("ssm_g_a", "ssm_g_b")
-SHORT_INPUT, SHORT_OUTPUT, SHORT = "shortconv.in_proj", "shortconv.out_proj", "shortconv.conv"
-NAMES = (
-    STATE_INPUT,
-    STATE_OUTPUT,
-    STATE_NORM,
-    CONVOLUTION,
-    DECAY,
-    SKIP,
-    STEP,
-    STATE_GATE,
-    ALPHA,
-    BETA,
-    BOTH,
-    SHORT_INPUT,
-    SHORT_OUTPUT,
-    SHORT,
-    *CONVOLUTIONS,
-    *STEPS,
-    *GATES,
-)
-FUSED = "attn_qkv"
-QUERY, KEY, VALUE, OUTPUT = "attn_q", "attn_k", "attn_v", "attn_output"
+SHORTS = SHORT_INPUT, SHORT_OUTPUT, SHORT = "shortconv.in_proj", "shortconv.out_proj", "shortconv.conv"
+NAMES = (*LATENTS, ROUTER, SHARED_GATE, *NORMS.values(), *(name.rpartition(".")[0] for name in (ROUTER_BIAS, EXPERT_SCALES)))
+NAMES += (*STATES, *VECTORS, *DELTAS, *SHORTS, *CONVOLUTIONS, *STEPS, *GATES)
+# What is normed are multiples of this, and outputs of a head are whole panels.
+SUMMED = 16
 # A recurrent layer's linear layers, the names of its output and its convolutions, and the order of the channels.
 Parts = tuple[dict[str, structures.Linear], str, tuple[str, ...], NDArray[np.int64]]
+
+
+def fits(known: Latent) -> bool:
+    """Whether the library computes latents of these sizes."""
+    return known.rank % PANEL == known.value_dim % PANEL == known.key_dim % 2 == known.query_rank % SUMMED == 0
+
+
+def pack_latent(packer: Packer, place: str, layer: Layer) -> dict[str, Any]:
+    """Attention of a layer, whose tensors' names begin with `place`. Raises ModelError."""
+    known, hidden, heads = layer.latent, packer.architecture.hidden, layer.heads
+    assert known is not None
+    keys, values = ups(packer, place, heads, known)
+    found = structures.Latent(
+        key_up=structures.Linear(packer.matrix(place + KEY_UP, keys, (heads * known.rank, known.key_dim))),
+        value_up=structures.Linear(packer.matrix(place + VALUE_UP, values, (heads * known.value_dim, known.rank))),
+    )
+    query, read = QUERY, hidden
+    if known.query_rank:
+        found.query_down = packer.linear(place + QUERY_DOWN, (known.query_rank, hidden))
+        found.query_norm = packer.norm(place + QUERY_NORM, known.query_rank)
+        query, read = QUERY_UP, known.query_rank
+    packer.kept.append(found)
+    width = known.key_dim + layer.head_dim - known.rank
+    has_pairs = packer.architecture.has_pairs
+    return {
+        "latent": ctypes.pointer(found),
+        "query": packer.linear(place + query, (heads * width, read), order(packer.architecture, layer, "query", has_pairs)),
+        "key": packer.linear(place + LATENT_KEY, (layer.head_dim, hidden), order(packer.architecture, layer, "key", has_pairs)),
+        "key_norm": packer.norm(place + LATENT_NORM, known.rank),
+        "output": packer.linear(place + OUTPUT, (hidden, heads * known.value_dim)),
+    }
+
+
+def ups(packer: Packer, place: str, heads: int, known: Latent) -> tuple[Stored, Stored]:
+    """The weights of keys, transposed, [heads * rank, key_dim], and of values, [heads * value_dim, rank].
+
+    Checkpoints and older files have both in one tensor, [heads * (key_dim + value_dim), rank].
+    """
+    if not packer.has(place + BOTH_UP):
+        keys, values = (packer.tensors[f"{place}{name}.weight"] for name in (KEY_UP, VALUE_UP))
+        return flat(keys), flat(values)
+    both = packer.tensors[f"{place}{BOTH_UP}.weight"]
+    packer.check(place + BOTH_UP, both, (heads * (known.key_dim + known.value_dim), known.rank))
+    rows = np.arange(len(both.rows)).reshape(heads, -1)
+    keys, values = (both.take(part.reshape(-1)) for part in (rows[:, : known.key_dim], rows[:, known.key_dim :]))
+    columns = keys.floats().reshape(heads, known.key_dim, known.rank).swapaxes(1, 2)
+    return stored_as(keys, columns.reshape(-1, known.key_dim)), values
+
+
+def flat(stored: Stored) -> Stored:
+    """All but the last dimension as one."""
+    return replace(stored, shape=(prod(stored.shape[:-1]), stored.shape[-1]))
+
+
+def pack_mixture(packer: Packer, number: int, known: Mixture) -> structures.Mixture:
+    """The experts of a layer. Raises ModelError."""
+    place, hidden = f"blk.{number}.", packer.architecture.hidden
+    counted, packer.size = packer.size, Size()  # a step reads those that it uses
+    experts = [each for expert in range(known.experts) for each in pack_expert(packer, number, expert)]
+    counted.nbytes += packer.size.nbytes * known.used // known.experts
+    counted.weights += packer.size.weights * known.used // known.experts
+    packer.size = counted
+    array = (structures.Linear * len(experts))(*experts)
+    norms = {name: packer.norm(place + stored, hidden) for name, stored in NORMS.items()}
+    if place + ROUTER_SCALE in packer.tensors:
+        norms["router_norm"] = packer.plain_norm(packer.floats(place + ROUTER_SCALE, hidden) * np.float32(hidden**-0.5))
+    mixture = structures.Mixture(
+        **norms,
+        scales=packer.vector(place + EXPERT_SCALES, known.experts),
+        router=packer.router(place + ROUTER, known.experts),
+        bias=packer.vector(place + ROUTER_BIAS, known.experts),
+        experts=ctypes.cast(array, ctypes.POINTER(structures.Linear)),
+        shared_gate=packer.router(place + SHARED_GATE, 1) if packer.has(place + SHARED_GATE) else structures.Linear(),
+        count=known.experts,
+        used=known.used,
+        scores=known.scores.value,
+        normalized=known.normalizes,
+        groups=known.groups,
+        used_groups=known.used_groups,
+        summed=known.summed,
+        scale=known.scale,
+    )
+    packer.kept += [array, mixture]
+    return mixture
+
+
+def pack_expert(packer: Packer, layer: int, number: int) -> list[structures.Linear]:
+    """Gate, up and down. Raises ModelError."""
+    hidden = packer.architecture.hidden
+    gate, up, down = (expert_name(layer, part, number).removesuffix(".weight") for part in ("gate", "up", "down"))
+    inner = packer.tensors[f"{down}.weight"].shape[1]
+    first = packer.linear(gate, (inner, hidden)) if packer.has(gate) else structures.Linear()
+    return [first, packer.linear(up, (inner, hidden)), packer.linear(down, (hidden, inner))]
 
 
 def pack_recurrence(packer: Packer, place: str, number: int, known: Recurrence) -> structures.Recurrence:
@@ -74,7 +169,7 @@ def pack_recurrence(packer: Packer, place: str, number: int, known: Recurrence) 
     for name, linear in linears.items():
         setattr(found, name, linear)
     found.output = packer.linear(place + output, (hidden, inner or hidden), None, packer.multiplier("state output"))
-    taps = packer.joined([f"{place}{name}.weight" for name in convolutions], found.channels * (known.window + 1))
+    taps = packer.floats([f"{place}{name}.weight" for name in convolutions], found.channels * (known.window + 1))
     found.taps = packer.keep(taps.reshape(found.channels, -1)[order].T)
     if f"{place}{convolutions[0]}.bias" in packer.tensors:
         found.bias = packer.keep(packer.floats(f"{place}{convolutions[0]}.bias", found.channels)[order])
