@@ -1,23 +1,43 @@
-"""A model runner as on a GPU: caches in a pool, reserved before a forward; requests that do not fit it wait."""
+"""Runners as on a GPU: caches in a pool, reserved before a forward; recurrent layers; draft heads."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.drafters.interface import EMPTY
 from outrider.verify import controller
 from outrider.verify import stream as streams
+from outrider.verify.heads.model import HeadCache, HeadModel, HeadRunner
 from outrider.verify.model import invariance
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.kv_cache import OutOfPages
+from outrider.verify.model.cache.tensor_cache import TensorCache
+from outrider.verify.model.gpu.devices import Placement
+from outrider.verify.model.gpu.paged_cache import PagedCache
 from outrider.verify.model.gpu.text_work import BLOCK
 from outrider.verify.model.invariance import Tree, start
+from outrider.verify.model.recurrent import states
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import Verifier
+from tests.decoding import check_sessions
 from tests.server.worker.fakes import Rig, request
+from tests.verify.heads.checkpoints import load_pair
+from tests.verify.model.families import DELTA, SIZES, config_of, random_model
 from tests.verify.model.gpu.conftest import DEVICE, PAGE
+from tests.verify.model.gpu.emulated_devices import emulated_devices
+from tests.verify.model.gpu.test_devices import FIRST
+from tests.verify.model.gpu.test_graphs import POSITIONS, Graphed
 
 CONTEXT = 128
 
@@ -155,3 +175,103 @@ def test_requests_that_do_not_fit_together_wait(tiny_config: LlamaConfig, monkey
     assert len(swapped) == 3 and any(swapped)  # the sessions that are not in use made room
     for made in (roomy, tight):
         made.close()
+
+
+CONTEXT = 300
+
+
+class Paged(TorchRunner):
+    """A runner as on a GPU, without captured graphs."""
+
+    in_pages = True
+
+
+def small() -> Any:
+    """Two layers: the interpreter takes a second for a layer of a few rows."""
+    layers = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    return random_model(config_of("qwen3_5", NAME, **layers), NAME).to(DEVICE)
+
+
+def mixed_steps(forward: Callable[[list[Segment]], torch.Tensor], caches: list[TensorCache]) -> torch.Tensor:
+    """Logits of a tree of one stream and a token of another, twice: the streams change places after a commit."""
+    ancestors = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_)
+    tree = ForwardBatch(np.array([5, 6, 7]), np.array([0, 1, 1]), ancestors)
+    found = []
+    for first, second in (caches, caches[::-1]):
+        found.append(forward([Segment(first, tree), Segment(second, ForwardBatch.chain(torch.tensor([9])))]).cpu())
+        first.commit([0, 2])
+        second.commit([0])
+    return torch.cat(found)
+
+
+def test_a_replay_computes_other_streams() -> None:
+    """A captured step reads where the states of its streams are, and which rows their trees have."""
+    few = {"linear_num_value_heads": 1, "linear_num_key_heads": 1, "layer_types": ["linear_attention", "full_attention"]}
+    config = transformers.Qwen3_5TextConfig(**(SIZES | DELTA | few | {"num_hidden_layers": 2}), attn_implementation=NAME)
+    reference = TorchRunner(random_model(config, NAME), started=False)
+    expected = mixed_steps(lambda segments: torch.cat(reference.forward_all(segments)), [reference.new_cache() for _ in "ab"])
+    with emulated_devices() as devices:
+        model = random_model(config, NAME)
+        Placement(model, (FIRST,)).move()
+        graphs = Graphed(TorchRunner(model, started=False))
+        graphs.forward.capture_rows(4, devices.capture)
+        found = mixed_steps(lambda segments: graphs(*segments), [PagedCache(graphs.pool, POSITIONS) for _ in "ab"])
+        assert graphs.forward._graphs.keys() == {4}
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_sessions_are_reused_forked_rewound_and_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
+    runner = Paged(small(), CONTEXT, compile="off", started=False)
+    runner.pages = 24
+    runner.start(CONTEXT)
+    reference = TorchRunner(small(), CONTEXT, started=False)  # without a backend; its caches are contiguous
+    for _ in check_sessions(runner, 3, share=0.5, added=(1, 3, 100), tokens=4, reference=reference):
+        pass
+
+
+GREEDY = SamplingParams(temperature=0)
+KEPT_STATES = 24
+# Earlier versions look for the layer under other names than the tests' checkpoint has.
+LOADS_MTP = pytest.mark.skipif(Version(transformers.__version__) < Version("5.23"), reason="needs transformers 5.23")
+Pair = tuple[ModelRunner, HeadModel]
+
+
+def drafts(pair: Pair, tokens: int) -> tuple[list[list[list[int]]], HeadCache]:
+    """Candidates after a text of `tokens`, and below some of them, before and after the target emits one; and the cache."""
+    target, head = pair
+    target.cache_shape = replace(target.cache_shape, hidden_positions=KEPT_STATES)
+    pool = cast(TorchRunner, target)._pool
+    if pool is not None:
+        pool.shape = target.cache_shape
+    shared = HeadRunner(head)
+    verifier, session = Verifier(target, target.new_cache()), shared.session()
+    verifier.begin((np.arange(tokens) % 90).astype(np.int32), GREEDY, 8)
+    verifier.prefill()
+    session.begin(verifier.sequence)
+    found = []
+    for _ in range(2):
+        root = session.root(3).tokens
+        below = session.expand(root[0, :2].tolist(), [0, 0], 3).tokens
+        deeper = session.expand([below[1, 2]], [2], 3).tokens
+        found += [root.tolist(), below.tolist(), deeper.tolist()]
+        verdict = verifier.verify(EMPTY)
+        verifier.commit(verdict)
+        session.advance(verdict.tokens)
+    cache = next(iter(shared._caches.values()))
+    assert isinstance(cache, HeadCache)
+    return found, cache
+
+
+@pytest.mark.parametrize("tokens", [12, pytest.param(70, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", pytest.param("mtp", marks=[pytest.mark.slow, LOADS_MTP])])
+def test_a_head_in_pages_drafts_the_same(kind: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a text whose first states were not kept."""
+    expected, reference = drafts(load_pair(tmp_path, kind), tokens)
+    monkeypatch.setattr(TorchRunner, "in_pages", True)
+    found, cache = drafts(load_pair(tmp_path, kind, device=DEVICE.type), tokens)
+    assert found == expected
+    assert isinstance(cache.rows, PagedCache)
+    assert (cache.first, cache.length) == (reference.first, reference.length)
+    assert (cache.first > 1) == (tokens > KEPT_STATES)  # no state is before the first token

@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model import backend
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import packed_file, weights
+from outrider.verify.model.cpu.native.huge_pages import ALIGNMENT, SHARED_BYTES, HugePages
 from outrider.verify.model.cpu.native.packed_file import SUFFIX, make_room
 from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.runner import ModelRunner
@@ -131,3 +133,17 @@ def test_files_that_were_used_longest_ago_are_removed(tmp_path: Path, monkeypatc
     (tmp_path / "x.partial").write_bytes(b"")
     make_room(tmp_path, 50)
     assert [each.name for each in tmp_path.iterdir()] == [f"a{SUFFIX}"]
+
+
+SIZES = (1, 63, 64, 65, 5000, 3 << 20, SHARED_BYTES // 2, SHARED_BYTES // 2 + 1, 40 << 20, 0)
+
+
+def test_parts_are_aligned_zero_and_apart() -> None:
+    memory = HugePages()
+    with ThreadPoolExecutor(4) as pool:
+        parts = list(pool.map(memory.take, SIZES * 3))
+    assert [len(part) for part in parts] == [*SIZES * 3]
+    assert all(part.ctypes.data % ALIGNMENT == 0 and not part.any() for part in parts)
+    for number, part in enumerate(parts):
+        part.fill(number % 256)
+    assert all((part == number % 256).all() for number, part in enumerate(parts))
