@@ -139,7 +139,6 @@ def loader() -> Iterator[Callable[[str], str]]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a small model in both formats."""
     folder = tmp_path_factory.mktemp("model")
     write_model(folder, "qwen")
     write_folder(folder, folder / "model.gguf", GGMLQuantizationType.Q8_0)
@@ -159,7 +158,6 @@ def test_a_damaged_file_is_one_sentence(model: Path, tmp_path: Path, loader: Cal
 
 
 def write(folder: Path, name: str, content: str | dict[str, Any]) -> None:
-    """Replaces a file, or fields of it."""
     known = json.loads((folder / name).read_text())
     (folder / name).write_text(content if isinstance(content, str) else json.dumps(known | content))
 

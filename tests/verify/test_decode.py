@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from outrider.drafters.interface import EMPTY, MAX_NODES, Drafter, Ints, Source, chain
+from outrider.drafters.interface import MAX_NODES, Drafter, Ints
 from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import Decoded, decode, step
 from outrider.verify.model.torch_runner import TorchRunner
@@ -132,35 +132,11 @@ def test_tokens_that_are_taken_back_leave_the_text(tiny_runner: TorchRunner) -> 
     assert decode(verifier, NoDrafter(), turn, options).tokens == plain(tiny_runner, options, turn)
 
 
-def started(runner: TorchRunner, prompt: Ints = PROMPT, params: SamplingParams = GREEDY) -> Verifier:
-    """A verifier that has read a prompt."""
-    verifier = Verifier(runner, runner.new_cache())
-    verifier.begin(prompt, params, max_tokens=100)
-    verifier.prefill()
-    return verifier
-
-
-def following(verifier: Verifier, count: int) -> list[int]:
-    """The next `count` tokens of plain decoding."""
-    for _ in range(count):
-        verifier.commit(verifier.verify(EMPTY))
-    return [int(token) for token in verifier.sequence.answer[-count:]]
-
-
-@pytest.mark.parametrize("count", [1, 2, 4, 5])
-def test_a_cut_verdict_leaves_the_text_and_cache_of_plain_decoding(tiny_runner: TorchRunner, count: int) -> None:
-    expected = following(started(tiny_runner), 9)
-    verifier = started(tiny_runner)
-    draft = chain(np.array(expected[:4], np.int32), np.full(4, 0.5, np.float32), Source.LOOKUP)
-    verifier.commit(verifier.verify(draft).cut(count))
-    assert verifier.sequence.answer.tolist() == expected[:count]
-    assert following(verifier, 4) == expected[count : count + 4]
-
-
 def test_prompt_logprobs_cover_the_whole_prompt(tiny_runner: TorchRunner) -> None:
-    verifier = started(tiny_runner)
+    verifier, params = Verifier(tiny_runner, tiny_runner.new_cache()), SamplingParams(temperature=0, logprobs=3)
+    verifier.begin(PROMPT, params, max_tokens=1)
+    verifier.prefill()
     assert verifier.prompt_logprobs is None
-    params = SamplingParams(temperature=0, logprobs=3)
     assert verifier.begin(PROMPT, params, max_tokens=1, wants_prompt_logprobs=True) == 0
     verifier.prefill()
     scores = verifier.prompt_logprobs

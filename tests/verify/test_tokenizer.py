@@ -93,7 +93,6 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def check(folder: Path) -> None:
-    """Compares both tokenizers of a folder."""
     ours, theirs = load_tokenizer(str(folder)), load_by_transformers(str(folder))
     assert isinstance(ours, FastTokenizer) and not isinstance(theirs, FastTokenizer)
     for name in ("special_tokens_map", "all_special_tokens", "all_special_ids", "chat_template", "response_template"):

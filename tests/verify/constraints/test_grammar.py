@@ -191,7 +191,6 @@ VOCABULARY, OPENING, CLOSING = 8, 0, 1
 
 
 def after(limit: ReasoningLimit, tokens: list[int]) -> ReasoningBudget:
-    """The budget after these tokens."""
     budget = ReasoningBudget(limit, VOCABULARY)
     budget.commit(np.array(tokens, np.int32))
     return budget

@@ -1,6 +1,5 @@
 """Metadata and texts of GGUF files: equal to what the package `gguf` writes; broken files are one sentence."""
 
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -46,11 +45,12 @@ def test_entries_and_sizes_are_read(file: Path) -> None:
     assert metadata.bits_per_weight == (32 + 4.5) / 2  # Q4_0: 4 bits, and a scale of 16 for 32 weights
 
 
-@pytest.mark.parametrize("length", [0, 3, 20, 60, 200])
-def test_a_truncated_file_is_refused(file: Path, length: int) -> None:
-    file.write_bytes(file.read_bytes()[:length])
-    with pytest.raises(ModelError, match=r"model.gguf' is not a complete GGUF file \(.+\); download it again"):
-        read_metadata(file)
+def test_a_truncated_file_is_refused(file: Path) -> None:
+    content = file.read_bytes()
+    for length in range(content.index(b"two.weight")):
+        file.write_bytes(content[:length])
+        with pytest.raises(ModelError, match=r"model.gguf' is not a complete GGUF file \(.+\); download it again"):
+            read_metadata(file)
 
 
 def test_a_damaged_length_is_refused(file: Path) -> None:
@@ -107,14 +107,3 @@ def test_what_is_no_text_is_replaced() -> None:
     found, _ = read_texts(stored(broken), 0, len(broken))
     assert [*found] == [text.decode("utf-8", "replace") for text in broken]
     assert ids_of(found)["fine"] == 5
-
-
-@pytest.mark.parametrize("cut", [1, 4, 9, 12])
-def test_texts_that_end_too_early_are_refused(cut: int) -> None:
-    with pytest.raises((ValueError, struct.error)):
-        read_texts(stored([b"abc", b"defg"])[:-cut], 0, 2)
-
-
-def test_a_length_beyond_the_file_is_refused() -> None:
-    with pytest.raises(ValueError, match="it ends within a text"):
-        read_texts(LENGTH.pack(1 << 62) + bytes(100), 0, 1)

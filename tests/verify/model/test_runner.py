@@ -31,24 +31,11 @@ from tests.verify.draft_model.test_draft_model import PROMPT
 from tests.verify.model.families import ATTENDING, build, config_of
 
 
-def chain(*tokens: int) -> ForwardBatch:
-    return ForwardBatch.chain(torch.tensor(tokens))
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_weight_bytes_leave_out_the_embedding_table_unless_it_is_the_head(tiny_config: LlamaConfig, tied: bool) -> None:
     model = LlamaForCausalLM(LlamaConfig(**{**tiny_config.to_dict(), "tie_word_embeddings": tied}))
     layers = sum(parameter.nbytes for parameter in model.model.layers.parameters()) + model.model.norm.weight.nbytes
     assert weight_size(model) == (layers + 97 * 32 * 4, layers // 4 + 97 * 32)
-
-
-def test_a_model_with_another_attention_is_refused(tiny_config: LlamaConfig) -> None:
-    model = LlamaForCausalLM(tiny_config)
-    model.config._attn_implementation = "eager"
-    with pytest.raises(ModelError, match="cannot be served"):
-        TorchRunner(model)
-    model.config._attn_implementation = NAME
-    TorchRunner(model)
 
 
 STREAMS = ((3, 4), (0, 1), (70, 9), (20, 30))  # tokens of text and rows of each stream
@@ -63,7 +50,7 @@ def test_streams_share_a_forward(tiny_config: LlamaConfig) -> None:
             cache = runner.new_cache()
             cache.tensor.normal_(generator=torch.Generator().manual_seed(text))
             cache.length = text
-            batch = chain(*range(5, 5 + count))
+            batch = ForwardBatch.chain(range(5, 5 + count))
             expected.append((runner.forward(cache, batch).clone(), cache.tensor.clone()))
             cache.tensor[:, :, :, text : text + count] = 0
             segments.append(Segment(cache, batch))
@@ -83,7 +70,7 @@ def test_a_model_that_passes_nothing_on_is_served() -> None:
 
 
 def test_streams_are_computed_together_up_to_the_limits(tiny_runner: TorchRunner) -> None:
-    segments = [Segment(tiny_runner.new_cache(), chain(*range(rows))) for rows in (30, 20, 5, 1)]
+    segments = [Segment(tiny_runner.new_cache(), ForwardBatch.chain(range(rows))) for rows in (30, 20, 5, 1)]
     for limits, sizes in (((1024,), [4]), ((40,), [1, 3]), ((1024, 3), [3, 1]), ((10,), [1, 1, 2])):
         groups = grouped(segments, *limits)
         assert [each for group in groups for each in group] == segments
@@ -110,32 +97,15 @@ def test_the_states_of_committed_tokens_are_kept(tiny_config: LlamaConfig, layer
     assert torch.allclose(hidden.read(0, len(text) - 1), torch.cat(states, -1)[0], atol=1e-4)
 
 
-CAPACITY = 7
-
-
-def states(start: int, count: int) -> torch.Tensor:
-    return torch.arange(start + 1, start + count + 1, dtype=torch.float32)[:, None]
-
-
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12), st.integers(0, 30)), min_size=1, max_size=8))
 def test_kept_states_are_those_written_last(steps: list[tuple[int, int, int]]) -> None:
-    ring = StateRing(CAPACITY, 1, torch.float32, torch.device("cpu"))
+    ring = StateRing(7, 1, torch.float32, torch.device("cpu"))
     for start, count, length in steps:
-        ring.write(start, states(start, count))
-        assert ring.end == start + count and ring.end - ring.first <= CAPACITY
+        ring.write(start, torch.arange(start + 1, start + count + 1, dtype=torch.float32)[:, None])
+        assert ring.end == start + count and ring.end - ring.first <= 7
         ring.truncate(length)
         found = ring.read(-1, 45)[:, 0].tolist()
         assert found == [at + 1 if ring.first <= at < ring.end else 0 for at in range(-1, 45)]
-
-
-def test_a_commit_moves_the_rows_of_the_accepted_path() -> None:
-    ring = StateRing(CAPACITY, 1, torch.float32, torch.device("cpu"))
-    ring.write(0, states(0, 4))
-    ring.write(4, states(4, 5))
-    ring.commit(4, [0, 2, 3])
-    assert (ring.first, ring.end) == (2, 7)
-    assert ring.read(2, 8)[:, 0].tolist() == [3, 4, 5, 7, 8, 0]
-    assert ring.take(torch.tensor([6, 4]))[:, 0].tolist() == [8, 5]
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

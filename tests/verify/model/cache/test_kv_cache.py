@@ -31,7 +31,6 @@ def small_pages() -> Iterator[None]:
 
 
 def filled(length: int) -> TensorCache:
-    """Random contents, of which `length` positions are committed."""
     cache = TensorCache(SHAPE, 16)
     cache.tensor.normal_(generator=torch.Generator().manual_seed(length))
     cache.length = length

@@ -169,20 +169,15 @@ def runner_of(name: str) -> TorchRunner:
     return TorchRunner(model, pack=True)
 
 
-def spoil(runner: TorchRunner, cache: TensorCache) -> None:
-    """Makes a read of a released row change the logits: memory that is smaller than a page of the system is not returned."""
-    for layer, planes in zip(runner.cache_shape.layers, cache.layers, strict=True):
-        for page in cache.released if layer.window is not None else ():
-            for plane in planes:
-                plane[:, page * 4 : page * 4 + 4] = 50.0
-
-
 def read(runner: TorchRunner, cache: TensorCache, step: int = 8) -> list[torch.Tensor]:
-    """The logits of the text's rest, read in steps."""
+    """The logits of the text's rest, read in steps; a read of a released row would change them."""
     found = []
     for start in range(cache.length, len(TEXT), step):
         rows = TEXT[start : start + step]
-        spoil(runner, cache)
+        for layer, planes in zip(runner.cache_shape.layers, cache.layers, strict=True):
+            for page in cache.released if layer.window is not None else ():  # less than a page of the system is not returned
+                for plane in planes:
+                    plane[:, page * 4 : page * 4 + 4] = 50.0
         found.append(runner.forward(cache, ForwardBatch.chain(rows)).clone())
         cache.length = start + len(rows)
     return found

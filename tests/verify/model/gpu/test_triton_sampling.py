@@ -119,4 +119,7 @@ def test_the_likeliest_tokens(size: int, step: float, dtype: torch.dtype, count:
     finite = expected.values[:, :count] > 0
     assert torch.equal(ids[finite], expected.indices[:, :count][finite].int())
     assert torch.allclose(probabilities.double(), expected.values[:, :count], atol=1e-5)
-    assert torch.allclose(torch.from_numpy(likeliest(in_place(logits), count)[1]), probabilities, atol=1e-5)
+    on_host, shares = map(torch.from_numpy, likeliest(in_place(logits), count))
+    assert torch.equal(logits.gather(1, on_host.long()), logits.topk(count, -1).values)
+    assert all(len(set(row)) == count for row in on_host.tolist())
+    assert on_host.dtype == torch.int32 and torch.allclose(shares, probabilities, atol=1e-5)

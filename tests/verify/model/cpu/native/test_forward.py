@@ -98,7 +98,10 @@ def test_a_prompt_in_pieces_has_the_bits_of_the_whole(served: NativeRunner) -> N
         pieces.append(served.forward(cache, ForwardBatch.chain(tokens[start:end])).copy())
         cache.length = end
     assert np.array_equal(np.concatenate(pieces), whole)
-    assert np.array_equal(np.concatenate([np.asarray(part).ravel() for part in cache.parts(150)]), held)
+    forked = served.new_cache()
+    forked.fork(cache, 150)
+    for each in (cache, forked):
+        assert np.array_equal(np.concatenate([np.asarray(part).ravel() for part in each.parts(150)]), held)
 
 
 @pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
@@ -114,7 +117,6 @@ def test_rows_are_stored_as_the_codec_has_them(kv_dtype: KVDtype) -> None:
 
 
 TOKENS = np.arange(3, 67) % 97
-CUT = 41
 
 
 def test_every_family_is_tested() -> None:
@@ -131,16 +133,9 @@ def test_a_checkpoint_has_the_logits_of_transformers(family: str, tmp_path: Path
     ours.start(128)
     with torch.inference_mode():
         expected = model(torch.from_numpy(TOKENS)[None]).logits[0]
-    cache = ours.new_cache()
-    whole = torch.from_numpy(ours.forward(cache, ForwardBatch.chain(TOKENS)).copy())
-    errors = (whole - expected).norm(dim=1) / expected.norm(dim=1)
+    found = torch.from_numpy(ours.forward(ours.new_cache(), ForwardBatch.chain(TOKENS)))
+    errors = (found - expected).norm(dim=1) / expected.norm(dim=1)
     assert errors.median() < 1e-5 and errors.max() < 1e-3  # where values are nearly zero, a norm makes rounding large
-    ours.forward(cache, ForwardBatch.chain(TOKENS[:CUT]), logits=False)
-    cache.length = CUT
-    other = ours.new_cache()
-    other.fork(cache, CUT)
-    for each in (cache, other):
-        assert np.array_equal(ours.forward(each, ForwardBatch.chain(TOKENS[CUT:])), whole[CUT:])
 
 
 def check_logits(folder: Path, model: Any) -> None:

@@ -26,9 +26,9 @@ from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.tensors import read_gguf
 from tests.gguf_folders import write_folder
 from tests.verify.model.cpu.native import files
-from tests.verify.model.cpu.native.blocks import STORED, dequantized, random_blocks
 from tests.verify.model.cpu.native.files import finish, write_gguf
 from tests.verify.model.cpu.native.models import FAMILIES, build, runner_of
+from tests.verify.model.cpu.native.test_weights import STORED, dequantized, random_blocks
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 IN_FILES = [kind for kind in STORED if kind < Kind.ZERO4]
