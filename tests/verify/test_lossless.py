@@ -1,7 +1,7 @@
 """Lossless decoding: on trained models in float32, every drafter gives the tokens of plain decoding, greedy and sampled."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +9,6 @@ import pytest
 
 from outrider import models
 from outrider.drafters.interface import Drafter, Ints
-from outrider.drafters.model.language_model import LanguageModel
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import NAMES, DrafterName, DraftTime, FusionOptions
 from outrider.drafters.registry import Resources, make
@@ -21,7 +20,6 @@ from outrider.verify.decode import Decoded, step
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.load_options import UNQUANTIZED, LoadOptions, Quantization
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.tokenizer import load_tokenizer, stop_ids
@@ -53,7 +51,8 @@ class Subject:
         self.runner = load_model(LoadOptions(str(models.TARGET), dtype="float32", device="cpu", quantization=quantization))
         self.prompts = [np.array(tokenizer.encode(text), np.int32) for text in CODE]
         self.stop_ids = stop_ids(self.runner.stop_tokens, tokenizer)
-        base, model = base_table.load(models.BASE_TABLE), draft_of(self.runner)
+        draft = load_model(LoadOptions(str(models.DRAFT), dtype="float32", device="cpu"))
+        base, model = base_table.load(models.BASE_TABLE), DraftRunner(draft, self.runner.vocabulary).session
         self.resources = Resources(base=base, vocabulary=len(tokenizer) + 1, model=model)
         self._plain: dict[tuple[int, float], list[int]] = {}
 
@@ -75,11 +74,6 @@ class Subject:
         separator = self.resources.vocabulary - 1
         texts = ([separator, *self.prompts[number], *self.plain(number, temperature)] for number in numbers)
         return index(np.array([token for text in texts for token in text], np.int64), separator)
-
-
-def draft_of(target: ModelRunner) -> Callable[[], LanguageModel]:
-    runner = load_model(LoadOptions(str(models.DRAFT), dtype="float32", device="cpu"))
-    return DraftRunner(runner, target.vocabulary).session
 
 
 @functools.cache

@@ -24,8 +24,6 @@ VOCABULARY = 4
 RANDOM = np.random.default_rng(0)
 TARGET = torch.log(torch.from_numpy(RANDOM.dirichlet(np.ones(VOCABULARY), VOCABULARY + 1)))  # [last token + 1, next token]
 DRAFT = RANDOM.dirichlet(np.ones(VOCABULARY), VOCABULARY + 1)
-
-
 TREE = DraftTreeOptions(2, 3, 0.2, 0.3, only_if_worth=False)
 
 
@@ -50,8 +48,6 @@ MAKE: dict[str, Callable[[LanguageModel], Drafter]] = {
     "fusion, during": fusion("during"),
     "fusion, auto": fusion("auto"),
 }
-
-
 FAST = ("draft", "fusion, during")
 
 

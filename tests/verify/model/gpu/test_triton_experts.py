@@ -144,6 +144,20 @@ def test_logits_are_transformers(name: str, changes: dict[str, Any]) -> None:
     torch.testing.assert_close(model(tokens).logits, expected(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_outputs_in_bfloat16_are_near_those_of_the_same_weights_in_float32(name: str) -> None:
+    model = model_of(name, **UNEVEN, num_hidden_layers=1)
+    rounded = copy.deepcopy(model).bfloat16()
+    model.load_state_dict(rounded.state_dict())
+    model.set_experts_implementation("eager")
+    use_experts(rounded)
+    [exact], [mixture] = mixtures_of(model), [each for each in rounded.modules() if isinstance(each, KernelExperts)]
+    rows, (shares, index) = torch.randn(5, 160, device=DEVICE).bfloat16(), torch.rand(5, 4, device=DEVICE).topk(3)
+    found, expected = mixture(rows, index, shares), exact(rows.float(), index, shares)
+    assert found.dtype == rows.dtype
+    assert (found - expected).norm() <= 3e-2 * expected.norm()
+
+
 @pytest.mark.parametrize(("name", "bits"), [("qwen3_moe", 4), ("gpt_oss", 8)])
 def test_experts_of_fewer_bits(name: str, bits: int) -> None:
     """Logits are those of a model whose experts have the rounded weights."""

@@ -60,7 +60,7 @@ def test_products_are_pytorchs(inputs: int, outputs: int, bias: bool, dtype: tor
 
 @pytest.mark.parametrize(
     ("inputs", "outputs", "bits"),
-    [(320, 200, 16), (320, 200, 8), (320, 200, 4), pytest.param(64, 17_000, 16, marks=pytest.mark.slow)],
+    [(320, 400, 16), (320, 400, 8), (320, 400, 4), pytest.param(64, 17_000, 16, marks=pytest.mark.slow)],
 )
 def test_a_row_has_the_same_bits_in_any_number_of_rows(
     inputs: int, outputs: int, bits: int, monkeypatch: pytest.MonkeyPatch
