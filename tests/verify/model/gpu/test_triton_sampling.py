@@ -62,7 +62,7 @@ def test_tokens_equal_the_cpus(size: int, step: float, dtype: torch.dtype, param
 @pytest.mark.parametrize("top_k", [0, 900])
 def test_more_tokens_than_there_is_room_for(top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_sampling, "LEAST_ROOM", 64)
-    for seed in range(3):
+    for seed in range(2):
         check(logits_of(4100, 0.0, torch.bfloat16, seed), SamplingParams(seed=seed, top_k=top_k, top_p=0.9))
 
 
