@@ -189,7 +189,6 @@ def any_kinds(random: np.random.Generator) -> np.ndarray:
 
 
 def touched(kinds: np.ndarray, random: np.random.Generator) -> float:
-    """The mean over 24 mixtures of a machine."""
     new = np.zeros(24)
     for kind in kinds:
         new += random.binomial(USED, TRUTH[Kind(kind)] * (1 - new / (COUNT - USED)))
@@ -209,7 +208,6 @@ def start() -> CostCurve:
 
 @pytest.fixture(scope="module")
 def learned() -> CostCurve:
-    """The curve after a minute of steps."""
     curve, random = start(), np.random.default_rng(0)
     for _ in range(2000):
         kinds = any_kinds(random)

@@ -1,4 +1,4 @@
-"""The decode loop emits plain decoding's tokens and stops at every limit, for any drafter."""
+"""The decode loop emits plain decoding's tokens for any drafter; the verifier keeps text and cache in sync."""
 
 import numpy as np
 import pytest
@@ -130,3 +130,40 @@ def test_tokens_that_are_taken_back_leave_the_text(tiny_runner: TorchRunner) -> 
     assert verifier.sequence.tokens.tolist() == [*PROMPT.tolist(), *expected[: len(taken.tokens) - 3]]
     turn = np.array([*verifier.sequence.tokens, 8, 9], np.int32)
     assert decode(verifier, NoDrafter(), turn, options).tokens == plain(tiny_runner, options, turn)
+
+
+def test_prompt_logprobs_cover_the_whole_prompt(tiny_runner: TorchRunner) -> None:
+    verifier, params = Verifier(tiny_runner, tiny_runner.new_cache()), SamplingParams(temperature=0, logprobs=3)
+    verifier.begin(PROMPT, params, max_tokens=1)
+    verifier.prefill()
+    assert verifier.prompt_logprobs is None
+    assert verifier.begin(PROMPT, params, max_tokens=1, wants_prompt_logprobs=True) == 0
+    verifier.prefill()
+    scores = verifier.prompt_logprobs
+    assert scores is not None
+    assert scores.chosen.shape == (len(PROMPT) - 1,)
+    assert scores.top_ids.shape == (len(PROMPT) - 1, 3)
+    assert (scores.chosen <= scores.top[:, 0] + 1e-6).all()
+
+
+@pytest.mark.parametrize("read", [0, 1, 3])
+@pytest.mark.parametrize("scores", [False, True])
+def test_dropped_rows_are_read_again(tiny_runner: TorchRunner, read: int, scores: bool) -> None:
+    """During the prompt and after it; neither the answer nor the prompt's log-probabilities change."""
+    prompt = np.arange(tiny_runner.context_tokens - 20, dtype=np.int32) % 90
+    options = DecodeOptions(SamplingParams(temperature=0, logprobs=2), 6, wants_prompt_logprobs=scores)
+    found = []
+    for drops in (False, True):
+        stream = Stream(verifier := Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), prompt, options)
+        tokens: list[int] = []
+        rounds = 0
+        while len(tokens) < 6:
+            tokens += step(stream).tokens
+            rounds += 1
+            if drops and rounds == 1 + read and (slot := verifier.drop_rows()) is not None:
+                verifier.swap_in(slot)
+                assert verifier.unread_prompt == len(verifier.sequence) - 1
+        scored = stream.verifier.prompt_logprobs
+        found.append((tokens, None if scored is None else (scored.chosen.tolist(), scored.top_ids.tolist())))
+    assert found[0] == found[1]
+    assert found[0][1] is None or len(found[0][1][0]) == len(prompt) - 1

@@ -3,7 +3,6 @@
 import io
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import huggingface_hub
@@ -83,12 +82,7 @@ def test_the_bars_of_a_download_share_a_line() -> None:
     assert "network" not in screen.getvalue()
 
 
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "find_spec", lambda name: SimpleNamespace())
-
-
-def test_a_file_is_a_folder_and_a_name(tmp_path: Path, installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_a_folder_and_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.gguf").touch()
     location = locate(f"{tmp_path}/model.gguf")
     assert location == Location(str(tmp_path), "model.gguf")
@@ -100,7 +94,7 @@ def test_a_file_is_a_folder_and_a_name(tmp_path: Path, installed: None, monkeypa
 
 
 @pytest.mark.parametrize("path", ["missing.gguf", "/no/such/file.gguf", "./a/b.gguf"])
-def test_a_missing_file_is_reported(path: str, installed: None) -> None:
+def test_a_missing_file_is_reported(path: str) -> None:
     with pytest.raises(ModelError, match="There is no file"):
         locate(path)
 

@@ -1,17 +1,16 @@
 """Lossless decoding: on trained models in float32, every drafter gives the tokens of plain decoding, greedy and sampled."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from outrider import models
-from outrider.drafters.interface import Drafter, Ints, Source
-from outrider.drafters.model.language_model import LanguageModel
+from outrider.drafters.interface import Drafter, Ints
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.options import NAMES, DrafterName, DraftTime, FusionOptions, Options
+from outrider.drafters.options import NAMES, DrafterName, DraftTime, FusionOptions
 from outrider.drafters.registry import Resources, make
 from outrider.drafters.tables import base_table
 from outrider.drafters.tables.suffix import Corpus, index
@@ -21,7 +20,6 @@ from outrider.verify.decode import Decoded, step
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.load_options import UNQUANTIZED, LoadOptions, Quantization
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.tokenizer import load_tokenizer, stop_ids
@@ -53,16 +51,15 @@ class Subject:
         self.runner = load_model(LoadOptions(str(models.TARGET), dtype="float32", device="cpu", quantization=quantization))
         self.prompts = [np.array(tokenizer.encode(text), np.int32) for text in CODE]
         self.stop_ids = stop_ids(self.runner.stop_tokens, tokenizer)
-        base, model = base_table.load(models.BASE_TABLE), draft_of(self.runner)
+        draft = load_model(LoadOptions(str(models.DRAFT), dtype="float32", device="cpu"))
+        base, model = base_table.load(models.BASE_TABLE), DraftRunner(draft, self.runner.vocabulary).session
         self.resources = Resources(base=base, vocabulary=len(tokenizer) + 1, model=model)
         self._plain: dict[tuple[int, float], list[int]] = {}
 
     def options(self, number: int, temperature: float) -> DecodeOptions:
-        """The options of the answer to prompt `number`."""
         return DecodeOptions(SamplingParams(temperature, seed=number), ANSWER_TOKENS, self.stop_ids)
 
     def decode(self, drafter: Drafter, number: int, options: DecodeOptions) -> Decoded:
-        """The answer to prompt `number`."""
         return answer_of(self.runner, self.prompts[number], options, drafter)
 
     def plain(self, number: int, temperature: float) -> list[int]:
@@ -77,12 +74,6 @@ class Subject:
         separator = self.resources.vocabulary - 1
         texts = ([separator, *self.prompts[number], *self.plain(number, temperature)] for number in numbers)
         return index(np.array([token for text in texts for token in text], np.int64), separator)
-
-
-def draft_of(target: ModelRunner) -> Callable[[], LanguageModel]:
-    """A factory of sessions of the embedded draft model."""
-    runner = load_model(LoadOptions(str(models.DRAFT), dtype="float32", device="cpu"))
-    return DraftRunner(runner, target.vocabulary).session
 
 
 @functools.cache
@@ -108,13 +99,6 @@ CASES = [
 ]
 
 
-def with_errors(tokens: list[int]) -> tuple[int, ...]:
-    """The tokens, every ERROR_INTERVAL-th one wrong."""
-    return tuple(
-        max(0, token - 1) if index % ERROR_INTERVAL == ERROR_INTERVAL - 1 else token for index, token in enumerate(tokens)
-    )
-
-
 @TEMPERATURES
 @pytest.mark.parametrize(("form", "drafter"), CASES)
 def test_every_drafter_is_lossless(form: str, drafter: DrafterName, temperature: float) -> None:
@@ -125,30 +109,19 @@ def test_every_drafter_is_lossless(form: str, drafter: DrafterName, temperature:
     subject, numbers = subject_of(form), range(0, 40, 2)
     corpus = (subject.corpus(numbers, temperature),) if drafter == "retrieval" else ()
     resources = replace(subject.resources, corpus=corpus)
-    eager = replace(resources, options=EAGER)
     tokens = steps = 0
     for number in numbers:
+        times: list[DraftTime] = ["before", "during", "auto"]
+        eager = replace(resources, options=replace(EAGER, fusion=FusionOptions(draft=times[number % 3])))
         expected = subject.plain(number, temperature)
         options = subject.options(number, temperature)
         if drafter == "prediction":
-            options = replace(options, prediction=with_errors(expected))
+            wrong = [max(0, token - ((index + 1) % ERROR_INTERVAL == 0)) for index, token in enumerate(expected)]
+            options = replace(options, prediction=tuple(wrong))
         decoded = subject.decode(make(drafter, eager if number % 4 > 1 else resources), number, options)
         assert decoded.tokens == expected, number
         tokens, steps = tokens + len(expected), steps + len(decoded.steps)
     assert steps < tokens  # some drafts were accepted
-
-
-@TEMPERATURES
-@pytest.mark.parametrize("time", ["before", "during"])
-def test_fusion_is_lossless_whenever_the_draft_model_drafts(time: DraftTime, temperature: float) -> None:
-    subject = subject_of("float32")
-    resources = replace(subject.resources, options=Options(fusion=FusionOptions(draft=time)))
-    accepted: list[int] = []
-    for number in range(0, 40, 20):
-        decoded = subject.decode(make("fusion", resources), number, subject.options(number, temperature))
-        assert decoded.tokens == subject.plain(number, temperature), number
-        accepted += [source for step in decoded.steps if step.tree for source in step.tree.source[step.path]]
-    assert Source.DRAFT in accepted
 
 
 @TEMPERATURES

@@ -28,14 +28,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put(file: Path, size: int = 10) -> Path:
-    """A file of this many bytes."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(bytes(size))
     return file
 
 
 def put_manifest(home: Path, name: str, digest: str) -> None:
-    """A manifest of Ollama's."""
     layers = [{"mediaType": "application/vnd.ollama.image.template", "digest": "sha256:t"}]
     layers += [{"mediaType": "application/vnd.ollama.image.model", "digest": digest}]
     file = put(home / ".ollama/models/manifests" / name)

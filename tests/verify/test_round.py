@@ -1,7 +1,7 @@
 """Streams that share rounds get the answers that each gets alone, whoever joins, ends or fails beside them."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -18,7 +18,7 @@ from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, make
 from outrider.verify.constraints.reasoning import ReasoningBudget
 from outrider.verify.controller import MIN_CHUNK_TOKENS, Controller, Plan, Times
-from outrider.verify.decode import decode, finish
+from outrider.verify.decode import finish
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.batch import Segment
 from outrider.verify.model.cache.kv_cache import KVCache
@@ -87,18 +87,18 @@ def hurried() -> Controller:
     return controller
 
 
+def greedy(runner: ModelRunner, prompt: Sequence[int] | Ints, tokens: int = 10) -> Stream:
+    options = DecodeOptions(SamplingParams(temperature=0), tokens, curve=CURVE)
+    return Stream(Verifier(runner, runner.new_cache()), NoDrafter(), np.array(prompt, np.int32), options)
+
+
 def test_a_storm_of_short_prompts_neither_waits_for_a_long_one_nor_stops_it(tiny_runner: ModelRunner) -> None:
     """Every short prompt is read in the round in which it comes; the long one gets its share; all answers are right."""
-
-    def stream(prompt: Ints) -> Stream:
-        options = DecodeOptions(SamplingParams(temperature=0), 2, curve=CURVE)
-        return Stream(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), prompt, options)
-
     text = np.arange(101, dtype=np.int32) % 90
-    long, rounds, found, short = stream(text), 0, list[int](), stream(text[:1])
+    long, rounds, found, short = greedy(tiny_runner, text, 2), 0, list[int](), greedy(tiny_runner, text[:1], 2)
     while long.verifier.unread_prompt > MIN_CHUNK_TOKENS:
         unread, before = long.verifier.unread_prompt, short
-        short = stream(text[rounds : rounds + 7])
+        short = greedy(tiny_runner, text[rounds : rounds + 7], 2)
         outcomes = run_round([long, before, short], hurried())
         assert unread - long.verifier.unread_prompt == MIN_CHUNK_TOKENS // OLDEST_SHARE
         assert short.verifier.unread_prompt == 0
@@ -109,19 +109,13 @@ def test_a_storm_of_short_prompts_neither_waits_for_a_long_one_nor_stops_it(tiny
         assert isinstance(outcome, Step)
         found += outcome.tokens
     assert rounds == (100 - MIN_CHUNK_TOKENS) * OLDEST_SHARE // MIN_CHUNK_TOKENS
-    alone = Verifier(tiny_runner, tiny_runner.new_cache())
-    assert found == decode(alone, NoDrafter(), text, DecodeOptions(SamplingParams(temperature=0), 2)).tokens
+    assert found == finish(greedy(tiny_runner, text, 2)).tokens
 
 
 def test_an_error_ends_one_request(tiny_runner: ModelRunner) -> None:
-    def streams() -> list[Stream]:
-        options = DecodeOptions(SamplingParams(temperature=0), 10)
-        verifiers = [Verifier(tiny_runner, tiny_runner.new_cache()) for _ in range(3)]
-        return [Stream(verifier, NoDrafter(), np.array([5, 6], np.int32), options) for verifier in verifiers]
-
-    expected = finish(streams()[0]).tokens
+    expected = finish(greedy(tiny_runner, [5, 6])).tokens
     for part in ("draft", "rows", "accept", "segment", "judge", "forward", "chunk"):
-        running = streams()
+        running = [greedy(tiny_runner, [5, 6]) for _ in range(3)]
         run_round(running)
         if part == "chunk":
             running[1].verifier.cache.truncate(0)  # reads its prompt again
@@ -140,12 +134,8 @@ def test_an_error_ends_one_request(tiny_runner: ModelRunner) -> None:
 
 
 def test_two_rounds_may_run_at_a_time(tiny_runner: ModelRunner) -> None:
-    def stream(token: int) -> Stream:
-        options = DecodeOptions(SamplingParams(temperature=0), 10)
-        return Stream(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), np.array([token], np.int32), options)
-
-    alone = [finish(stream(token)).tokens for token in (5, 6)]
-    one, other = stream(5), stream(6)
+    alone = [finish(greedy(tiny_runner, [token])).tokens for token in (5, 6)]
+    one, other = (greedy(tiny_runner, [token]) for token in (5, 6))
     rounds = [Round([one], clone_logits=True), Round([other], clone_logits=True)]
     for each in rounds:
         each.launch()
@@ -154,8 +144,7 @@ def test_two_rounds_may_run_at_a_time(tiny_runner: ModelRunner) -> None:
 
 
 def test_a_lost_device_is_raised(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = DecodeOptions(SamplingParams(temperature=0), 10)
-    stream = Stream(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), np.ones(1, np.int32), options)
+    stream = greedy(tiny_runner, [1])
     error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
     monkeypatch.setattr(stream, "draft", lambda: raising(error=error))
     with pytest.raises(torch.AcceleratorError):

@@ -1,5 +1,6 @@
 """Draft models: incremental rows, cache reuse, noise shared with the target, and lossless answers."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.drafters.interface import Ints
+from outrider.drafters.interface import Ints, Source
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import (
     NEED_A_MODEL,
@@ -20,7 +21,7 @@ from outrider.drafters.options import (
     PearlOptions,
 )
 from outrider.drafters.registry import Resources, clone, make
-from outrider.drafters.sequence import Sequence
+from outrider.drafters.sequence import Sequence as Text
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.session import SessionDraft
@@ -57,23 +58,12 @@ def close_relative(runner: TorchRunner, config: LlamaConfig, vocabulary: int = 9
     return TorchRunner(model)
 
 
-class Driven:
-    """A session's draft model with its text, called as a drafter calls it."""
-
-    def __init__(self, session: SessionDraft) -> None:
-        self._session = session
-        self._text = Sequence()
-
-    def begin(self, prompt: Ints) -> None:
-        self._text.begin(prompt)
-        self._session.begin(self._text)
-
-    def advance(self, tokens: Ints) -> None:
-        self._text.append(tokens)
-        self._session.advance(tokens)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
+def started(draft: DraftRunner, text: Sequence[int] | Ints) -> tuple[SessionDraft, Text]:
+    """A session of a text, and the text."""
+    session, sequence = draft.session(), Text()
+    sequence.begin(np.array(text, np.int32))
+    session.begin(sequence)
+    return session, sequence
 
 
 @pytest.fixture(scope="module", params=[97, 80, 128], ids=lambda size: f"vocabulary {size}")
@@ -95,8 +85,7 @@ def count_rows(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner | HeadModel)
 
 
 def test_candidates_are_the_top_tokens(draft: DraftRunner) -> None:
-    session = Driven(draft.session())
-    session.begin(PROMPT)
+    session, _ = started(draft, PROMPT)
     root = session.root(3)
     below = session.expand([int(root.tokens[0, 0]), int(root.tokens[0, 1])], [0, 0], 3)
     deeper = session.expand([int(below.tokens[1, 0])], [2], 3)
@@ -113,33 +102,22 @@ def test_candidates_are_the_top_tokens(draft: DraftRunner) -> None:
 
 
 def test_the_cache_follows_the_accepted_path(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Driven(draft.session())
-    session.begin(PROMPT)
+    session, text = started(draft, PROMPT)
     root = session.root(2)
     rows = count_rows(monkeypatch, draft.runner)
     first = int(root.tokens[0, 1])
     below = session.expand([int(root.tokens[0, 0]), first], [0, 0], 2)
     second = int(below.tokens[1, 0])
     session.expand([second], [2], 2)
-    session.advance(np.array([first, second, 7, 8], np.int32))  # two of them are rows
+    added = np.array([first, second, 7, 8], np.int32)  # two of them are rows
+    text.append(added)
+    session.advance(added)
     rows.clear()
     after = session.root(4)
     assert rows == [2]
-    fresh = Driven(draft.session())
-    fresh.begin(np.concatenate([PROMPT, [first, second, 7, 8]]).astype(np.int32))
-    again = fresh.root(4)
+    again = started(draft, [*PROMPT, *added])[0].root(4)
     assert after.tokens.tolist() == again.tokens.tolist()
     assert np.allclose(after.probability, again.probability, atol=1e-5)
-
-
-def test_the_next_request_reads_only_new_tokens(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Driven(draft.session())
-    session.begin(PROMPT)
-    session.root(1)
-    rows = count_rows(monkeypatch, draft.runner)
-    session.begin(np.concatenate([PROMPT[:12], [50, 51, 52]]).astype(np.int32))
-    session.root(1)
-    assert sum(rows) == 3
 
 
 def test_shared_noise_samples_the_targets_tokens(tiny_runner: TorchRunner) -> None:
@@ -189,9 +167,8 @@ def test_rejection_is_reproducible_and_respects_top_k(tiny_runner: TorchRunner, 
     params = SamplingParams(temperature=1.0, seed=2, rule="rejection")
 
     def answer(params: SamplingParams) -> list[int]:
-        resources = Resources(EAGER, model=draft.session)  # nothing is known of the pair
-        verifier = Verifier(tiny_runner, tiny_runner.new_cache())
-        return decode(verifier, make(name, resources), PROMPT, DecodeOptions(params, 30)).tokens
+        drafter = make(name, Resources(EAGER, model=draft.session))  # nothing is known of the pair
+        return answer_of(tiny_runner, PROMPT, DecodeOptions(params, 30), drafter).tokens
 
     if name != "pearl":  # its draft length depends on timing
         assert answer(params) == answer(params)
@@ -203,35 +180,25 @@ def test_rejection_is_reproducible_and_respects_top_k(tiny_runner: TorchRunner, 
 @pytest.mark.parametrize("name", NEED_A_MODEL)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_tokens_that_differ_are_read_as_others_and_never_drafted(
-    tiny_runner: TorchRunner, tiny_config: LlamaConfig, name: DrafterName, temperature: float
+    tiny_runner: TorchRunner, tiny_config: LlamaConfig, name: DrafterName, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model that is the target but for half of its tokens, which the text has, too."""
     same = close_relative(tiny_runner, tiny_config)
-    differing = dict.fromkeys(range(40, 97), 3)
-    shared = DraftRunner(same, tiny_runner.vocabulary, differences=differing)
-    read, drafted = [], []
-    forward, drafted_of = same.forward, shared.ids.drafted
+    shared = DraftRunner(same, tiny_runner.vocabulary, differences=dict.fromkeys(range(40, 97), 3))
+    read = list[int]()
+    forward = same.forward
 
     def recorded(cache: Any, batch: ForwardBatch, logits: bool = True) -> Any:
         read.extend(batch.tokens.tolist())
         return forward(cache, batch, logits)
 
-    def kept(logits: Any) -> Any:
-        found = drafted_of(logits)
-        drafted.append(np.array(found))
-        return found
-
-    same.forward, shared.ids.drafted = recorded, kept  # type: ignore[method-assign]
-    try:
-        options = DecodeOptions(SamplingParams(temperature=temperature, seed=1), 20)
-        prompt = np.array([5, 90, 6, 41], np.int32)
-        drafter = make(name, Resources(EAGER, model=shared.session))
-        answer = decode(Verifier(tiny_runner, tiny_runner.new_cache()), drafter, prompt, options).tokens
-    finally:
-        del same.forward
-    assert answer == answer_of(tiny_runner, prompt, options).tokens
+    monkeypatch.setattr(same, "forward", recorded)
+    options, prompt = DecodeOptions(SamplingParams(temperature=temperature, seed=1), 20), np.array([5, 90, 6, 41], np.int32)
+    found = answer_of(tiny_runner, prompt, options, make(name, Resources(EAGER, model=shared.session)))
+    assert found.tokens == answer_of(tiny_runner, prompt, options).tokens
     assert read and max(read) < 40
-    assert drafted and all(np.isneginf(each[:, 40:]).all() and np.isfinite(each[:, :40]).all() for each in drafted)
+    trees = [step.tree for step in found.steps if step.tree is not None and len(step.tree)]
+    assert (trees or name == "pearl") and all(tree.tokens[tree.source == Source.DRAFT].max(initial=0) < 40 for tree in trees)
 
 
 @pytest.mark.parametrize("slots", [1, 2])
@@ -259,9 +226,7 @@ def test_a_fork_reads_only_new_tokens(
 
 def test_a_long_prompt_is_read_in_chunks(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = DraftRunner(close_relative(tiny_runner, tiny_runner.model.config), tiny_runner.vocabulary)
-    session, other = Driven(draft.session()), Driven(draft.session())
-    for each in (session, other):
-        each.begin((np.arange(60) % 90).astype(np.int32))
+    (session, _), (other, _) = (started(draft, range(60)) for _ in range(2))
     assert session.unread == 60
     rows = count_rows(monkeypatch, draft.runner)
     chunks = [session.read(20) for _ in range(4)]

@@ -9,17 +9,15 @@ import torch
 
 from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, make
-from outrider.drafters.sequence import Sequence
 from outrider.verify.decode import finish
 from outrider.verify.draft_model.runner import DraftRunner
-from outrider.verify.draft_model.session import SessionDraft
 from outrider.verify.model.batch import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.verifier import Verifier
 from tests.rounds import answers_in_rounds
-from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, close_relative
+from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, close_relative, started
 
 
 @pytest.fixture
@@ -29,7 +27,6 @@ def draft(tiny_runner: TorchRunner) -> DraftRunner:
 
 @pytest.fixture
 def sizes(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Receives the number of segments of each forward of the draft model."""
     found: list[int] = []
     compute = draft.runner.forward_all
 
@@ -41,19 +38,12 @@ def sizes(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def started(draft: DraftRunner, text: list[int]) -> SessionDraft:
-    session, sequence = draft.session(), Sequence()
-    sequence.begin(np.array(text, np.int32))
-    session.begin(sequence)
-    return session
-
-
 def test_sessions_that_draft_together_share_forwards(draft: DraftRunner, sizes: list[int]) -> None:
     texts = [[3, 5, 7], [11, 13], [2, 4, 6, 8]]
     depths = [1, 3, 2]
 
     def chain(text: list[int], depth: int) -> list[int]:
-        session = started(draft, text)
+        session, _ = started(draft, text)
         found = session.root(1)
         tokens = [int(found.tokens[0, 0])]
         for row in range(depth):
@@ -78,7 +68,7 @@ def test_an_error_ends_the_work_of_one_session(draft: DraftRunner, sizes: list[i
     found: dict[int, int | str] = {}
 
     def work(token: int) -> None:
-        session = started(draft, [3, 5])
+        session = started(draft, [3, 5])[0]
         session.root(1)
         try:
             found[token] = len(session.expand([token], [0], 1).tokens)
@@ -97,7 +87,7 @@ def test_work_that_raises_does_not_stop_the_others(draft: DraftRunner) -> None:
         raise torch.AcceleratorError("the device is lost")
 
     with pytest.raises(torch.AcceleratorError):
-        draft.run_drafts([fails, lambda: ended.append(len(started(draft, [3]).root(2).tokens))])
+        draft.run_drafts([fails, lambda: ended.append(len(started(draft, [3])[0].root(2).tokens))])
     assert ended == [1]
 
 
@@ -125,7 +115,7 @@ def test_one_thread_works_at_a_time(draft: DraftRunner) -> None:
 
     def work() -> None:
         nonlocal at_work, most
-        session = started(draft, [3, 5])
+        session = started(draft, [3, 5])[0]
         for _ in range(20):
             at_work += 1
             most = max(most, at_work)
@@ -139,13 +129,11 @@ def test_one_thread_works_at_a_time(draft: DraftRunner) -> None:
 
 def test_a_session_whose_cache_was_taken_reads_its_text_again(tiny_runner: TorchRunner) -> None:
     shared = DraftRunner(close_relative(tiny_runner, tiny_runner.model.config), tiny_runner.vocabulary, slots=1)
-    first, text = shared.session(), Sequence()
-    text.begin(np.array([3, 5, 7], np.int32))
-    first.begin(text)
+    first, text = started(shared, [3, 5, 7])
     token = int(first.root(1).tokens[0, 0])
     first.expand([token], [0], 1)
-    started(shared, [11, 13]).root(1)
+    started(shared, [11, 13])[0].root(1)
     text.append(np.array([token, 2], np.int32))
     first.advance(np.array([token, 2], np.int32))
-    expected = started(DraftRunner(shared.runner, 97), [3, 5, 7, token, 2]).root(5).tokens
+    expected = started(DraftRunner(shared.runner, 97), [3, 5, 7, token, 2])[0].root(5).tokens
     assert first.root(5).tokens.tolist() == expected.tolist()

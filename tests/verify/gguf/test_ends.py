@@ -8,46 +8,31 @@ from outrider.verify.gguf.tokenizer import build_tokenizer
 from outrider.verify.gguf.vocabulary import BYTE, CONTROL, NORMAL, USER_DEFINED
 from outrider.verify.tokenizer import stop_ids
 
-CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-LLAMA = (
-    "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>{% endfor %}"
-)
-LLAMA4 = "{% for m in messages %}<|header_start|>{{ m.role }}<|header_end|>\n\n{{ m.content }}<|eot|>{% endfor %}"
-PHI = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
-GEMMA = "{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n{% endfor %}"
-GEMMA4 = "{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content }}<turn|>\n{% endfor %}"
-GLM = "[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
-MINIMAX = "{% for m in messages %}]~b]{{ m.role }}\n{{ m.content }}[e~[\n{% endfor %}"
-COMMAND = "{% for m in messages %}<|START_OF_TURN_TOKEN|><|{{ m.role }}|>{{ m.content }}<|END_OF_TURN_TOKEN|>{% endfor %}"
-EXAONE = "{% for m in messages %}[|{{ m.role }}|]{{ m.content }}[|endofturn|]\n{% endfor %}"
-KIMI = "{% for m in messages %}<|im_{{ m.role }}|>{{ m.role }}<|im_middle|>{{ m.content }}<|im_end|>{% endfor %}"
+
+def turns(text: str) -> str:
+    """A template whose turns are this text, with ROLE and TEXT in it."""
+    parts = text.replace("ROLE", "{{ m.role }}").replace("TEXT", "{{ m.content }}")
+    return f"{{% for m in messages %}}{parts}{{% endfor %}}"
+
+
+CHATML = turns("<|im_start|>ROLE\nTEXT<|im_end|>\n")
+GEMMA = turns("<start_of_turn>ROLE\nTEXT<end_of_turn>\n")
 NEMOTRON = (
-    "{% for m in messages %}<SPECIAL_11>{{ m.role }}\n{{ m.content }}\n<SPECIAL_12>\n"
-    "{% if m.tool_calls %}<SPECIAL_11>{{ m.role }}\n{{ m.tool_calls }}<SPECIAL_12>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<SPECIAL_11>assistant\n<think>\n{% endif %}"
+    turns(
+        "<SPECIAL_11>ROLE\nTEXT\n<SPECIAL_12>\n"
+        "{% if m.tool_calls %}<SPECIAL_11>ROLE\n{{ m.tool_calls }}<SPECIAL_12>\n{% endif %}"
+    )
+    + "{% if add_generation_prompt %}<SPECIAL_11>assistant\n<think>\n{% endif %}"
 )
-GROK = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|separator|>\n\n{% endfor %}"
-SEED = "{% for m in messages %}<seed:bos>{{ m.role }}\n{{ m.content }}<seed:eos>{% endfor %}"
-LING = "{% for m in messages %}<role>{{ m.role }}</role>{{ m.content }}<|role_end|>{% endfor %}"
-MISTRAL = (
-    "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% else %} {{ m.content }}</s>{% endif %}"
-    "{% endfor %}"
-)
-DEEPSEEK = (
-    "{% for m in messages %}<｜{{ m.role }}｜>{{ m.content }}"  # noqa: RUF001
-    "{% if m.role != 'user' %}<｜end▁of▁sentence｜>{% endif %}{% endfor %}"  # noqa: RUF001
-)
-APERTUS = "{% for m in messages %}<|{{ m.role }}_start|>{{ m.content }}<|{{ m.role }}_end|>{% endfor %}"
-HARMONY = (
-    "{% for m in messages %}"
+MISTRAL = turns("{% if m.role == 'user' %}[INST]TEXT[/INST]{% else %} TEXT</s>{% endif %}")
+DEEPSEEK = turns("<｜ROLE｜>TEXT{% if m.role != 'user' %}<｜end▁of▁sentence｜>{% endif %}")  # noqa: RUF001
+HARMONY = turns(
     "{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
-    "<|start|>{{ m.role }}<|channel|>final<|message|>{{ m.content }}<|end|>{% endfor %}"
+    "<|start|>ROLE<|channel|>final<|message|>TEXT<|end|>"
 )
-SOLAR = (
-    "{% for m in messages %}{% if m.reasoning %}<|begin|>assistant<|think|>{{ m.reasoning }}<|end|>{% endif %}"
-    "<|begin|>{{ m.role }}<|content|>{{ m.content }}<|end|>{% endfor %}"
+SOLAR = turns(
+    "{% if m.reasoning %}<|begin|>assistant<|think|>{{ m.reasoning }}<|end|>{% endif %}<|begin|>ROLE<|content|>TEXT<|end|>"
 )
-PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
 
 
 class Family(NamedTuple):
@@ -61,25 +46,53 @@ FAMILIES = {
     "Qwen 2.5": Family("<|im_end|>", "<|im_end|> <|endoftext|>", CHATML, "<|im_start|> <|fim_pad|>"),
     "Qwen's base": Family("<|endoftext|>", "<|im_end|> <|endoftext|>", CHATML, "<|im_start|>"),
     "Llama 3": Family(
-        "<|eot_id|>", "<|end_of_text|> <|eom_id|> <|eot_id|>", LLAMA, "<|start_header_id|> <|end_header_id|> <|python_tag|>"
+        "<|eot_id|>",
+        "<|end_of_text|> <|eom_id|> <|eot_id|>",
+        turns("<|start_header_id|>ROLE<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>"),
+        "<|start_header_id|> <|end_header_id|> <|python_tag|>",
     ),
-    "Llama 4": Family("<|eot|>", "<|end_of_text|> <|eom|> <|eot|>", LLAMA4, "<|header_start|> <|header_end|>"),
-    "Phi 3": Family("<|endoftext|>", "<|endoftext|> <|assistant|> <|end|>", PHI, "<|user|> <|system|>"),
+    "Phi 3": Family(
+        "<|endoftext|>", "<|endoftext|> <|assistant|> <|end|>", turns("<|ROLE|>\nTEXT<|end|>\n"), "<|user|> <|system|>"
+    ),
     "Phi 4": Family("<|im_end|>", "<|endoftext|> <|im_end|>", CHATML, "<|im_start|> <|im_sep|>"),
     "Gemma 3": Family("<eos>", "<eos> <end_of_turn>", GEMMA, "<bos> <start_of_turn>"),
-    "Gemma 4": Family("<eos>", "<eos> <turn|> <|tool_response>", GEMMA4, "<bos> <|turn> <tool_response|>"),
-    "GLM 4": Family("<|endoftext|>", "<|endoftext|> <|user|> <|observation|>", GLM, "[gMASK] <sop> <|assistant|> <|system|>"),
-    "MiniMax M2": Family("<|endoftext|>", "<|endoftext|> [e~[", MINIMAX, "]~b]"),
-    "Command R": Family("<EOS_TOKEN>", "<EOS_TOKEN> <|END_OF_TURN_TOKEN|>", COMMAND, "<|START_OF_TURN_TOKEN|>"),
-    "EXAONE": Family("<|endoftext|>", "<|endoftext|> [|endofturn|]", EXAONE, "[|user|] [|assistant|]"),
-    "Kimi K2": Family("[EOS]", "[EOS] <|im_end|>", KIMI, "<|im_user|> <|im_assistant|> <|im_middle|>"),
+    "Gemma 4": Family(
+        "<eos>", "<eos> <turn|> <|tool_response>", turns("<|turn>ROLE\nTEXT<turn|>\n"), "<bos> <|turn> <tool_response|>"
+    ),
+    "GLM 4": Family(
+        "<|endoftext|>",
+        "<|endoftext|> <|user|> <|observation|>",
+        turns("<|ROLE|>\nTEXT"),
+        "[gMASK] <sop> <|assistant|> <|system|>",
+    ),
+    "MiniMax M2": Family("<|endoftext|>", "<|endoftext|> [e~[", turns("]~b]ROLE\nTEXT[e~[\n"), "]~b]"),
+    "Command R": Family(
+        "<EOS_TOKEN>",
+        "<EOS_TOKEN> <|END_OF_TURN_TOKEN|>",
+        turns("<|START_OF_TURN_TOKEN|>TEXT<|END_OF_TURN_TOKEN|>"),
+        "<|START_OF_TURN_TOKEN|>",
+    ),
+    "EXAONE": Family(
+        "<|endoftext|>", "<|endoftext|> [|endofturn|]", turns("[|ROLE|]TEXT[|endofturn|]\n"), "[|user|] [|assistant|]"
+    ),
+    "Kimi K2": Family(
+        "[EOS]",
+        "[EOS] <|im_end|>",
+        turns("<|im_ROLE|>ROLE<|im_middle|>TEXT<|im_end|>"),
+        "<|im_user|> <|im_assistant|> <|im_middle|>",
+    ),
     "Nemotron Nano 2": Family("</s>", "</s> <SPECIAL_12>", NEMOTRON, "<SPECIAL_11> <think>"),
-    "Grok 2": Family("<|eos|>", "<|eos|> <|separator|>", GROK),
-    "Seed-OSS": Family("<seed:eos>", "<seed:eos>", SEED, "<seed:bos>"),
-    "Ling": Family("<|endoftext|>", "<|endoftext|> <|role_end|>", LING, "<role> </role>"),
+    "Grok 2": Family("<|eos|>", "<|eos|> <|separator|>", turns("ROLE: TEXT<|separator|>\n\n")),
+    "Seed-OSS": Family("<seed:eos>", "<seed:eos>", turns("<seed:bos>ROLE\nTEXT<seed:eos>"), "<seed:bos>"),
+    "Ling": Family("<|endoftext|>", "<|endoftext|> <|role_end|>", turns("<role>ROLE</role>TEXT<|role_end|>"), "<role> </role>"),
     "Mistral": Family("</s>", "</s>", MISTRAL, "<s> [INST] [/INST]"),
     "DeepSeek": Family("<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>", DEEPSEEK, "<｜user｜> <｜assistant｜>"),  # noqa: RUF001
-    "Apertus": Family("</s>", "</s> <|assistant_end|>", APERTUS, "<|user_start|> <|user_end|> <|assistant_start|>"),
+    "Apertus": Family(
+        "</s>",
+        "</s> <|assistant_end|>",
+        turns("<|ROLE_start|>TEXT<|ROLE_end|>"),
+        "<|user_start|> <|user_end|> <|assistant_start|>",
+    ),
     "InternLM 2": Family("</s>", "</s> <|im_end|>", CHATML, "<|im_start|>"),
     "SmolVLM": Family("<|im_end|>", "<|im_end|> <end_of_utterance>", CHATML, "<|im_start|>"),
     "gpt-oss": Family(
@@ -87,7 +100,7 @@ FAMILIES = {
     ),
     "gpt-oss without a template": Family("<|return|>", "<|return|> <|call|>", None, "<|end|> <|start|>"),
     "Solar Open": Family("<|flush|>", "<|flush|> <|calls|>", SOLAR, "<|end|> <|begin|> <|think|> <|content|>"),
-    "no special tokens": Family("<|endoftext|>", "<|endoftext|>", PLAIN),
+    "no special tokens": Family("<|endoftext|>", "<|endoftext|>", turns("ROLE: TEXT\n\n")),
 }
 
 

@@ -90,7 +90,6 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def entries_of_pieces(trained: sentencepiece.SentencePieceProcessor) -> dict[str, Any]:
-    """What a GGUF file has of a SentencePiece model."""
     ids = range(trained.get_piece_size())
     has_prefix = trained.id_to_piece(trained.encode("x")[0]).startswith("\u2581")
     tests = {2: trained.is_unknown, 3: trained.is_control, 6: trained.is_byte}

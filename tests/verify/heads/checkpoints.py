@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -17,7 +16,7 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
-from tests.verify.model.families import FAMILIES, SIZES, random_model
+from tests.verify.model.families import FAMILIES, SIZES, build, config_of
 
 KINDS = ("eagle", "eagle3", "mtp")
 LAYERS_READ = (2, 3, 3)  # the default of a target with six layers
@@ -25,8 +24,7 @@ DRAFT_VOCABULARY = 60
 
 
 def llama_config(layers: int) -> LlamaConfig:
-    config = LlamaConfig(**{**SIZES, "num_hidden_layers": layers, "max_position_embeddings": 256})
-    config._attn_implementation = NAME
+    config: LlamaConfig = config_of("llama", NAME, num_hidden_layers=layers, max_position_embeddings=256)
     return config
 
 
@@ -51,11 +49,8 @@ def save_target(folder: Path, family: str = "llama") -> Path:
 
 def build_family(family: str) -> Any:
     """A random model whose last layer has attention, as in the published ones."""
-    name, extra = FAMILIES[family]
-    types = {"layer_types": [*extra["layer_types"][::-1][1:], "full_attention"]} if "layer_types" in extra else {}
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, **extra, **types})
-    config._attn_implementation = NAME
-    return random_model(config, NAME)
+    types = FAMILIES[family][1].get("layer_types", [])
+    return build(family, NAME, **({"layer_types": [*types[::-1][1:], "full_attention"]} if types else {}))
 
 
 def add_mtp_layer(folder: Path, family: str, model: Any) -> None:

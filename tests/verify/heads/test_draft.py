@@ -24,6 +24,7 @@ from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.tokenizer import load_tokenizer
 from outrider.verify.verifier import Verifier
+from tests.decoding import answer_of
 from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, count_rows
 from tests.verify.heads.checkpoints import KINDS, load_pair
 
@@ -50,8 +51,13 @@ def verifier_of(target: ModelRunner) -> Verifier:
     return Verifier(target, target.new_cache())
 
 
-def answer(target: ModelRunner, prompt: Ints, params: SamplingParams = GREEDY, tokens: int = 16) -> list[int]:
-    return decode(verifier_of(target), NoDrafter(), prompt, DecodeOptions(params, tokens)).tokens
+def begun(target: ModelRunner, head: HeadModel) -> tuple[Verifier, Any]:
+    """Sessions of both that have read PROMPT."""
+    verifier, session = verifier_of(target), HeadRunner(head).session()
+    verifier.begin(PROMPT, GREEDY, 16)
+    verifier.prefill()
+    session.begin(verifier.sequence)
+    return verifier, session
 
 
 @torch.inference_mode()
@@ -82,10 +88,7 @@ def reference(target: ModelRunner, head: HeadModel, text: list[int], drafted: in
 
 def test_candidates_are_those_of_the_heads_layers(pair: Pair) -> None:
     target, head = pair
-    verifier, session = verifier_of(target), HeadRunner(head).session()
-    verifier.begin(PROMPT, GREEDY, 8)
-    verifier.prefill()
-    session.begin(verifier.sequence)
+    _, session = begun(target, head)
     text = PROMPT.tolist()
     root = session.root(3)
     assert root.tokens[0].tolist() == reference(target, head, text, 0).topk(3).indices.tolist()
@@ -114,13 +117,9 @@ def test_answers_equal_plain_decoding(pairs: dict[str, Pair], kind: str, name: D
 def test_drafts_of_the_targets_own_choices_are_accepted(eagle: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted rows are read again, with the target's states; no forward is added for that."""
     target, head = eagle
-    session = HeadRunner(head).session()
-    verifier = verifier_of(target)
-    verifier.begin(PROMPT, GREEDY, 16)
-    verifier.prefill()
-    session.begin(verifier.sequence)
+    verifier, session = begun(target, head)
     rows = count_rows(monkeypatch, head)
-    chosen = answer(target, PROMPT, tokens=4)
+    chosen = answer_of(target, PROMPT, DecodeOptions(GREEDY, 4)).tokens
     session.root(1)
     assert sum(rows) == len(PROMPT) - 1  # no state is before the first token
     session.expand(chosen[:1], [0], 1)
@@ -153,7 +152,7 @@ def test_the_embedded_targets_head_drafts_its_tokens(backend: Backend, quantize:
     prompt = load_tokenizer(str(models.TARGET)).encode("class Stack:\n    def __init__(self):\n")
     options = DecodeOptions(GREEDY, 24, max_nodes=8)
     found = decode(verifier_of(target), drafter, np.array(prompt, np.int32), options)
-    assert found.tokens == answer(target, np.array(prompt, np.int32), tokens=24)
+    assert found.tokens == answer_of(target, np.array(prompt, np.int32), DecodeOptions(GREEDY, 24)).tokens
     assert found.tokens_per_step > 1.5
 
 
@@ -167,7 +166,7 @@ def test_a_fork_goes_on_with_the_rows_of_the_shared_text(eagle: Pair, monkeypatc
     copied = clone(drafter, verifier.sequence, forked.sequence)
     edited = np.concatenate([PROMPT[:15], [60, 61]]).astype(np.int32)
     rows = count_rows(monkeypatch, head)
-    assert decode(forked, copied, edited, options).tokens == answer(target, edited, tokens=6)
+    assert decode(forked, copied, edited, options).tokens == answer_of(target, edited, DecodeOptions(GREEDY, 6)).tokens
     assert rows[0] == (2 if slots == 2 else len(edited) - 1)
     assert forked.sequence.cache is forked.cache
 

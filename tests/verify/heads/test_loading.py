@@ -121,7 +121,6 @@ def test_what_cannot_be_loaded_is_named(target: ModelRunner, tmp_path: Path) -> 
 
 
 def test_a_target_without_hidden_states_is_refused() -> None:
-    """As llama.cpp's."""
     target = cast(ModelRunner, object())
     with pytest.raises(ModelError, match=r"reads hidden states, which llama\.cpp does not give; use a draft model"):
         load_head(MTP, target)

@@ -115,7 +115,6 @@ def random_model(config: Any, attention: str) -> Any:
 
 
 def text_of(length: int, seed: int = 1) -> torch.Tensor:
-    """Random tokens."""
     return torch.randint(3, 97, (length,), generator=torch.Generator().manual_seed(seed))
 
 

@@ -73,7 +73,6 @@ def sized() -> dict[str, torch.Tensor]:
 def family(
     config: Any, tokens: Sequence[int], arguments: Callable[[], dict[str, torch.Tensor]], text: Any, vision: Any, **fields: Any
 ) -> Family:
-    """A family of these sizes, but for what is given."""
     types = fields.pop("types", None)
     made = {"text_config": {**TEXT, **text}, "vision_config": {**VISION, **vision}}
     return Family(lambda: config(**made, **fields), tokens, arguments, types)

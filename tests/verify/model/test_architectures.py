@@ -36,7 +36,6 @@ ALL = [family if family == FAST else pytest.param(family, marks=pytest.mark.slow
 
 @functools.cache
 def runner_of(family: str) -> TorchRunner:
-    """A family's model, as it is served."""
     model = build(family, NAME)
     prepare(model, None)
     return TorchRunner(model, pack=True)
@@ -62,14 +61,9 @@ def test_drafting_is_lossless(family: str) -> None:
     assert len(drafted.steps) < len(expected)
 
 
-@pytest.fixture
-def few_tokens_between_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
-
-
-@pytest.mark.usefixtures("few_tokens_between_snapshots")
 @pytest.mark.parametrize("family", ALL)
-def test_sessions_are_reused_forked_and_rewound_at_random_points(family: str) -> None:
+def test_sessions_are_reused_forked_and_rewound_at_random_points(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
     for _ in check_sessions(runner_of(family), 3, share=0.3, added=(1, 3, 100), tokens=20):
         pass
 

@@ -20,7 +20,6 @@ CONTEXT = 512
 
 @pytest.fixture
 def runner(tiny_config: LlamaConfig) -> TorchRunner:
-    """A random model with a longer context, not started."""
     config = copy.deepcopy(tiny_config)
     config.max_position_embeddings = CONTEXT
     return TorchRunner(LlamaForCausalLM(config), CONTEXT, pack=True, started=False)

@@ -28,18 +28,14 @@ from tests.hub import MODEL, cache_models
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("path", ["/no/such/folder", "no-such/model"])
-def test_a_missing_model_is_reported(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("no-such/model", "no-such/model"), *((path, "There is no folder") for path in ("./nowhere", "/no/such/folder", "a/b/c"))],
+)
+def test_a_missing_model_is_reported(path: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match=path) as raised:
-        load_model(LoadOptions(path))
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("path", ["./nowhere", "/no/such/folder", "a/b/c"])
-def test_a_mistyped_folder_is_not_mistaken_for_a_hub_id(path: str) -> None:
     for load in (lambda: load_model(LoadOptions(path)), lambda: load_tokenizer(path)):
-        with pytest.raises(ModelError, match="There is no folder"):
+        with pytest.raises(ModelError, match=rf"^.*{words}.*$"):  # one line
             load()
 
 
@@ -199,15 +195,10 @@ def file(tmp_path: Path) -> str:
     return str(found)
 
 
-@pytest.fixture
-def gpu_of_llama(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_computes_files_where_it_alone_has_a_gpu(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where llama.cpp was built for a GPU that PyTorch does not see."""
     monkeypatch.setattr(backend, "is_installed", lambda: True)
     monkeypatch.setattr(library, "has_gpu", lambda: True)
-
-
-@pytest.mark.usefixtures("gpu_of_llama")
-def test_llama_computes_files_where_it_alone_has_a_gpu(file: str) -> None:
     assert backend.is_for_llama(LoadOptions(file))
     for options in (
         LoadOptions(str(models.TARGET)),

@@ -43,7 +43,6 @@ def text_of(family: Family, pictures: int) -> tuple[list[int], list[int]]:
 
 
 def generated(family: Family, pictures: Sequence[Arguments]) -> list[int]:
-    """The answer of transformers."""
     tokens = torch.tensor([text_of(family, len(pictures))[0]])
     types = {family.types: (tokens == PIXELS).int()} if family.types else {}
     found = family.model().generate(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from outrider.verify.errors import ModelError
 from outrider.verify.model.backend import load as load_weights
@@ -18,7 +18,7 @@ from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
 from outrider.verify.model.quantization import quantize_model
-from tests.verify.model.cpu.native.models import runner_of
+from tests.verify.model.cpu.native.models import build, runner_of
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 
@@ -29,19 +29,11 @@ def load(path: Path, quantize: Quantize) -> NativeRunner:
     return found
 
 
-@pytest.fixture(params=["tied", "untied", "biased"])
-def saved(request: pytest.FixtureRequest, tmp_path: Path, tiny_config: LlamaConfig) -> Path:
+@pytest.fixture(params=[("llama", True), ("llama", False), ("qwen2", True)], ids=["tied", "untied", "biased"])
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A model in two files."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
-    if request.param == "biased":
-        model: PreTrainedModel = Qwen2ForCausalLM(Qwen2Config(**sizes, **heads, tie_word_embeddings=True))
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                torch.nn.init.normal_(parameter)
-    else:
-        model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=request.param == "tied"))
+    family, tied = request.param
+    model = build(family, num_hidden_layers=2, tie_word_embeddings=tied, initializer_range=0.02)
     model.save_pretrained(tmp_path, max_shard_size="80KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     return tmp_path

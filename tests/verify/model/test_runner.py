@@ -1,20 +1,34 @@
-"""The runner of transformers' models: streams in one forward, the weights of a step, and models that are refused."""
+"""The runner of transformers' models: streams in one forward, hidden states, and the self-check that refuses models."""
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.drafters.interface import Ints
+from outrider.drafters.lookup import LookupDrafter
+from outrider.drafters.options import LookupOptions
+from outrider.verify.decode import decode
 from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch, Segment, grouped
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.hidden import StateRing
 from outrider.verify.model.kwarg_injector import NotPassedOn
+from outrider.verify.model.loading import prepare
+from outrider.verify.model.self_check import check_model
 from outrider.verify.model.sizes import weight_size
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.verify.model.families import build
-
-
-def chain(*tokens: int) -> ForwardBatch:
-    return ForwardBatch.chain(torch.tensor(tokens))
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.stream import DecodeOptions
+from outrider.verify.verifier import Verifier
+from tests.verify.draft_model.test_draft_model import PROMPT
+from tests.verify.model.families import ATTENDING, build, config_of
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -22,15 +36,6 @@ def test_weight_bytes_leave_out_the_embedding_table_unless_it_is_the_head(tiny_c
     model = LlamaForCausalLM(LlamaConfig(**{**tiny_config.to_dict(), "tie_word_embeddings": tied}))
     layers = sum(parameter.nbytes for parameter in model.model.layers.parameters()) + model.model.norm.weight.nbytes
     assert weight_size(model) == (layers + 97 * 32 * 4, layers // 4 + 97 * 32)
-
-
-def test_a_model_with_another_attention_is_refused(tiny_config: LlamaConfig) -> None:
-    model = LlamaForCausalLM(tiny_config)
-    model.config._attn_implementation = "eager"
-    with pytest.raises(ModelError, match="cannot be served"):
-        TorchRunner(model)
-    model.config._attn_implementation = NAME
-    TorchRunner(model)
 
 
 STREAMS = ((3, 4), (0, 1), (70, 9), (20, 30))  # tokens of text and rows of each stream
@@ -45,7 +50,7 @@ def test_streams_share_a_forward(tiny_config: LlamaConfig) -> None:
             cache = runner.new_cache()
             cache.tensor.normal_(generator=torch.Generator().manual_seed(text))
             cache.length = text
-            batch = chain(*range(5, 5 + count))
+            batch = ForwardBatch.chain(range(5, 5 + count))
             expected.append((runner.forward(cache, batch).clone(), cache.tensor.clone()))
             cache.tensor[:, :, :, text : text + count] = 0
             segments.append(Segment(cache, batch))
@@ -65,8 +70,173 @@ def test_a_model_that_passes_nothing_on_is_served() -> None:
 
 
 def test_streams_are_computed_together_up_to_the_limits(tiny_runner: TorchRunner) -> None:
-    segments = [Segment(tiny_runner.new_cache(), chain(*range(rows))) for rows in (30, 20, 5, 1)]
+    segments = [Segment(tiny_runner.new_cache(), ForwardBatch.chain(range(rows))) for rows in (30, 20, 5, 1)]
     for limits, sizes in (((1024,), [4]), ((40,), [1, 3]), ((1024, 3), [3, 1]), ((10,), [1, 1, 2])):
         groups = grouped(segments, *limits)
         assert [each for group in groups for each in group] == segments
         assert [len(group) for group in groups] == sizes
+
+
+@pytest.mark.parametrize("layers", [(), (0, 1)], ids=str)
+def test_the_states_of_committed_tokens_are_kept(tiny_config: LlamaConfig, layers: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    runner = TorchRunner(LlamaForCausalLM(tiny_config), started=False)
+    runner.tap_hidden(layers)
+    runner.start(128)
+    verifier = Verifier(runner, runner.new_cache())
+    repeated: Ints = np.tile(PROMPT, 3)
+    options = DecodeOptions(SamplingParams(temperature=0), 20, max_nodes=12)
+    text = [*repeated.tolist(), *decode(verifier, LookupDrafter(LookupOptions()), repeated, options).tokens]
+    hidden = verifier.cache.hidden
+    assert hidden is not None and (hidden.first, hidden.end) == (0, len(text) - 1)
+    plain = LlamaForCausalLM(LlamaConfig(**tiny_config.to_dict()))
+    plain.load_state_dict(runner.model.state_dict())
+    with torch.no_grad():
+        expected = plain.model(torch.tensor([text[:-1]]), output_hidden_states=True)
+    states = [expected.hidden_states[layer] for layer in layers] or [expected.last_hidden_state]
+    assert torch.allclose(hidden.read(0, len(text) - 1), torch.cat(states, -1)[0], atol=1e-4)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12), st.integers(0, 30)), min_size=1, max_size=8))
+def test_kept_states_are_those_written_last(steps: list[tuple[int, int, int]]) -> None:
+    ring = StateRing(7, 1, torch.float32, torch.device("cpu"))
+    for start, count, length in steps:
+        ring.write(start, torch.arange(start + 1, start + count + 1, dtype=torch.float32)[:, None])
+        assert ring.end == start + count and ring.end - ring.first <= 7
+        ring.truncate(length)
+        found = ring.read(-1, 45)[:, 0].tolist()
+        assert found == [at + 1 if ring.first <= at < ring.end else 0 for at in range(-1, 45)]
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TWO_PIECES = r"'broken' reads a prompt differently in two pieces than in one: one of its layers probably keeps a state"
+TREE = "'broken' reads a draft tree differently than the tree's paths"
+
+
+class Recorder(TorchRunner):
+    """Records the forwards; `noisy` of them, from the first on, have one wrong row."""
+
+    rows: list[int]
+    noisy = 0
+
+    def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> Any:
+        self.rows.append(len(batch))
+        found = super().forward(cache, batch, logits)
+        if len(self.rows) <= self.noisy:
+            found = found.clone()
+            found[-1] = found[-1].flip(0)
+        return found
+
+
+class VisibleSiblings(TorchRunner):
+    """Every row of a tree attends to all rows before it."""
+
+    def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> Any:
+        return super().forward(cache, ForwardBatch(batch.tokens, batch.depths, None, batch.known), logits)
+
+
+def keep_state(model: LlamaForCausalLM) -> None:
+    """The second layer adds twice what it computed for the last row of the forward before."""
+    state: list[torch.Tensor] = []
+
+    def hook(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        before = state.pop() if state else torch.zeros_like(output[:, -1:])
+        state.append(output[:, -1:])
+        return output + 2 * before
+
+    model.model.layers[1].mlp.register_forward_hook(hook)
+
+
+def mix_rows(model: LlamaForCausalLM) -> None:
+    """The last layer adds to each row what it computed for the row before, as a convolution does."""
+
+    def hook(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return output + torch.nn.functional.pad(output, (0, 0, 1, 0))[:, :-1]
+
+    model.model.layers[-1].mlp.register_forward_hook(hook)
+
+
+def with_positions(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[LlamaForCausalLM], None]:
+    def sabotage(model: LlamaForCausalLM) -> None:
+        def hook(module: torch.nn.Module, inputs: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            positions = kwargs["position_ids"]
+            return inputs, kwargs if positions is None else {**kwargs, "position_ids": change(positions)}
+
+        model.register_forward_pre_hook(hook, with_kwargs=True)
+
+    return sabotage
+
+
+# Positions start at 0 in every forward, or count its rows as if they were consecutive tokens.
+start_at_zero = with_positions(lambda positions: positions - positions[0, 0])
+count_rows = with_positions(lambda positions: positions[:, :1] + torch.arange(positions.shape[1]))
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def llama(request: pytest.FixtureRequest, tiny_config: LlamaConfig) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(tiny_config).to(request.param)
+
+
+@pytest.mark.parametrize("name", ATTENDING)
+def test_supported_models_pass(name: str) -> None:
+    model = build(name, NAME).to(torch.bfloat16)
+    prepare(model, None)
+    check_model(TorchRunner(model), name)
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "message"), [(keep_state, TWO_PIECES), (mix_rows, TWO_PIECES), (start_at_zero, TWO_PIECES), (count_rows, TREE)]
+)
+def test_a_broken_model_is_refused(sabotage: Any, message: str, llama: LlamaForCausalLM) -> None:
+    sabotage(llama)
+    with pytest.raises(ModelError, match=message):
+        check_model(TorchRunner(llama), "broken")
+
+
+def test_rows_that_attend_to_siblings_are_found(llama: LlamaForCausalLM) -> None:
+    with pytest.raises(ModelError, match=TREE):
+        check_model(VisibleSiblings(llama), "broken")
+
+
+def test_a_model_that_computes_nan_is_refused(llama: LlamaForCausalLM) -> None:
+    with torch.no_grad():
+        llama.model.norm.weight[3] = torch.nan
+    with pytest.raises(ModelError, match=f"computes NaN in {str(llama.dtype)[6:]}; set another dtype"):
+        check_model(TorchRunner(llama), "broken")
+
+
+def test_rows_that_differ_in_some_texts_only_are_forgiven(tiny_runner: TorchRunner) -> None:
+    """A mixture of experts behaves like this, because rounding can change the experts of a row."""
+    runner = Recorder(tiny_runner.model)
+    runner.rows, runner.noisy = [], 13
+    check_model(runner, "tiny")
+    assert len(runner.rows) == 20
+
+
+def deep_llama(dtype: torch.dtype, outliers: bool) -> LlamaForCausalLM:
+    """A random Llama of 16 layers. With `outliers`, one weight in a thousand is multiplied by 30, which amplifies rounding."""
+    sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_hidden_layers": 16}
+    torch.manual_seed(1)
+    model: LlamaForCausalLM = LlamaForCausalLM(config_of("llama", NAME, initializer_range=0.2, **sizes))
+    with torch.no_grad():
+        for values in model.parameters() if outliers else ():
+            values.view(-1)[torch.randperm(values.numel())[: max(1, values.numel() // 1000)]] *= 30
+    prepare(model, None)
+    return model.to(dtype)
+
+
+@pytest.mark.parametrize("outliers", [False, True], ids=["even", "outliers"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_model_that_amplifies_rounding_passes(dtype: torch.dtype, outliers: bool) -> None:
+    check_model(TorchRunner(deep_llama(dtype, outliers)), "deep")
+
+
+@pytest.mark.parametrize(("dtype", "outliers"), [(torch.bfloat16, False), (torch.float32, True)])
+@pytest.mark.parametrize(("sabotage", "message"), [(keep_state, TWO_PIECES), (start_at_zero, TWO_PIECES), (count_rows, TREE)])
+def test_a_deep_model_with_a_fault_is_refused(sabotage: Any, message: str, dtype: torch.dtype, outliers: bool) -> None:
+    """Outliers are left out in bfloat16: such a model amplifies the rounding of one bit until it hides every fault."""
+    model = deep_llama(dtype, outliers)
+    sabotage(model)
+    with pytest.raises(ModelError, match=message):
+        check_model(TorchRunner(model), "broken")

@@ -1,4 +1,4 @@
-"""Penalties, biases and minimum lengths along a node's path; and the largest logits, ties included."""
+"""Penalties, biases and minimum lengths along a node's path."""
 
 import math
 from typing import Any
@@ -14,8 +14,6 @@ from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import Decoded
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling.logits import LogitsProcessor, ProcessedLogits
-from outrider.verify.sampling.rows import in_place
-from outrider.verify.sampling.topk import likeliest
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from tests.decoding import answer_of
@@ -27,7 +25,6 @@ STOPS = (5,)
 
 
 def reference(logits: list[float], params: SamplingParams, prompt: list[int], answer: list[int]) -> list[float]:
-    """The rules for one row, in plain Python."""
     out = []
     for token, value in enumerate(logits):
         if token in prompt or token in answer:
@@ -138,32 +135,3 @@ def test_logprobs_are_those_of_plain_decoding(tiny_runner: TorchRunner, temperat
         np.testing.assert_allclose(joined(drafted, name), joined(plain, name), atol=1e-4)
     assert (joined(drafted, "top_ids") == joined(plain, "top_ids")).mean() > 0.99  # near-ties may swap
     assert np.all(np.diff(joined(plain, "top"), axis=1) <= 0)
-
-
-DTYPES = [torch.float32, torch.bfloat16]
-
-
-def logits_of(rows: int, size: int, seed: int, dtype: torch.dtype, levels: int) -> torch.Tensor:
-    """Random logits [rows, size] that take few values, so that many are equal."""
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(rows, size, generator=generator) * levels).round().div(levels).to(dtype)
-
-
-@given(
-    st.integers(1, 9),
-    st.sampled_from([9, 700, 1024, 5003]),
-    st.integers(0, 8),
-    st.integers(0, 1 << 30),
-    st.sampled_from(DTYPES),
-)
-def test_the_likeliest_tokens_and_their_probabilities(rows: int, size: int, count: int, seed: int, dtype: torch.dtype) -> None:
-    logits = logits_of(rows, size, seed, dtype, 1000)
-    arrays = likeliest(in_place(logits), count)
-    assert [array.dtype for array in arrays] == [np.int32, np.float32]
-    ids, probabilities = map(torch.from_numpy, arrays)
-    expected = logits.float().softmax(-1)
-    assert torch.equal(logits.gather(1, ids.long()), logits.topk(count, -1).values)
-    assert all(len(set(row)) == count for row in ids.tolist())
-    torch.testing.assert_close(
-        probabilities, expected.gather(1, ids.long()), rtol=0.05 if dtype == torch.bfloat16 else 1e-5, atol=0
-    )

@@ -24,8 +24,6 @@ VOCABULARY = 4
 RANDOM = np.random.default_rng(0)
 TARGET = torch.log(torch.from_numpy(RANDOM.dirichlet(np.ones(VOCABULARY), VOCABULARY + 1)))  # [last token + 1, next token]
 DRAFT = RANDOM.dirichlet(np.ones(VOCABULARY), VOCABULARY + 1)
-
-
 TREE = DraftTreeOptions(2, 3, 0.2, 0.3, only_if_worth=False)
 
 
@@ -34,27 +32,22 @@ def fusion(time: DraftTime) -> Callable[[LanguageModel], Drafter]:
     return lambda model: UnionDrafter(Chaos(VOCABULARY), ModelChain(model, Pair(), 2, 2), Pair(), 2, time, time == "auto")
 
 
-def pearl(model: LanguageModel) -> Drafter:
-    return UnionDrafter(NoDrafter(), ModelChain(model, Pair(), window=2), Pair(), 2, "during", only_if_worth=False)
-
-
-def chain(model: LanguageModel) -> Drafter:
-    return UnionDrafter(NoDrafter(), ModelChain(model, Pair()), Pair(), 2, "before", only_if_worth=False)
+def alone(time: DraftTime, window: int = 0) -> Callable[[LanguageModel], Drafter]:
+    """A draft model's chains, without guesses."""
+    return lambda model: UnionDrafter(NoDrafter(), ModelChain(model, Pair(), window=window), Pair(), 2, time, False)
 
 
 MAKE: dict[str, Callable[[LanguageModel], Drafter]] = {
-    "draft": chain,
+    "draft": alone("before"),
     "draft-tree": lambda model: DraftTreeDrafter(model, TREE, Pair()),
     "draft-graph": lambda model: DraftGraphDrafter(
         model, DraftGraphOptions(2, 3, 0.2, 0.3, only_if_worth=False, tau=1), Pair()
     ),
-    "pearl": pearl,
+    "pearl": alone("during", window=2),
     "fusion, before": fusion("before"),
     "fusion, during": fusion("during"),
     "fusion, auto": fusion("auto"),
 }
-
-
 FAST = ("draft", "fusion, during")
 
 

@@ -99,12 +99,6 @@ def test_known_rows_are_attended_to_and_not_computed(kind: str, known: int, laye
     assert torch.equal(parts.tensor[0], whole.tensor[0])
 
 
-def visible(mask: torch.Tensor) -> list[list[int]]:
-    """Unmasked columns of each row of an additive mask."""
-    assert set(mask.unique().tolist()) <= {0.0, -math.inf}
-    return [row.nonzero()[:, 0].tolist() for row in mask == 0.0]
-
-
 @pytest.mark.parametrize("kind", [CHAIN, TREE])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_a_layer_with_a_window_reads_no_earlier_rows(kind: str, softcap: float | None) -> None:

@@ -1,5 +1,6 @@
-"""Layers with a sliding window: which rows are released, what remains of them when slots are swapped, forked and cut."""
+"""Layers with a sliding window: which rows are released, what remains of them, and that this changes no logits."""
 
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -11,11 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache import kv_cache, windows
 from outrider.verify.model.cache.kv_cache import Rows, SwappedRows, distinct_bytes
 from outrider.verify.model.cache.shape import CacheShape, LayerShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cache.windows import held_bytes, held_positions
+from outrider.verify.model.loading import prepare
+from outrider.verify.model.torch_runner import TorchRunner
+from tests.verify.model.families import build
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux only")
 CPU = torch.device("cpu")
@@ -149,3 +155,40 @@ def test_released_rows_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     cache.release()
     assert full > 80
     assert resident_mb() - before < 0.4 * full
+
+
+# All layers with a window, some, with sinks, and with layers of several shapes that share keys.
+NAMES = ("mistral", "qwen2", "gpt_oss", "gemma4")
+TEXT = torch.randint(3, 97, (110,), generator=torch.Generator().manual_seed(1))
+
+
+@functools.cache
+def runner_of(name: str) -> TorchRunner:
+    model = build(name, NAME)
+    prepare(model, None)
+    return TorchRunner(model, pack=True)
+
+
+def read(runner: TorchRunner, cache: TensorCache, step: int = 8) -> list[torch.Tensor]:
+    """The logits of the text's rest, read in steps; a read of a released row would change them."""
+    found = []
+    for start in range(cache.length, len(TEXT), step):
+        rows = TEXT[start : start + step]
+        for layer, planes in zip(runner.cache_shape.layers, cache.layers, strict=True):
+            for page in cache.released if layer.window is not None else ():  # less than a page of the system is not returned
+                for plane in planes:
+                    plane[:, page * 4 : page * 4 + 4] = 50.0
+        found.append(runner.forward(cache, ForwardBatch.chain(rows)).clone())
+        cache.length = start + len(rows)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_released_rows_change_no_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = runner_of(name)
+    found = read(runner, cache := runner.new_cache())
+    assert len(cache.released) > 12
+    monkeypatch.setattr(windows, "MARGIN_TOKENS", 1000)
+    expected = read(runner, cache := runner.new_cache())
+    assert not cache.released
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))

@@ -42,19 +42,18 @@ class Devices:
         assert self.captured is None, "a graph is being captured"
         captured: list[Callable[[], None]] = []
         self.captured, self.capturing = captured, device
+
+        def replay() -> None:
+            for step in captured:
+                step()
+
         try:
-            yield lambda: run_all(captured)
+            yield replay
         finally:
             self.captured = self.capturing = None
 
 
-def run_all(steps: list[Callable[[], None]]) -> None:
-    for step in steps:
-        step()
-
-
 def storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """The memory that a tensor and its views share."""
     with torch._C.DisableTorchFunction():
         return tensor.untyped_storage()
 
@@ -95,8 +94,6 @@ class Operations(TorchDispatchMode):
 
 
 def repeat(func: Any, args: Any, kwargs: Any, result: Any) -> Callable[[], None]:
-    """Computes the result again, in its memory."""
-
     def run() -> None:
         for old, new in zip(tree_flatten(result)[0], tree_flatten(func(*args, **kwargs))[0], strict=True):
             if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():

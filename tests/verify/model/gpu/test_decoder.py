@@ -1,5 +1,7 @@
 """The forward of few launches: transformers' logits, the same bits for a row in any number of rows, and what it is for."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -13,7 +15,6 @@ from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.gpu.quantized import quantized
-from outrider.verify.model.gpu.text_work import ROWS
 from outrider.verify.model.load_options import Quantization, Quantize
 from outrider.verify.model.loading import prepare, start_model
 from outrider.verify.model.quantization import layer_bits
@@ -26,6 +27,7 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attent
 SIZES |= {"num_hidden_layers": 2, "max_window_layers": 1}
 FUSED = ["llama", "llama, llama3 rope", "llama, yarn", "llama, dynamic rope", "mistral", "qwen2", "qwen3"]
 CONTEXT = 64
+COUNTS = (1, 2, 9, 72) if DEVICE.type == "cuda" else (1, 9, 17)  # rows; the interpreter takes seconds for each
 WARNING = "the fused forward computes other logits than transformers' on this GPU"
 # Of errors: the interpreter cuts numbers off where a GPU rounds them.
 TOLERANCE = 1.25 if DEVICE.type == "cuda" else 1.6
@@ -38,11 +40,8 @@ def fused(
 ) -> tuple[PreTrainedModel, Graphed, TorchRunner]:
     """A float32 model, its fused forward in bfloat16, and the runner of transformers' one."""
     reference = build(name, NAME, **SIZES | (sizes or {})).to(DEVICE)
-    model = build(name, NAME, **SIZES | (sizes or {})).to(DEVICE)
-    model.load_state_dict(reference.state_dict())
-    for each in (reference, model):
-        prepare(each, None)
-    model = model.bfloat16()
+    prepare(reference, None)
+    model = deepcopy(reference).bfloat16()
     for layer, width in layer_bits(Quantization(bits), model).items() if bits != "none" else ():
         blocks = quantized(model.get_submodule(layer), width, DEVICE)
         model.set_submodule(layer, blocks)
@@ -57,7 +56,6 @@ def fused(
 
 
 def read(forward: Graphed | TorchRunner, batch: ForwardBatch) -> torch.Tensor:
-    """The batch's logits after PREFIX."""
     if isinstance(forward, Graphed):
         cache = forward.filled()[1]
         return forward(Segment(cache, batch)).float().clone()
@@ -69,7 +67,7 @@ def read(forward: Graphed | TorchRunner, batch: ForwardBatch) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", FUSED)
-@pytest.mark.parametrize("batch", [chain(5), FORK])
+@pytest.mark.parametrize("batch", [pytest.param(chain(5), marks=pytest.mark.slow), FORK])
 def test_logits_are_as_near_to_the_weights_as_transformers(name: str, batch: ForwardBatch) -> None:
     reference, graphs, runner = fused(name)
     exact = read(TorchRunner(reference, started=False), batch)
@@ -87,14 +85,13 @@ def test_quantised_weights(bits: Quantize) -> None:
 @pytest.mark.parametrize("sizes", [{}, pytest.param({"hidden_size": 128, "intermediate_size": 320}, marks=pytest.mark.slow)])
 def test_a_row_has_the_same_bits_in_any_number_of_rows(sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     _, graphs, _ = fused("qwen3", sizes=sizes)
-    tokens, empty = torch.arange(ROWS[-1]) % 90 + 3, torch.empty
+    tokens, empty = torch.arange(COUNTS[-1]) % 90 + 3, torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **how: unset(empty(*size, **how)))
-    found = {count: rows_of(graphs, tokens[:count]) for count in (1, 2, 9, 72)}
-    assert all(torch.equal(logits, found[72][:count]) for count, logits in found.items())
+    *found, whole = [rows_of(graphs, tokens[:count]) for count in COUNTS]
+    assert all(torch.equal(logits, whole[: len(logits)]) for logits in found)
 
 
 def unset(memory: torch.Tensor) -> torch.Tensor:
-    """Memory as kernels may find it."""
     return memory.fill_(torch.nan) if memory.is_floating_point() else memory
 
 
@@ -136,6 +133,7 @@ def test_launches_of_a_layer(name: str) -> None:
     assert kernels == LAUNCHES * 2 + BESIDE
 
 
+@pytest.mark.slow
 def test_a_forward_that_a_gpu_computes_wrongly_is_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -32,7 +32,6 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
 
 
 def placed(name: str, *devices: torch.device) -> TorchRunner:
-    """A small model over these devices, started without graphs."""
     torch.manual_seed(1)
     model = build(name, NAME)
     Placement(model, devices).move()
@@ -131,20 +130,11 @@ def test_a_replay_clears_what_an_interrupted_product_has_counted(devices: Device
     """Otherwise another program would add the parts of all splits, before they are there."""
     torch.manual_seed(1)
     shape = CacheShape.uniform(layers=1, kv_heads=1, head_dim=16, dtype=torch.bfloat16, device=FIRST)
-    layer, table = (
-        torch.nn.Linear(512, 64, False, FIRST, torch.bfloat16),
-        torch.randn(9, 512, dtype=torch.bfloat16, device=FIRST),
-    )
+    layer = torch.nn.Linear(512, 64, False, FIRST, torch.bfloat16)
+    table = torch.randn(9, 512, dtype=torch.bfloat16, device=FIRST)
     use_kernel([layer])
-    graphs = GraphedForward(
-        lambda tokens, *_, **__: layer(table[tokens]),
-        PagePool(shape, 1),
-        16,
-        1,
-        (2,),
-        None,
-        Crossings(layer, FIRST),
-    )
+    crossings = Crossings(layer, FIRST)
+    graphs = GraphedForward(lambda tokens, *_, **__: layer(table[tokens]), PagePool(shape, 1), 16, 1, (2,), None, crossings)
     graphs.counters = counters_of(layer)
     graphs.capture_rows(2, devices.capture)
     cache = PagedCache(graphs._pool, 16)

@@ -1,72 +1,53 @@
-"""A model runner as on a GPU: caches in a pool, reserved before a forward; requests that do not fit it wait."""
+"""Runners as on a GPU: caches in a pool, reserved before a forward; recurrent layers; draft heads."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.drafters.interface import EMPTY
 from outrider.verify import controller
 from outrider.verify import stream as streams
+from outrider.verify.heads.model import HeadCache, HeadModel, HeadRunner
 from outrider.verify.model import invariance
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch, Segment
-from outrider.verify.model.cache.kv_cache import OutOfPages
+from outrider.verify.model.cache.tensor_cache import TensorCache
+from outrider.verify.model.gpu.devices import Placement
+from outrider.verify.model.gpu.paged_cache import PagedCache
 from outrider.verify.model.gpu.text_work import BLOCK
 from outrider.verify.model.invariance import Tree, start
+from outrider.verify.model.recurrent import states
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import Verifier
+from tests.decoding import check_sessions
 from tests.server.worker.fakes import Rig, request
+from tests.verify.heads.checkpoints import load_pair
+from tests.verify.model.families import build, config_of, random_model
 from tests.verify.model.gpu.conftest import DEVICE, PAGE
+from tests.verify.model.gpu.emulated_devices import emulated_devices
+from tests.verify.model.gpu.test_devices import FIRST
+from tests.verify.model.gpu.test_graphs import POSITIONS, Graphed
 
 CONTEXT = 128
-
-
-def chain(*tokens: int) -> ForwardBatch:
-    return ForwardBatch.chain(torch.tensor(tokens))
+Make = Callable[[torch.dtype], TorchRunner]
 
 
 @pytest.fixture
-def make(tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[[torch.dtype], TorchRunner]:
+def make(tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes a runner that is not started, of a small model."""
     monkeypatch.setattr(TorchRunner, "in_pages", True)
     torch.manual_seed(1)
     return lambda dtype: TorchRunner(LlamaForCausalLM(tiny_config).to(DEVICE, dtype), CONTEXT, compile="off", started=False)
-
-
-def test_a_forward_without_room_changes_nothing(make: Callable[[torch.dtype], TorchRunner]) -> None:
-    runner = make(torch.float32)
-    runner.pages = 3
-    runner.start(CONTEXT)
-    full, other = runner.new_cache(), runner.new_cache()
-    runner.forward(full, chain(*range(5, 80)), logits=False)  # two pages
-    full.length = 75
-    before = [torch.as_tensor(part).clone() for part in full.parts(75)]
-    segments = [Segment(other, chain(3)), Segment(full, chain(*range(60)), logits=False)]
-    with pytest.raises(OutOfPages, match="2 more pages of the KV cache are needed, and 1 are free"):
-        runner.forward_all(segments)
-    assert all(torch.equal(torch.as_tensor(part), kept) for part, kept in zip(full.parts(75), before, strict=True))
-    swapped = full.swap_out()
-    alone = runner.forward(other, chain(3)).clone()
-    other.truncate(0)
-    full.fork(swapped, 75)
-    assert torch.equal(runner.forward_all([Segment(other, chain(3))])[0], alone)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("coded", [None, torch.int8])
-def test_a_prompt_is_read_into_pages(make: Callable[[torch.dtype], TorchRunner], coded: torch.dtype | None) -> None:
-    runner = make(torch.float32)
-    reference = TorchRunner(runner.model, CONTEXT, started=False)
-    for each in (runner, reference):
-        each.cache_shape = replace(each.cache_shape, coded=coded)
-    runner.start(CONTEXT)
-    cache, tokens = runner.new_cache(), list(range(3, 93))
-    whole = reference.forward(reference.new_cache(), chain(*tokens), logits=False)
-    runner.forward(cache, chain(*tokens[:70]), logits=False)
-    cache.length = 70
-    found = runner.forward(cache, chain(*tokens[70:]), logits=False)
-    assert torch.allclose(found, whole, atol=1e-4 if coded is None else 0.1)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +58,7 @@ def test_a_prompt_is_read_into_pages(make: Callable[[torch.dtype], TorchRunner],
     ],
 )
 def test_trees_beside_streams_have_the_bits_of_single_tokens(
-    make: Callable[[torch.dtype], TorchRunner],
+    make: Make,
     monkeypatch: pytest.MonkeyPatch,
     dtype: torch.dtype,
     rows: int,
@@ -93,7 +74,7 @@ def test_trees_beside_streams_have_the_bits_of_single_tokens(
 
 
 @pytest.mark.slow
-def test_a_prompts_keys_and_values_do_not_depend_on_how_it_was_cut(make: Callable[[torch.dtype], TorchRunner]) -> None:
+def test_a_prompts_keys_and_values_do_not_depend_on_how_it_was_cut(make: Make) -> None:
     """In more rows than a graph has, in fewer than the range has, and across a block's end."""
     runner, tokens = make(torch.bfloat16), list(range(3, 33))
     runner.start(CONTEXT, (16,))
@@ -103,7 +84,7 @@ def test_a_prompts_keys_and_values_do_not_depend_on_how_it_was_cut(make: Callabl
         cache.fill(start, torch.Generator(runner.device).manual_seed(0))
         for size in cuts:
             read = cache.length - start
-            last = runner.forward(cache, chain(*tokens[read : read + size]), logits=False).clone()
+            last = runner.forward(cache, ForwardBatch.chain(tokens[read : read + size]), logits=False).clone()
             cache.length += size
         pages.append([torch.as_tensor(part).clone() for part in cache.parts(cache.length)])
         logits.append(last)
@@ -112,12 +93,12 @@ def test_a_prompts_keys_and_values_do_not_depend_on_how_it_was_cut(make: Callabl
         assert torch.equal(of_row, logits[0])
 
 
-def test_all_rows_of_a_long_chain_have_logits(make: Callable[[torch.dtype], TorchRunner]) -> None:
+def test_all_rows_of_a_long_chain_have_logits(make: Make) -> None:
     runner, tokens = make(torch.float32), range(3, 13)
     expected = TorchRunner(runner.model, CONTEXT, started=False)
     runner.start(CONTEXT, (8,))
-    found = runner.forward(runner.new_cache(), chain(*tokens))
-    assert torch.allclose(found, expected.forward(expected.new_cache(), chain(*tokens)), atol=1e-4)
+    found = runner.forward(runner.new_cache(), ForwardBatch.chain(tokens))
+    assert torch.allclose(found, expected.forward(expected.new_cache(), ForwardBatch.chain(tokens)), atol=1e-4)
 
 
 PROMPTS = {"a": 70, "b": 33, "c": 66}  # tokens
@@ -134,7 +115,6 @@ def rig(config: LlamaConfig, pages: int, **settings: Any) -> Rig:
 
 
 def run(made: Rig) -> dict[str, list[int]]:
-    """The answers of all requests, which come together."""
     made.send(*(request(id, prompt=[length - 30] * length, max_tokens=3, session=id) for id, length in PROMPTS.items()))
     made.step(30)
     return {id: made.tokens(id) for id in PROMPTS}
@@ -155,3 +135,92 @@ def test_requests_that_do_not_fit_together_wait(tiny_config: LlamaConfig, monkey
     assert len(swapped) == 3 and any(swapped)  # the sessions that are not in use made room
     for made in (roomy, tight):
         made.close()
+
+
+# The interpreter takes a second for a layer of a few rows.
+LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+
+
+def mixed_steps(forward: Callable[[list[Segment]], torch.Tensor], caches: list[TensorCache]) -> torch.Tensor:
+    """Logits of a tree of one stream and a token of another, twice: the streams change places after a commit."""
+    ancestors = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_)
+    tree = ForwardBatch(np.array([5, 6, 7]), np.array([0, 1, 1]), ancestors)
+    found = []
+    for first, second in (caches, caches[::-1]):
+        found.append(forward([Segment(first, tree), Segment(second, ForwardBatch.chain(torch.tensor([9])))]).cpu())
+        first.commit([0, 2])
+        second.commit([0])
+    return torch.cat(found)
+
+
+def test_a_replay_computes_other_streams() -> None:
+    """A captured step reads where the states of its streams are, and which rows their trees have."""
+    config = config_of("qwen3_5", NAME, **LAYERS, linear_num_value_heads=1, linear_num_key_heads=1)
+    reference = TorchRunner(random_model(config, NAME), started=False)
+    expected = mixed_steps(lambda segments: torch.cat(reference.forward_all(segments)), [reference.new_cache() for _ in "ab"])
+    with emulated_devices() as devices:
+        model = random_model(config, NAME)
+        Placement(model, (FIRST,)).move()
+        graphs = Graphed(TorchRunner(model, started=False))
+        graphs.forward.capture_rows(4, devices.capture)
+        found = mixed_steps(lambda segments: graphs(*segments), [PagedCache(graphs.pool, POSITIONS) for _ in "ab"])
+        assert graphs.forward._graphs.keys() == {4}
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_sessions_are_reused_forked_rewound_and_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
+    reference = TorchRunner(build("qwen3_5", NAME, **LAYERS).to(DEVICE), 300, started=False)  # whose caches are contiguous
+    monkeypatch.setattr(TorchRunner, "in_pages", True)
+    runner = TorchRunner(build("qwen3_5", NAME, **LAYERS).to(DEVICE), 300, compile="off", started=False)
+    runner.pages = 24
+    runner.start(300)
+    for _ in check_sessions(runner, 3, share=0.5, added=(1, 3, 100), tokens=4, reference=reference):
+        pass
+
+
+GREEDY = SamplingParams(temperature=0)
+KEPT_STATES = 24
+# Earlier versions look for the layer under other names than the tests' checkpoint has.
+LOADS_MTP = pytest.mark.skipif(Version(transformers.__version__) < Version("5.23"), reason="needs transformers 5.23")
+Pair = tuple[ModelRunner, HeadModel]
+
+
+def drafts(pair: Pair, tokens: int) -> tuple[list[list[list[int]]], HeadCache]:
+    """Candidates after a text of `tokens`, and below some of them, before and after the target emits one; and the cache."""
+    target, head = pair
+    target.cache_shape = replace(target.cache_shape, hidden_positions=KEPT_STATES)
+    pool = cast(TorchRunner, target)._pool
+    if pool is not None:
+        pool.shape = target.cache_shape
+    shared = HeadRunner(head)
+    verifier, session = Verifier(target, target.new_cache()), shared.session()
+    verifier.begin((np.arange(tokens) % 90).astype(np.int32), GREEDY, 8)
+    verifier.prefill()
+    session.begin(verifier.sequence)
+    found = []
+    for _ in range(2):
+        root = session.root(3).tokens
+        below = session.expand(root[0, :2].tolist(), [0, 0], 3).tokens
+        deeper = session.expand([below[1, 2]], [2], 3).tokens
+        found += [root.tolist(), below.tolist(), deeper.tolist()]
+        verdict = verifier.verify(EMPTY)
+        verifier.commit(verdict)
+        session.advance(verdict.tokens)
+    cache = next(iter(shared._caches.values()))
+    assert isinstance(cache, HeadCache)
+    return found, cache
+
+
+@pytest.mark.parametrize("tokens", [12, pytest.param(70, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", pytest.param("mtp", marks=[pytest.mark.slow, LOADS_MTP])])
+def test_a_head_in_pages_drafts_the_same(kind: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a text whose first states were not kept."""
+    expected, reference = drafts(load_pair(tmp_path, kind), tokens)
+    monkeypatch.setattr(TorchRunner, "in_pages", True)
+    found, cache = drafts(load_pair(tmp_path, kind, device=DEVICE.type), tokens)
+    assert found == expected
+    assert isinstance(cache.rows, PagedCache)
+    assert (cache.first, cache.length) == (reference.first, reference.length)
+    assert (cache.first > 1) == (tokens > KEPT_STATES)  # no state is before the first token

@@ -191,9 +191,5 @@ def test_nan_in_a_key_reaches_the_row(at: int) -> None:
     cache.fill(70)
     cache.reserve(1)
     pool.parts[0].tensor[cache.places(at, at + 1)[0] // pool.page_tokens, 0, 0, 0, at % pool.page_tokens, 5] = torch.nan
-    inputs = [torch.ones(1, 3, 32, device=DEVICE) for _ in range(3)]
-    one = ForwardBatch.chain(torch.zeros(1, dtype=torch.int64))
-    rows = DeviceRows(DEVICE, 136, len(pool), TextWork(pool.shape, 1, MOST_POSITIONS, [DEVICE]))
-    rows.set(list(pieces_of(cache, one)), 3)
-    found = KernelAttention(pool, [rows]).attend(Layer(0, 0.2), inputs[0], inputs[1], inputs[2])
-    assert found[:, 0].isnan().all()
+    one, ones = ForwardBatch.chain(torch.zeros(1, dtype=torch.int64)), torch.ones(1, 1, 32, device=DEVICE)
+    assert attend(pool, [(cache, one)], Layer(0, 0.2), ones, ones, ones).isnan().all()

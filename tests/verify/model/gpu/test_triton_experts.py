@@ -4,24 +4,22 @@ import copy
 import re
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 import transformers
-from torch.nn import functional as F
 
 from outrider.verify.model.gpu.experts import KernelExperts, KernelRouter, form_of, quantize_experts, use_experts, way_of
 from outrider.verify.model.gpu.quantized import Blocks
-from outrider.verify.model.gpu.text_work import ROWS
 from outrider.verify.model.gpu.triton_experts import choose_experts, counters, experts, splits_of, work_of
 from outrider.verify.model.sizes import weight_size
 from tests.verify.model import families
 from tests.verify.model.gpu.conftest import DEVICE
+from tests.verify.model.gpu.test_triton_products import COUNTS
 
-BITS = pytest.mark.parametrize("bits", (16, 8, 4))
-EXPERTS, CHOSEN, HIDDEN, WIDTH = 12, 3, 160, 96
-ALPHA, LIMIT = 1.702, 7.0
+EXPERTS, CHOSEN, HIDDEN, WIDTH = 12, 3, 64, 32
+SPLIT = 544  # of so many inputs, the second product has several splits
 
 
 @pytest.fixture(autouse=True)
@@ -32,112 +30,35 @@ def fresh_memory_is_no_number() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-class Mixture(NamedTuple):
-    """Random experts, whose weights are rounded to some number of bits."""
-
-    gate_up: torch.Tensor  # [EXPERTS, 2 * width, hidden], as the kernels see it
-    down: torch.Tensor
-    biases: list[torch.Tensor]
-    packed: tuple[list[torch.Tensor], list[torch.Tensor]]
-    way: str
-    arrived: torch.Tensor
-
-    @staticmethod
-    def of(bits: int, way: str = "silu", hidden: int = HIDDEN, width: int = WIDTH) -> "Mixture":
-        torch.manual_seed(bits)
-        shapes = (EXPERTS, 2 * width, hidden), (EXPERTS, hidden, width)
-        weights = [torch.randn(shape, device=DEVICE).bfloat16() / shape[2] ** 0.5 for shape in shapes]
-        packed = [[each.flatten(0, 1)] for each in weights]
-        if bits < 16:
-            blocks = [Blocks.of(each, bits) for [each] in packed]
-            weights = [each.weights().bfloat16().view(shape) for each, shape in zip(blocks, shapes, strict=True)]
-            packed = [[part for part in each[1:] if part is not None] for each in blocks]
-        biases = [torch.randn(shape[:2], device=DEVICE).bfloat16() for shape in shapes] if way == "clamped" else []
-        return Mixture(weights[0], weights[1], biases, (packed[0], packed[1]), way, counters(hidden, DEVICE))
-
-    def __call__(self, rows: torch.Tensor, index: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-        is_clamped = self.way == "clamped"
-        given = (rows, index, shares, *self.packed, self.biases, self.arrived)
-        return experts(*given, self.way, is_clamped, ALPHA if is_clamped else 1.0, LIMIT if is_clamped else 0.0)  # type: ignore[no-any-return]
-
-    def expected(self, rows: torch.Tensor, index: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-        """By PyTorch, each row and expert apart."""
-        added = [each.double() for each in self.biases] or [torch.zeros(EXPERTS, 1, device=DEVICE)] * 2
-        found = torch.zeros(rows.shape, dtype=torch.float64, device=DEVICE)
-        for row, number in torch.cartesian_prod(torch.arange(len(rows)), torch.arange(index.shape[1])).tolist():
-            expert = int(index[row, number])
-            both = self.gate_up[expert].double() @ rows[row].double() + added[0][expert]
-            if self.way == "clamped":
-                gate, up = both[::2].clamp(max=LIMIT), both[1::2].clamp(-LIMIT, LIMIT) + 1
-                joined = gate * torch.sigmoid(ALPHA * gate) * up
-            else:
-                gate, up = both.chunk(2)
-                kinds: dict[str, Any] = {
-                    "silu": F.silu,
-                    "gelu": F.gelu,
-                    "gelu_tanh": lambda given: F.gelu(given, approximate="tanh"),
-                }
-                joined = kinds[self.way](gate) * up
-            found[row] += shares[row, number].double() * (
-                self.down[expert].double() @ joined.bfloat16().double() + added[1][expert]
-            )
-        return found
-
-
-def choices(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts of rows, of which some are chosen often and some never, and their shares."""
-    torch.manual_seed(rows)
-    scores = torch.randn(rows, EXPERTS, device=DEVICE) - torch.arange(EXPERTS, device=DEVICE) / 3
-    shares, index = scores.softmax(1).topk(CHOSEN)
-    return index, shares
-
-
-@BITS
-@pytest.mark.parametrize("way", ["silu", "clamped"])
-def test_outputs_are_those_of_each_row_and_expert_apart(bits: int, way: str) -> None:
-    mixture = Mixture.of(bits, way)
-    for count in (1, 2, 20):
-        rows, choice = torch.randn(count, HIDDEN, device=DEVICE).bfloat16(), choices(count)
-        found, expected = mixture(rows, *choice), mixture.expected(rows, *choice)
-        assert found.dtype == rows.dtype
-        tolerance = 1e-2 if DEVICE.type == "cuda" else 3e-2  # the interpreter cuts numbers off where a GPU rounds them
-        assert (found - expected).norm() <= tolerance * expected.norm()
-
-
-@pytest.mark.parametrize("way", ["gelu", "gelu_tanh"])
-def test_other_activations(way: str) -> None:
-    mixture, rows, choice = Mixture.of(16, way), torch.randn(3, HIDDEN, device=DEVICE).bfloat16(), choices(3)
-    expected = mixture.expected(rows, *choice)
-    assert (mixture(rows, *choice) - expected).norm() <= 2e-2 * expected.norm()
-
-
 @pytest.mark.parametrize(
-    ("bits", "way"), [(16, "silu"), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((8, "clamped"), (4, "silu")))]
+    ("bits", "is_clamped"), [(16, False), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((8, True), (4, False)))]
 )
-def test_a_row_has_the_same_bits_in_any_number_of_rows(bits: int, way: str) -> None:
+def test_a_row_has_the_same_bits_in_any_number_of_rows(bits: int, is_clamped: bool) -> None:
     """Half of the inputs cancel the others, so another order of the sums shows."""
-    mixture, half = Mixture.of(bits, way, 64, 32), torch.randn(ROWS[-1], 32, device=DEVICE).bfloat16()
-    mixture.gate_up[..., 32:] = -mixture.gate_up[..., :32].flip(-1)
-    rows, (index, shares) = torch.cat([half, half.flip(1)], 1), choices(ROWS[-1])
-    whole = mixture(rows, index, shares)
+    torch.manual_seed(bits)
+    weights = [torch.randn(EXPERTS, *shape, device=DEVICE).bfloat16() for shape in ((2 * WIDTH, HIDDEN), (HIDDEN, WIDTH))]
+    weights[0][..., HIDDEN // 2 :] = -weights[0][..., : HIDDEN // 2].flip(-1)
+    flat, biases = [each.flatten(0, 1) for each in weights], [each[..., 0] for each in weights if is_clamped]
+    packed = [[each] if bits == 16 else [part for part in Blocks.of(each, bits)[1:] if part is not None] for each in flat]
+    arrived, half = counters(HIDDEN, DEVICE), torch.randn(COUNTS[-1], HIDDEN // 2, device=DEVICE).bfloat16()
+    scores = torch.randn(COUNTS[-1], EXPERTS, device=DEVICE) - torch.arange(EXPERTS, device=DEVICE) / 3  # some are often chosen
+    given = torch.cat([half, half.flip(1)], 1), scores.topk(CHOSEN)[1], scores.softmax(1).topk(CHOSEN)[0]
+
+    def mixture(rows: torch.Tensor, index: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        way = ("clamped", True, 1.702, 7.0) if is_clamped else ("silu", False, 1.0, 0.0)
+        return experts(rows, index, shares, *packed, biases, arrived, *way)  # type: ignore[no-any-return]
+
+    whole = mixture(*given)
     assert whole.isfinite().all()
-    for count in (*ROWS[:-1], 3, 20, 200):
-        assert torch.equal(mixture(rows[:count], index[:count], shares[:count]), whole[:count]), count
-        turned = [each[:count].flip(0) for each in (rows, index, shares)]
+    for count in COUNTS:
+        turned = [each[:count].flip(0) for each in given]
         assert torch.equal(mixture(*turned), whole[:count].flip(0)), count
-    assert not mixture.arrived.any()
-
-
-def test_inputs_of_down_are_split_where_a_row_has_few_programs() -> None:
-    assert [splits_of(768, 2048, 8), splits_of(14336, 4096, 2), splits_of(WIDTH, HIDDEN, CHOSEN)] == [1, 2, 1]
-    mixture, rows, (index, shares) = Mixture.of(16, width=544), torch.randn(3, HIDDEN, device=DEVICE).bfloat16(), choices(3)
-    assert splits_of(544, HIDDEN, CHOSEN) > 1
-    found, expected = mixture(rows, index, shares), mixture.expected(rows, index, shares)
-    assert (found - expected).norm() <= 2e-2 * expected.norm()
-    assert torch.equal(mixture(rows[1:2], index[1:2], shares[1:2]), found[1:2])
+    assert not arrived.any()
 
 
 def test_there_is_a_program_for_every_piece() -> None:
+    assert [splits_of(768, 2048, 8), splits_of(14336, 4096, 2), splits_of(96, 160, 3)] == [1, 2, 1]
+    assert splits_of(SPLIT, 160, 2) > 1
     for rows, chosen, count in ((1, 8, 128), (2, 8, 128), (64, 8, 128), (256, 8, 128), (256, 2, 8), (2000, 4, 32)):
         index = torch.rand(rows, count).topk(chosen)[1]
         work = work_of(rows, chosen, count)
@@ -194,7 +115,14 @@ def test_routers_are_transformers(family: str) -> None:
         torch.testing.assert_close(found.sort(1)[0], expected.sort(1)[0], rtol=1e-4, atol=1e-5)
 
 
-MODELS = ("qwen3_moe", "mixtral", "gpt_oss", "qwen3_5_moe", "granite_hybrid", "minimax_m2")
+# Sizes that are no whole blocks of the kernels.
+UNEVEN = {"hidden_size": 160, "moe_intermediate_size": 96, "intermediate_size": 96, "num_experts_per_tok": 3}
+MODELS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in ("qwen3_moe", "mixtral", "gpt_oss", "qwen3_5_moe", "granite_hybrid", "minimax_m2")),
+    *(("qwen3_moe", {"hidden_act": name}) for name in ("gelu", "gelu_pytorch_tanh")),
+    *((name, {**UNEVEN, "num_hidden_layers": 1}) for name in ("qwen3_moe", "gpt_oss")),
+    ("qwen3_moe", {"hidden_size": 160, "moe_intermediate_size": SPLIT, "num_hidden_layers": 1}),
+]
 
 
 def mixtures_of(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -205,15 +133,29 @@ def model_of(name: str, **changes: Any) -> Any:
     return families.build(name, "eager", **changes).to(DEVICE)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_logits_are_transformers(name: str) -> None:
-    model = model_of(name)
+@pytest.mark.parametrize(("name", "changes"), MODELS)
+def test_logits_are_transformers(name: str, changes: dict[str, Any]) -> None:
+    model = model_of(name, **changes)
     expected, tokens = copy.deepcopy(model), families.text_of(12)[None].to(DEVICE)
     expected.set_experts_implementation("eager")
     use_experts(model)
     mixtures = [each for each in model.modules() if isinstance(each, KernelExperts)]
     assert mixtures and len(mixtures) == sum(isinstance(each, KernelRouter) for each in model.modules())
     torch.testing.assert_close(model(tokens).logits, expected(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_outputs_in_bfloat16_are_near_those_of_the_same_weights_in_float32(name: str) -> None:
+    model = model_of(name, **UNEVEN, num_hidden_layers=1)
+    rounded = copy.deepcopy(model).bfloat16()
+    model.load_state_dict(rounded.state_dict())
+    model.set_experts_implementation("eager")
+    use_experts(rounded)
+    [exact], [mixture] = mixtures_of(model), [each for each in rounded.modules() if isinstance(each, KernelExperts)]
+    rows, (shares, index) = torch.randn(5, 160, device=DEVICE).bfloat16(), torch.rand(5, 4, device=DEVICE).topk(3)
+    found, expected = mixture(rows, index, shares), exact(rows.float(), index, shares)
+    assert found.dtype == rows.dtype
+    assert (found - expected).norm() <= 3e-2 * expected.norm()
 
 
 @pytest.mark.parametrize(("name", "bits"), [("qwen3_moe", 4), ("gpt_oss", 8)])

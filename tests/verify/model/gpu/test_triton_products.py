@@ -1,26 +1,41 @@
-"""The kernel of linear layers against PyTorch's products, on a GPU if there is one, else in Triton's interpreter."""
+"""Linear layers by the kernel, with weights of 16, 8 and 4 bits, and merged: on a GPU, or in Triton's interpreter."""
 
 from itertools import product
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cpu.native.library import Engine, compiled_library
+from outrider.verify.model.cpu.native.weights import Kind, Weights
 from outrider.verify.model.gpu import triton_products
-from outrider.verify.model.gpu.projections import use_kernels
+from outrider.verify.model.gpu.projections import MergedLinear, MergedPart, joined, merge_projections, use_kernels
+from outrider.verify.model.gpu.quantized import Blocks, quantized
 from outrider.verify.model.gpu.text_work import ROWS
 from outrider.verify.model.gpu.triton_products import Gpu, KernelLinear, Tile, splits_of, use_kernel
-from tests.verify.model.families import build
+from outrider.verify.model.torch_runner import TorchRunner
+from tests.verify.model.families import ATTENDING, build
 from tests.verify.model.gpu.conftest import DEVICE
 
+# Numbers of rows: on a GPU, all that are captured; the interpreter takes seconds for a hundred.
+COUNTS = (*ROWS[:-1], 3, 20, 200) if DEVICE.type == "cuda" else (1, 3, 20, 72, 136)
 A100, H100, ADA = Gpu(108, 162 << 10, 80), Gpu(132, 226 << 10, 90), Gpu(128, 98 << 10, 89)
 
 
-def layer(inputs: int, outputs: int, bias: bool = False, dtype: torch.dtype = torch.bfloat16) -> KernelLinear:
+def layer(inputs: int, outputs: int, bias: bool = False, dtype: torch.dtype = torch.bfloat16) -> torch.nn.Linear:
     torch.manual_seed(inputs)
-    found = torch.nn.Linear(inputs, outputs, bias, DEVICE, dtype)
-    use_kernel([found])
-    assert isinstance(found, KernelLinear)
-    return found
+    return torch.nn.Linear(inputs, outputs, bias, DEVICE, dtype).requires_grad_(False)
+
+
+def computed(linear: torch.nn.Linear, bits: int = 16) -> Any:
+    """The layer with weights of these bits, by the kernel."""
+    if bits < 16:
+        return quantized(linear, bits, DEVICE)
+    use_kernel([linear])
+    return linear
 
 
 @pytest.mark.parametrize(
@@ -33,7 +48,7 @@ def layer(inputs: int, outputs: int, bias: bool = False, dtype: torch.dtype = to
     ],
 )
 def test_products_are_pytorchs(inputs: int, outputs: int, bias: bool, dtype: torch.dtype, splits: int) -> None:
-    linear = layer(inputs, outputs, bias, dtype)
+    linear = computed(layer(inputs, outputs, bias, dtype))
     assert splits_of(inputs, outputs) == splits
     weight, added = linear.weight.double(), 0 if not bias else linear.bias.double()
     for rows in (1, 20, 72):
@@ -43,17 +58,19 @@ def test_products_are_pytorchs(inputs: int, outputs: int, bias: bool, dtype: tor
         assert (found - expected).norm() < 1e-2 * expected.norm()
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(320, 400), pytest.param(64, 17_000, marks=pytest.mark.slow)])
-def test_a_row_has_the_same_bits_in_any_number_of_rows(inputs: int, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "bits"),
+    [(320, 400, 16), (320, 400, 8), (320, 400, 4), pytest.param(64, 17_000, 16, marks=pytest.mark.slow)],
+)
+def test_a_row_has_the_same_bits_in_any_number_of_rows(
+    inputs: int, outputs: int, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And in tiles of any size. Half of the inputs cancel the others, so another order of the sums shows."""
-    linear = layer(inputs, outputs)
-    with torch.no_grad():
-        linear.weight[:, inputs // 2 :] = -linear.weight[:, : inputs // 2].flip(1)
-        rows = torch.randn(ROWS[-1], inputs // 2, device=DEVICE).bfloat16()
-    rows = torch.cat([rows, rows.flip(1)], 1)
+    given, half = layer(inputs, outputs), torch.randn(ROWS[-1], inputs // 2, device=DEVICE).bfloat16()
+    given.weight[:, inputs // 2 :] = -given.weight[:, : inputs // 2].flip(1)
+    linear, rows = computed(given, bits), torch.cat([half, half.flip(1)], 1)
     whole = linear(rows)
-    for count in (*ROWS[:-1], 3, 20, 200):
-        assert torch.equal(linear(rows[:count]), whole[:count]), count
+    for count in COUNTS:
         assert torch.equal(linear(rows[:count].flip(0)), whole[:count].flip(0)), count
     small = triton_products.gpu_of(DEVICE)._replace(multiprocessors=1)
     assert [Tile.of(count, outputs, 1, small).outputs for count in (16, 72, 136)] == [64, 64, 128]
@@ -64,7 +81,7 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(inputs: int, outputs: int
 
 
 def test_more_rows_than_the_layer_has_counters_for() -> None:
-    linear = layer(64, 40)
+    linear = computed(layer(64, 40))
     given = torch.randn(520, 64, device=DEVICE).bfloat16()
     assert torch.equal(linear(given)[:9], linear(given[:9]))
 
@@ -90,3 +107,82 @@ def test_which_layers_of_a_model_are_computed_by_it() -> None:
         model.lm_head.weight, expected["lm_head.weight" if "lm_head.weight" in expected else "model.embed_tokens.weight"]
     )
     assert model.lm_head.arrived.numel() >= -(-model.lm_head.out_features // triton_products.OUTPUTS[0])
+
+
+KINDS = {8: Kind.INT8, 4: Kind.INT4}
+BITS = pytest.mark.parametrize("bits", KINDS)
+
+
+@BITS
+@pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
+def test_the_weights_are_those_of_a_cpu(bits: int) -> None:
+    torch.manual_seed(bits)
+    weight = torch.randn(70, 160) * torch.rand(70, 160)
+    weight[3, :32], weight[4, 32:64] = 0.0, 0.25
+    expected = torch.from_numpy(Weights.of(Engine.shared(), KINDS[bits], weight.numpy()).unpack(np.arange(70)))
+    found = Blocks.of(weight, bits).weights()
+    assert found.shape == weight.shape
+    equal = (found == expected).double().mean()
+    assert equal == 1 if bits == 8 else equal > 0.99  # of 4 bits, two ranges may have errors that differ by rounding alone
+    assert (found - weight).norm() < 1.01 * (expected - weight).norm()
+
+
+@BITS
+def test_the_kernel_has_the_same_weights(bits: int) -> None:
+    """Rows that have one input each give the weights, in float32 where products are exact."""
+    dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+    blocks = computed(layer(224, 70, dtype=dtype), bits)
+    assert torch.equal(blocks(torch.eye(224, dtype=dtype, device=DEVICE)), blocks.blocks.weights().to(dtype).T)
+
+
+def logits_of(runner: TorchRunner) -> torch.Tensor:
+    found: torch.Tensor = runner.forward(runner.new_cache(), ForwardBatch.chain(range(3, 15)))
+    return found.clone()
+
+
+@pytest.mark.parametrize("name", ATTENDING)
+def test_logits_are_those_of_the_layers_one_by_one(name: str) -> None:
+    model = build(name, NAME)
+    expected = logits_of(TorchRunner(model))
+    merge_projections(model)
+    assert torch.allclose(logits_of(TorchRunner(model)), expected, atol=1e-4)
+
+
+def test_layers_that_differ_stay_apart() -> None:
+    model = build("llama", NAME)
+    attention = model.model.layers[0].self_attn
+    attention.k_proj = torch.nn.Linear(16, 16, bias=False)
+    model.model.layers[1].mlp.up_proj.weight.data = model.model.layers[1].mlp.up_proj.weight.data.bfloat16()
+    merge_projections(model)
+    assert type(attention.q_proj) is torch.nn.Linear and type(model.model.layers[1].mlp.gate_proj) is torch.nn.Linear
+
+
+def test_a_part_of_other_rows_is_of_another_product() -> None:
+    first, second = torch.nn.Linear(8, 4), torch.nn.Linear(8, 6)
+    product = joined([first, second], False)
+    assert product is not None
+    merged = MergedLinear(product, [4, 6])
+    part, rows, others = MergedPart(merged, 1), torch.randn(3, 8), torch.randn(3, 8)
+    for found, layer, given in ((part, second, others), (merged, first, rows), (part, second, others), (part, second, rows)):
+        assert torch.allclose(found(given), layer(given), atol=1e-6)
+    assert merged.rows is None and not merged.parts  # nothing keeps their memory
+
+
+def test_a_compiled_layer_has_one_product_for_each_group() -> None:
+    """Without a break: what one layer keeps for the next is seen by the compiler."""
+    model = build("llama", NAME)
+    attention = model.model.layers[0].self_attn
+    merge_projections(model)
+    seen: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        seen.append(sum(node.target is torch._C._nn.linear for node in graph.graph.nodes))
+        return graph.forward
+
+    def projections(rows: torch.Tensor) -> torch.Tensor:
+        return torch.cat([attention.q_proj(rows), attention.k_proj(rows), attention.v_proj(rows)], -1)
+
+    rows = torch.randn(2, 32)
+    expected = projections(rows)
+    assert torch.equal(torch.compile(projections, backend=backend, fullgraph=True)(rows), expected)
+    assert seen == [1]

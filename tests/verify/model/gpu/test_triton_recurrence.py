@@ -19,11 +19,6 @@ from tests.verify.model.gpu.test_triton_attention import random_tree
 LAYERS, PADDING = 2, 1
 
 
-def shape_of(heads: int, key_dim: int, value_dim: int, window: int, channels: int, dtype: torch.dtype) -> CacheShape:
-    recurrent = RecurrentShape(LAYERS, window, channels, LAYERS, heads, key_dim, value_dim, 1, dtype, DEVICE)
-    return CacheShape((), dtype, DEVICE, recurrent)
-
-
 class Layers:
     """The recurrent layers of forwards with random inputs, by the kernels and by the plain functions."""
 
@@ -96,7 +91,8 @@ def test_trees_equal_the_plain_functions(
     is_delta: bool, sizes: tuple[int, ...], dims: tuple[int, int, int], window: int, dtype: torch.dtype
 ) -> None:
     """And chains after random paths were committed: some rows in place, some moved, or none."""
-    layers = Layers(shape_of(*dims, window, 300 if sum(sizes) > 4 else 8, dtype), len(sizes), sum(sizes), is_delta)
+    recurrent = RecurrentShape(LAYERS, window, 300 if sum(sizes) > 4 else 8, LAYERS, *dims, 1, dtype, DEVICE)
+    layers = Layers(CacheShape((), dtype, DEVICE, recurrent), len(sizes), sum(sizes), is_delta)
     trees = [random_tree(rows, layers.generator) for rows in sizes]
     assert layers.agree(trees)
     for number, tree in enumerate(trees):

@@ -49,7 +49,6 @@ def words(count: int, seed: int = 0) -> list[int]:
 
 
 def read(runner: LlamaRunner, cache: LlamaCache, tokens: list[int]) -> None:
-    """Reads a part of a prompt."""
     runner.forward(cache, ForwardBatch.chain(tokens), logits=False)
     cache.length += len(tokens)
 
@@ -69,7 +68,6 @@ def after(runner: LlamaRunner, text: list[int]) -> Any:
 
 
 def same(found: NDArray[np.float32], expected: NDArray[np.float32]) -> bool:
-    """Whether logits are equal but for rounding."""
     return float(np.abs(found - expected).max()) < ROUNDING
 
 

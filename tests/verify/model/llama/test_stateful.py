@@ -1,9 +1,11 @@
 """Chains of drafts for a model whose layers keep states."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -14,10 +16,57 @@ from outrider.verify.model.batch import ForwardBatch
 pytest.importorskip("llama_cpp")
 from outrider.verify.model.llama.runner import LlamaRunner
 from outrider.verify.model.llama.stateful import StatefulCache
-from tests.verify.model.llama.models import write_mamba
+from tests.verify.model.cpu.native.files import finish
 
 pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("llama")]
 VOCABULARY, ROUNDING = 512, 1e-3
+
+
+def write_mamba(path: Path, hidden: int = 64, layers: int = 2, vocabulary: int = 512) -> None:
+    """A Mamba, whose layers keep states, without a tokenizer."""
+    inner, state, kernel, steps = 2 * hidden, 16, 4, 8
+    writer = gguf.GGUFWriter(path, "mamba")
+    writer.add_context_length(2048)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_ssm_conv_kernel(kernel)
+    writer.add_ssm_inner_size(inner)
+    writer.add_ssm_state_size(state)
+    writer.add_ssm_time_step_rank(steps)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(vocabulary)
+    writer.add_tokenizer_model("no_vocab")
+    random = np.random.default_rng(0)
+
+    def normal(*shape: int, scale: float | None = None) -> NDArray[np.float32]:
+        return (random.standard_normal(shape) * (scale or shape[-1] ** -0.5)).astype(np.float32)
+
+    tensors = {
+        "token_embd.weight": normal(vocabulary, hidden, scale=1.0),
+        "output_norm.weight": np.ones(hidden, np.float32),
+        "output.weight": normal(vocabulary, hidden, scale=0.4),
+    }
+    for layer in range(layers):
+        tensors |= {
+            f"blk.{layer}.{name}": values
+            for name, values in {
+                "attn_norm.weight": np.ones(hidden, np.float32),
+                "ssm_in.weight": normal(2 * inner, hidden),
+                "ssm_conv1d.weight": normal(inner, kernel),
+                "ssm_conv1d.bias": normal(inner, scale=0.1),
+                "ssm_x.weight": normal(steps + 2 * state, inner),
+                "ssm_dt.weight": normal(inner, steps),
+                "ssm_dt.bias": normal(inner, scale=0.5),
+                "ssm_a": -np.exp(normal(inner, state, scale=0.3)),
+                "ssm_d": np.ones(inner, np.float32),
+                "ssm_out.weight": normal(hidden, inner),
+            }.items()
+        }
+    for name, values in tensors.items():
+        writer.add_tensor(name, values)
+    finish(writer)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +101,6 @@ def step(runner: LlamaRunner, cache: StatefulCache, batch: ForwardBatch) -> Any:
 
 
 def after(runner: LlamaRunner, text: list[int]) -> Any:
-    """The logits after a text."""
     return runner.forward(runner.new_cache(), ForwardBatch.chain(text))[-1].copy()
 
 

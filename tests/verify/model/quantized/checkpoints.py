@@ -45,7 +45,6 @@ def words(values: Any, bits: int) -> NDArray[np.int32]:
 def integers(
     generator: Any, outputs: int, inputs: int, bits: int, symmetric: bool, least: int, groups: int, dtype: torch.dtype
 ) -> tuple[Any, Any, torch.Tensor]:
-    """Values, zeros from `least` on, and scales."""
     values = generator.integers(0, 1 << bits, (outputs, inputs))
     zeros = generator.integers(least, 1 << bits, (outputs, groups))
     if symmetric:
@@ -139,7 +138,6 @@ def float8(rows: int, columns: int, end: str = "weight_scale", exponents: bool =
 
 
 def fp4(generator: Any, outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values, and pairs of them in bytes."""
     places = torch.from_numpy(generator.integers(0, 16, (outputs, inputs)))
     return PLACES[places], (places[:, ::2] | places[:, 1::2] << 4).to(torch.uint8)
 

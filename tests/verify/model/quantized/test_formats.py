@@ -18,12 +18,11 @@ from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import KINDS, Kind
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.quantized.formats import whole_layers
-from outrider.verify.model.stored import Stored
 from outrider.verify.model.tensors import read_safetensors
 from tests.verify.model.cpu.native.models import build
 from tests.verify.model.quantized.checkpoints import BY_NAME, FORMS, ROUNDED, Form, save
 
-needs_library = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
+pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 SIZES: dict[str, Any] = {"intermediate_size": 128}  # NVFP4 has blocks of 64 inputs
 # Models whose layers are stacked or fused have one form of each kind.
 CASES = [("llama", form) for form in FORMS]
@@ -31,19 +30,13 @@ CASES += [(family, form) for family in ("qwen3_moe", "phi3") for form in {form.k
 TOKENS = ForwardBatch.chain(np.arange(40))
 
 
-def layers_of(folder: Path, form: Form, outputs: int, inputs: int) -> tuple[dict[str, Stored], torch.Tensor]:
-    """A layer in a file, and the weights that it means."""
-    parts, weights = form.write(np.random.default_rng(0), outputs, inputs)
-    tensors = {f"layer{end}": each for end, each in parts.items()}
-    save_file({**tensors, "layer.bias": torch.ones(outputs)}, folder / "file")
-    stored = read_safetensors("a model", [folder / "file"])
-    assert stored is not None
-    return whole_layers(stored, form.config), weights
-
-
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_weights_have_the_values_of_the_formula(form: Form, tmp_path: Path) -> None:
-    layers, weights = layers_of(tmp_path, form, 40, 192)
+    parts, weights = form.write(np.random.default_rng(0), 40, 192)
+    save_file({"layer.bias": torch.ones(40), **{f"layer{end}": each for end, each in parts.items()}}, tmp_path / "file")
+    stored = read_safetensors("a model", [tmp_path / "file"])
+    assert stored is not None
+    layers = whole_layers(stored, form.config)
     assert {*layers} == {"layer.weight", "layer.bias"}
     layer = layers["layer.weight"]
     assert KINDS.get(layer.type, Kind.BFLOAT16) == form.kind
@@ -67,7 +60,6 @@ def forward(model: NativeRunner, tokens: ForwardBatch = TOKENS) -> Any:
     return np.asarray(model.forward(model.new_cache(), tokens))
 
 
-@needs_library
 @pytest.mark.parametrize(("family", "form"), CASES, ids=str)
 def test_a_checkpoint_is_packed_as_it_is(family: str, form: Form, tmp_path: Path) -> None:
     model = build(family, **({"moe_intermediate_size": 64} if family == "qwen3_moe" else SIZES))
@@ -79,7 +71,6 @@ def test_a_checkpoint_is_packed_as_it_is(family: str, form: Form, tmp_path: Path
     assert np.array_equal(forward(packed, ForwardBatch.chain(np.arange(3))), found[:3])
 
 
-@needs_library
 def test_layers_of_a_checkpoint_may_differ(tmp_path: Path) -> None:
     forms = [BY_NAME["GPTQ"], BY_NAME["GPTQ, 8 bits"], None]  # what the setting `dynamic` of GPTQModel leads to
     packed, plain = (runner(save(tmp_path / str(each), build("llama"), forms, plain=each)) for each in (False, True))
@@ -89,7 +80,6 @@ def test_layers_of_a_checkpoint_may_differ(tmp_path: Path) -> None:
     assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
 
 
-@needs_library
 def test_the_file_of_modelopt_names_the_format_alone(tmp_path: Path) -> None:
     folder = save(tmp_path / "model", build("llama", **SIZES), [BY_NAME["NVFP4 of ModelOpt"]])
     config = json.loads((folder / "config.json").read_text())
@@ -100,7 +90,6 @@ def test_the_file_of_modelopt_names_the_format_alone(tmp_path: Path) -> None:
     assert runner(folder).decoder.layers[0].down.matrix.kind == Kind.NVFP4
 
 
-@needs_library
 def test_tensors_that_do_not_belong_together_are_one_sentence(tmp_path: Path) -> None:
     folder = save(tmp_path / "model", build("llama"), [BY_NAME["GPTQ"]])
     tensors = load_file(folder / "model.safetensors")
@@ -110,7 +99,6 @@ def test_tensors_that_do_not_belong_together_are_one_sentence(tmp_path: Path) ->
         load_weights(LoadOptions(str(folder), device="cpu"))
 
 
-@needs_library
 @pytest.mark.parametrize("settings", [{"version": "gemv_fast"}, {"version": "marlin"}, {"backend": "llm-awq"}])
 def test_another_packing_needs_the_packages_of_transformers(
     settings: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -122,7 +110,6 @@ def test_another_packing_needs_the_packages_of_transformers(
         load_weights(LoadOptions(str(folder), device="cpu"))
 
 
-@needs_library
 def test_what_transformers_does_not_read_either_is_one_sentence(tmp_path: Path) -> None:
     folder = save(tmp_path / "model", build("llama", **SIZES), [BY_NAME["NVFP4 of ModelOpt"]])
     tensors = load_file(folder / "model.safetensors")

@@ -9,6 +9,7 @@ import numpy as np
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFValueType, quants
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outrider.verify.model.architecture.config import read_config
 from outrider.verify.model.architecture.description import Architecture, Mixture, State
@@ -85,7 +86,6 @@ def write_gguf(
 
 
 def of_first_layer(config: Any) -> Any:
-    """The configuration with the first layer's own sizes."""
     return config.per_layer_config[0] if config.is_heterogeneous else config
 
 
@@ -161,7 +161,6 @@ def of_states(known: Architecture) -> dict[str, Any]:
 
 
 def of_latents(known: Architecture) -> dict[str, Any]:
-    """The sizes of latent attention."""
     layer = next((each for each in known.layers if each.latent is not None), None)
     if layer is None or (latent := layer.latent) is None:
         return {}
@@ -192,7 +191,6 @@ def of_layers(config: Any, known: Architecture) -> dict[str, Any]:
 
 
 def of_positions(config: Any) -> dict[str, Any]:
-    """Windows, rotary tables and their scaling."""
     found: dict[str, Any] = {"rope.scaling.finetuned": getattr(config, "position_embedding_type", "rope") == "rope"}
     if config.model_type in ("gemma2", "gemma3_text", "phi3", "olmo3", "cohere2", "exaone4", "gpt_oss"):
         found["attention.sliding_window"] = config.sliding_window
@@ -236,7 +234,8 @@ def tables(config: Any, known: Architecture) -> dict[str, Any]:
         return {"rope_freqs.weight": np.where(np.arange(half) < rotated, 1, 1e30)} if rotated < half else {}
     given = whole_positions(config) or {}
     if given.get("rope_type") == "llama3":
-        return {"rope_freqs.weight": llama3_divisors(given, config.head_dim)}
+        plain = given["rope_theta"] ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
+        return {"rope_freqs.weight": plain / ROPE_INIT_FUNCTIONS["llama3"](config, None)[0].numpy()}
     is_long = given.get("rope_type") == "longrope"
     return {f"rope_factors_{each}.weight": given[f"{each}_factor"] for each in ("long", "short") if is_long}
 
@@ -255,7 +254,6 @@ def split_latents(tensors: Mapping[str, Stored], heads: int, key_dim: int) -> di
 
 
 def converted(name: str, values: NDArray[np.float32], known: Architecture) -> NDArray[np.float32]:
-    """A tensor as files have it."""
     if "conv" in name and values.ndim == 2 and "proj" not in name:  # [channels, 1, inputs] as rows
         values = values.reshape(values.shape[0], -1)
     if name.endswith("A_log"):
@@ -292,12 +290,3 @@ def multipliers(known: Architecture) -> dict[str, Any]:
     rows = np.repeat(np.array(parts, np.float32), [inner, inner, keys, keys, found.heads])[:, None]
     whole = {"in_proj": rows, "embed_tokens": known.embedding_scale, "lm_head": known.logit_scale}
     return {ending: given[name] for ending, name in zip(endings, names, strict=True)} | whole
-
-
-def llama3_divisors(given: Any, size: int) -> NDArray[np.float32]:
-    """What the frequencies of Llama 3.1 are divided by."""
-    waves = 2 * np.pi * given["rope_theta"] ** (np.arange(0, size, 2) / size)
-    low, high = given["low_freq_factor"], given["high_freq_factor"]
-    kept = np.clip((given["original_max_position_embeddings"] / waves - low) / (high - low), 0, 1)
-    found: NDArray[np.float32] = (1 / (kept + (1 - kept) / given["factor"])).astype(np.float32)
-    return found

@@ -29,7 +29,6 @@ def mscales(value: float) -> dict[str, Any]:
 
 
 EXPERTS: dict[str, Any] = {"num_experts": 12, "num_local_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
-SHORT = {"layer_types": ["conv", "full_attention", "conv"] * 2}
 DELTA: dict[str, Any] = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 32}
 DELTA |= {"linear_value_head_dim": 16, "head_dim": 64}
 DELTA |= {"layer_types": ["linear_attention", "full_attention", "linear_attention"] * 2}

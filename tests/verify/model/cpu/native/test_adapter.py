@@ -36,7 +36,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[str | None, torch.Tensor]:
-    """peft's logits by adapter."""
     found: dict[str | None, torch.Tensor] = {}
     with torch.inference_mode():
         found[None] = build("qwen2")(TOKENS[None]).logits[0]

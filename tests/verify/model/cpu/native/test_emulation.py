@@ -10,13 +10,18 @@ from outrider.verify.model.cpu.native.variants import AVX512, X86, processor_fla
 
 SOURCE = Path(__file__).with_name("digest.cpp")
 X86_COMPILER, ARM_COMPILER = "x86_64-linux-gnu-g++", "aarch64-linux-gnu-g++"
-# By name: the compiler, its flags, and the emulator's command.
-MACHINES = {
+AVX512_OPTIONS = ("-march=x86-64-v4", "-mavx512vnni")
+# By name: the compiler, its flags, and the emulator's command, or what this CPU must have.
+MACHINES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...] | set[str]]] = {
     "Haswell": (X86_COMPILER, ("-mavx2", "-mfma", "-mf16c"), ("qemu-x86_64", "-cpu", "Haswell")),
     "Nehalem": (X86_COMPILER, (), ("qemu-x86_64", "-cpu", "Nehalem")),
     "ARM": (ARM_COMPILER, (), ("qemu-aarch64",)),
     "ARM with dot products": (ARM_COMPILER, ("-march=armv8.2-a+dotprod",), ("qemu-aarch64", "-cpu", "neoverse-n1")),
     "ARM with i8mm": (ARM_COMPILER, ("-march=armv8.2-a+dotprod+i8mm",), ("qemu-aarch64", "-cpu", "max")),
+    "tile registers": ("g++", (*AVX512_OPTIONS, "-mamx-tile", "-mamx-int8"), X86["amx"]),
+    "emulated tile registers": ("g++", (*AVX512_OPTIONS, "-DEMULATED_TILES"), AVX512),
+    "AVX-512": ("g++", AVX512_OPTIONS, X86["avx512"]),
+    "AVX VNNI": ("g++", ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"), X86["avxvnni"]),
 }
 SEEDS = ("1", "2")
 
@@ -41,31 +46,10 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return found
 
 
-# What no emulator can run.
-AVX512_OPTIONS = ("-march=x86-64-v4", "-mavx512vnni")
-NATIVE = {
-    "amx": (*AVX512_OPTIONS, "-mamx-tile", "-mamx-int8"),
-    "avx512": AVX512_OPTIONS,
-    "avxvnni": ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", NATIVE)
-def test_this_cpu_computes_the_same_bits(variant: str, portable: list[str], tmp_path: Path) -> None:
-    if not X86[variant] <= processor_flags():
-        pytest.skip(f"this CPU has no {variant}")
-    assert run(tmp_path, "g++", NATIVE[variant], ()) == portable
-
-
-@pytest.mark.slow
-def test_tile_registers_that_are_emulated_compute_the_same_bits(portable: list[str], tmp_path: Path) -> None:
-    if not processor_flags() >= AVX512:
-        pytest.skip("this CPU has no AVX-512, with which weights are unpacked for tile registers")
-    assert run(tmp_path, "g++", (*AVX512_OPTIONS, "-DEMULATED_TILES"), ()) == portable
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
-def test_another_cpu_computes_the_same_bits(machine: str, portable: list[str], tmp_path: Path) -> None:
-    assert run(tmp_path, *MACHINES[machine]) == portable
+def test_a_cpu_computes_the_same_bits(machine: str, portable: list[str], tmp_path: Path) -> None:
+    compiler, flags, needed = MACHINES[machine]
+    if isinstance(needed, set) and not needed <= processor_flags():
+        pytest.skip(f"this CPU has no {machine}")
+    assert run(tmp_path, compiler, flags, () if isinstance(needed, set) else needed) == portable

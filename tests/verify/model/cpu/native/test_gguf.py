@@ -26,9 +26,9 @@ from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.tensors import read_gguf
 from tests.gguf_folders import write_folder
 from tests.verify.model.cpu.native import files
-from tests.verify.model.cpu.native.blocks import STORED, dequantized, random_blocks
 from tests.verify.model.cpu.native.files import finish, write_gguf
 from tests.verify.model.cpu.native.models import FAMILIES, build, runner_of
+from tests.verify.model.cpu.native.test_weights import STORED, dequantized, random_blocks
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 IN_FILES = [kind for kind in STORED if kind < Kind.ZERO4]
@@ -78,23 +78,14 @@ def runner(file: Path, dtype: str = "auto") -> NativeRunner:
     return found
 
 
-@pytest.mark.parametrize("kind", IN_FILES)
-def test_logits_are_those_of_the_unpacked_weights(kind: Kind, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "scale"), [*((kind, 1.0) for kind in IN_FILES), (Kind.NVFP4, 0.7)])
+def test_logits_are_those_of_the_unpacked_weights(kind: Kind, scale: float, tmp_path: Path) -> None:
     tokens = ForwardBatch.chain(torch.arange(40))
-    packed = runner(write(tmp_path / "packed.gguf", kind, False))
-    plain = runner(write(tmp_path / "plain.gguf", kind, True))
+    packed, plain = (runner(write(tmp_path / f"{each}.gguf", kind, each, scale)) for each in (False, True))
     assert {packed.decoder.table.kind, packed.decoder.layers[1].down.matrix.kind} == {kind}
     expected = plain.forward(plain.new_cache(), tokens)
     found = packed.forward(packed.new_cache(), tokens)
     assert norm(found - expected) < 0.05 * norm(expected)  # rows are rounded to 9 bits in every layer
-
-
-def test_scales_of_tensors_multiply_their_weights(tmp_path: Path) -> None:
-    tokens = ForwardBatch.chain(torch.arange(40))
-    scaled, plain = (runner(write(tmp_path / f"{each}.gguf", Kind.NVFP4, each, scale=0.7)) for each in (False, True))
-    found, expected = (each.forward(each.new_cache(), tokens) for each in (scaled, plain))
-    assert scaled.decoder.layers[1].down.matrix.kind == Kind.NVFP4
-    assert norm(found - expected) < 0.05 * norm(expected)
 
 
 def test_a_model_in_several_files_is_that_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

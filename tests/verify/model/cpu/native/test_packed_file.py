@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model import backend
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import packed_file, weights
+from outrider.verify.model.cpu.native.huge_pages import ALIGNMENT, SHARED_BYTES, HugePages
 from outrider.verify.model.cpu.native.packed_file import SUFFIX, make_room
 from outrider.verify.model.load_options import LoadOptions, Quantization
 from outrider.verify.model.runner import ModelRunner
@@ -39,12 +41,15 @@ def logits(runner: ModelRunner) -> np.ndarray:
 
 
 def test_a_later_start_maps_what_an_earlier_one_has_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = logits(load(None))
-    assert np.array_equal(logits(load(tmp_path)), expected)
+    """And serves from the file that it writes."""
+    plain, first = load(None), load(tmp_path)
     (file,) = tmp_path.iterdir()
+    assert first.maps_weights and not plain.maps_weights and file.stat().st_size == first.held_bytes
     monkeypatch.setattr(weights, "pack_blocks", lambda *_: pytest.fail("packed again"))
-    assert np.array_equal(logits(load(tmp_path)), expected)
+    later = load(tmp_path)
     assert [*tmp_path.iterdir()] == [file]
+    file.unlink()  # the mappings stay
+    assert all(np.array_equal(logits(each), logits(plain)) for each in (first, later))
 
 
 def test_another_rounding_has_a_file_of_its_own(tmp_path: Path) -> None:
@@ -59,16 +64,6 @@ def test_a_file_that_is_too_short_is_one_sentence(tmp_path: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
     with pytest.raises(ModelError, match=r"packed' is damaged; remove it\.$"):
         load(tmp_path)
-
-
-def test_a_first_start_serves_from_the_file_that_it_writes(tmp_path: Path) -> None:
-    runner = load(tmp_path)
-    assert runner.maps_weights and not load(None).maps_weights
-    (file,) = tmp_path.iterdir()
-    assert file.stat().st_size == runner.held_bytes
-    expected = logits(runner)
-    file.unlink()  # the mapping stays
-    assert np.array_equal(logits(runner), expected)
 
 
 def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -131,3 +126,17 @@ def test_files_that_were_used_longest_ago_are_removed(tmp_path: Path, monkeypatc
     (tmp_path / "x.partial").write_bytes(b"")
     make_room(tmp_path, 50)
     assert [each.name for each in tmp_path.iterdir()] == [f"a{SUFFIX}"]
+
+
+SIZES = (1, 63, 64, 65, 5000, 3 << 20, SHARED_BYTES // 2, SHARED_BYTES // 2 + 1, 40 << 20, 0)
+
+
+def test_parts_are_aligned_zero_and_apart() -> None:
+    memory = HugePages()
+    with ThreadPoolExecutor(4) as pool:
+        parts = list(pool.map(memory.take, SIZES * 3))
+    assert [len(part) for part in parts] == [*SIZES * 3]
+    assert all(part.ctypes.data % ALIGNMENT == 0 and not part.any() for part in parts)
+    for number, part in enumerate(parts):
+        part.fill(number % 256)
+    assert all((part == number % 256).all() for number, part in enumerate(parts))

@@ -1,7 +1,5 @@
 """States of recurrent layers: the bits of a text read at once, whatever was drafted, cut, forked or swapped before."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -27,13 +25,11 @@ def runner(request: pytest.FixtureRequest) -> NativeRunner:
 
 
 @pytest.fixture(autouse=True)
-def few_tokens_between_snapshots(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def few_tokens_between_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
-    yield
 
 
 def read(runner: NativeRunner, cache: HostCache, tokens: np.ndarray, piece: int = 512) -> np.ndarray:
-    """The logits of the tokens' rows, which are committed."""
     found = []
     for start in range(0, len(tokens), piece):
         part = tokens[start : start + piece]

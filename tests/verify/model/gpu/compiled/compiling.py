@@ -32,8 +32,6 @@ CACHES = {torch.int8: 4, torch.float8_e4m3fn: 4}  # bytes of a row's scale
 
 @dataclass(frozen=True)
 class Usage:
-    """What a compiled kernel uses."""
-
     kernel: str
     registers: int  # of a thread
     stack_bytes: int  # of a thread; more than 0 if registers are spilled
@@ -52,7 +50,6 @@ def usages(case: str, capability: int) -> list[Usage]:
 
 
 def tensor(*shape: int, dtype: torch.dtype = FLOAT32) -> torch.Tensor:
-    """Memory whose size does not matter: nothing reads it."""
     return torch.empty(1, *shape[1:], dtype=dtype).expand(shape)
 
 
@@ -72,7 +69,6 @@ def attention(capability: int, dtype: torch.dtype, head_dim: int, cache: torch.d
 
 
 def weights_of(outputs: int, inputs: int, dtype: torch.dtype, bits: int) -> list[torch.Tensor]:
-    """The tensors of weights, as `Blocks` has them."""
     if bits == 16:
         return [tensor(outputs, inputs, dtype=dtype)]
     scales = [tensor(outputs, inputs // 32, dtype=FLOAT16) for _ in range(16 // bits // 2)]
@@ -109,7 +105,6 @@ def experts(capability: int, bits: int = 16) -> None:
 
 
 def recurrence(capability: int, key_dim: int, value_dim: int, is_delta: bool) -> None:
-    """The kernels of recurrent layers."""
     from outrider.verify.model.gpu.device_rows import DeviceStates
     from outrider.verify.model.gpu.triton_recurrence import convolve, fold, scan
     from outrider.verify.model.recurrent.states import RecurrentShape
@@ -128,7 +123,6 @@ def recurrence(capability: int, key_dim: int, value_dim: int, is_delta: bool) ->
 
 
 def sampling(capability: int, dtype: torch.dtype, draws: int = 1) -> None:
-    """The kernels that find the likeliest tokens, and choose some."""
     from outrider.verify.model.gpu.triton_sampling import choose_tokens, likeliest_tokens
 
     logits = torch.empty(ROWS, 128_256, dtype=dtype)

@@ -57,15 +57,11 @@ def captured(name: str, devices: Sequence[torch.device], quantize: Quantize = "n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CAPTURED)
-def test_nothing_that_cuda_would_refuse_is_captured(name: str) -> None:
-    assert not captured(name, DEVICES[:1]).forbidden
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CAPTURED if name not in ON_ONE_DEVICE])
-def test_nor_over_two_devices(name: str) -> None:
-    assert not captured(name, DEVICES).forbidden
+@pytest.mark.parametrize(
+    ("name", "count"), [(name, count) for name in CAPTURED for count in (1, 2)[: 2 - (name in ON_ONE_DEVICE)]]
+)
+def test_nothing_that_cuda_would_refuse_is_captured(name: str, count: int) -> None:
+    assert not captured(name, DEVICES[:count]).forbidden
 
 
 @pytest.mark.parametrize(
