@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from outrider.drafters.interface import Ints
     from outrider.server.settings import Settings
     from outrider.verify.cost import CostCurve
+    from outrider.verify.draft_model.runner import DraftRunner
     from outrider.verify.fast_tokenizer import AnyTokenizer
     from outrider.verify.model.runner import ModelRunner
 
@@ -195,9 +196,24 @@ def compare(
     backend.start(runner, candidate, target.context_tokens)
     shared = DraftRunner(runner, target.vocabulary, differences=differences)
     shared.measure(target)
-    equal = [shared.agrees(each.prompt, each.tokens) for each in answers]
+    equal = [agrees(shared, each) for each in answers]
     seconds = shared.pair.draft_seconds
     return float(np.concatenate(equal).mean()), seconds, best_length(equal, curve.at(len(answers[0].prompt)), seconds)
+
+
+def agrees(draft: DraftRunner, answer: Answer) -> NDArray[np.bool_]:
+    """Whether a draft model finds each token of an answer the likeliest there: bool [T]."""
+    from outrider.verify.model.batch import ForwardBatch
+    from outrider.verify.sampling.rows import in_place
+    from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
+
+    cache, text = draft.runner.new_cache(), draft.ids.own[np.concatenate([answer.prompt, answer.tokens[:-1]])]
+    found: list[NDArray[np.int64]] = []
+    for part in np.split(text, range(PREFILL_CHUNK_TOKENS, len(text), PREFILL_CHUNK_TOKENS)):
+        logits = draft.runner.forward(cache, ForwardBatch.chain(part))
+        found.append(np.asarray(draft.ids.drafted(in_place(logits)).argmax(-1)))
+        cache.length += len(part)
+    return np.equal(np.concatenate(found)[len(answer.prompt) - 1 :], answer.tokens)
 
 
 def best_length(equal: Sequence[NDArray[np.bool_]], seconds: NDArray[np.float64], draft_seconds: float) -> Gain:

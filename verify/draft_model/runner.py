@@ -13,11 +13,8 @@ from types import MappingProxyType
 from typing import TypeVar
 from weakref import ReferenceType, ref
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from outrider.drafters.interface import Ints
 from outrider.drafters.model.pair import Pair
 from outrider.verify.draft_model.gathering import Gathering
 from outrider.verify.draft_model.session import SessionDraft
@@ -26,8 +23,7 @@ from outrider.verify.measurement import timed_forward
 from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.kv_cache import KVCache, OutOfPages
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.sampling.rows import Logits, copies, in_place
-from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
+from outrider.verify.sampling.rows import Logits, copies
 
 T = TypeVar("T")
 # Steps that are timed of each kind, and the tokens of a prompt.
@@ -158,16 +154,6 @@ class DraftRunner:
         finally:
             self._last = torch.cuda.Event()
             self._last.record(stream)
-
-    def agrees(self, prompt: Ints, answer: Ints) -> NDArray[np.bool_]:
-        """Whether the model finds each token of an answer, int32 [T], the likeliest there: bool [T]."""
-        cache, text = self.runner.new_cache(), self.ids.own[np.concatenate([prompt, answer[:-1]])]
-        found: list[NDArray[np.int64]] = []
-        for part in np.split(text, range(PREFILL_CHUNK_TOKENS, len(text), PREFILL_CHUNK_TOKENS)):
-            logits = self.runner.forward(cache, ForwardBatch.chain(part))
-            found.append(np.asarray(self.ids.drafted(in_place(logits)).argmax(-1)))
-            cache.length += len(part)
-        return np.equal(np.concatenate(found)[len(prompt) - 1 :], answer)
 
     def measure(self, target: ModelRunner) -> None:
         """Times steps of both models in turns and at once, and the reading of a prompt, for `pair`."""
