@@ -144,7 +144,8 @@ def draw(
     """
     values = likeliest(logits, 1)[2]
     settings = to_device(settings_of(len(logits), [Sampled(0, params, positions)]), logits.device)
-    return cast(tuple[torch.Tensor, torch.Tensor], choose_tokens(logits, values, settings, draws))
+    tokens, probabilities = choose_tokens(logits, values, settings, max(2, draws))  # one alone has no probability
+    return tokens[:, :draws], probabilities[:, :draws]
 
 
 def settings_of(rows: int, sampled: Sequence[Sampled]) -> torch.Tensor:
