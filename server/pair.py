@@ -122,7 +122,7 @@ def at_hand(settings: Settings) -> Iterator[str]:
         with suppress(ModelError):
             paths.append(each.served_path())
     most = MOST_SHARE * (stored_bytes(settings.model.path) or 0)
-    for path in dict.fromkeys(str(Path(each).resolve()) if Path(each).exists() else each for each in paths):
+    for path in {Path(each).resolve(): each for each in reversed(paths)}.values():  # of two names of one model, the first
         if 0 < (stored_bytes(path) or 0) <= most:
             yield path
 

@@ -39,8 +39,8 @@ def test_smaller_models_in_the_folder_are_tried(tmp_path: Path, monkeypatch: pyt
         (tmp_path / "models").mkdir(exist_ok=True)
         (tmp_path / "models" / name).symlink_to(model)
     found = run(str(tmp_path / "models" / "target"), "--tokens", "8")
-    assert str(models.DRAFT) in found
-    assert f"{models.TARGET} " not in found.replace(f"--model {models.TARGET}", "")
+    assert f"{tmp_path / 'models' / 'draft'} " in found
+    assert f"{tmp_path / 'models' / 'target'} " not in found.replace(f"--model {tmp_path / 'models' / 'target'}", "")
 
 
 @pytest.mark.parametrize(
