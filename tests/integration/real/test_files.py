@@ -13,7 +13,7 @@ from tests.servers import Served, serving
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=packaged.NAMES)
+@pytest.fixture(scope="module", params=sorted({*packaged.NAMES} - {packaged.SMOLLM2}))  # SmolLM2 has tests of its own
 def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     file = packaged.place(request.param)
     if not file.is_file():
