@@ -105,7 +105,7 @@ def file_of(tokens: int) -> str:
 
 
 def edit(text: str, changes: int) -> tuple[Question, str]:
-    """A question for a file with so many changed lines, and the file that is asked for."""
+    """A question that asks to change `changes` lines of a file, and the changed file."""
     lines = text.splitlines()
     once = [number for number, line in enumerate(lines) if lines.count(line) == 1 and WORD.search(line)]
     if len(once) < changes:

@@ -246,17 +246,16 @@ def create_endpoints(
     store: ResponseStore | None = None,
 ) -> Endpoints:
     """The endpoints, with everything that they share. `store`: of responses, if it is not theirs alone. Raises ModelError."""
-    with loading(f"The model at {settings.model.path!r}"):
-        load = partial(load_tokenizer, settings.model.path, settings.model.trust_remote_code, settings.model.revision)
+    model = settings.model
+    with loading(f"The model at {model.path!r}"):
+        load = partial(load_tokenizer, model.path, model.trust_remote_code, model.revision)
         prompts, vocabulary = PromptEncoder(tokenizer, load), Vocabulary(tokenizer)
         sampling_defaults = NO_DEFAULTS
-        if settings.model.generation_config == "auto":
-            sampling_defaults = load_sampling_defaults(settings.model.path, settings.model.revision)
+        if model.generation_config == "auto":
+            sampling_defaults = load_sampling_defaults(model.path, model.revision)
         block = no_corpus if corpora is None else corpora.block
         requests = RequestBuilder(settings, prompts, engine.wait_started, quotas.charge, sampling_defaults, block)
-        runner = GenerationRunner(
-            engine, metrics, settings.server.coalesce_ms / 1e3, KEEP_ALIVE_SECONDS, settings.model.served_name
-        )
+        runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3, KEEP_ALIVE_SECONDS, model.served_name)
         pictures = PictureService(settings)
         chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner, pictures)
         names = ModelNames(settings.model)

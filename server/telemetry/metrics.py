@@ -110,12 +110,9 @@ class Metrics:
         self._picker = PickerGauges()
         self.registry.register(self._picker)
         self.last_progress = new.gauge("last_progress_timestamp_seconds", "Unix time of the worker's last message.")
-        by_label = (
-            (self.rejected_requests, REFUSALS),
-            (self.closed_connections, CLOSINGS),
-            (self.session_requests, get_args(Reuse)),
-        )
-        for metric, values in by_label:  # start at zero, so that the first event shows as an increase
+        counted = (self.rejected_requests, self.closed_connections, self.session_requests)
+        # They start at zero, so that the first event shows as an increase.
+        for metric, values in zip(counted, (REFUSALS, CLOSINGS, get_args(Reuse)), strict=True):
             for value in values:
                 metric.labels(value)
 

@@ -27,7 +27,7 @@ class PickerGauges(Collector):
     waiting: int = 0
     kv_cache_usage_ratio: float = 0.0  # of running requests: idle sessions make room
     blocks: int | None = None  # of BLOCK_TOKENS, in the KV caches on the device; None before the model is loaded
-    adapters: str = ""  # names of the LoRA adapters, all of which are in memory
+    adapters: str = ""  # names of the LoRA adapters; all are kept in memory
     adapter_count: int = 0
     loaded_at: float = 0.0  # seconds since 1970
 

@@ -219,6 +219,7 @@ def test_two_tabs_lose_no_message_of_each_other(browser: Any, server: Served) ->
         answer(page)
         page.reload()
         page.locator("article.assistant >> text=of 3").wait_for()
+        assert page.locator("article.assistant").count() == 1
 
 
 def test_models_are_chosen_and_loaded(browser: Any, server: Served) -> None:
@@ -344,5 +345,7 @@ def test_the_drafts_are_one_click_away(browser: Any, server: Served) -> None:
     with visit(browser, server.url) as page:
         page.click("text=View of drafts")
         page.locator("#start-race").wait_for()
+        assert page.url.endswith("/page/drafts.html")
         page.click("text=To the chat")
         page.locator("#composer").wait_for()
+        assert page.url.partition("#")[0].rstrip("/") == server.url

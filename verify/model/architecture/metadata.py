@@ -133,7 +133,7 @@ def read_layers(entries: Entries, family: Family) -> dict[str, Any]:
     kv_heads = entries.by_layer("attention.head_count_kv", count, heads)
     window = entries.get("attention.sliding_window")
     windowed = entries.get("attention.sliding_window_pattern", family.window_every)
-    if not isinstance(windowed, list):  # of so many layers, the last has no window
+    if not isinstance(windowed, list):  # a number N: every N-th layer has no window
         windowed = [windowed is None or (number + 1) % windowed != 0 for number in range(count)]
     recurrent, feeds = read_recurrent(entries, family, count), entries.by_layer("feed_forward_length", count)
     kinds, sizes = [], {}

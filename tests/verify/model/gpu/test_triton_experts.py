@@ -19,7 +19,7 @@ from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.test_triton_products import COUNTS
 
 EXPERTS, CHOSEN, HIDDEN, WIDTH = 12, 3, 64, 32
-SPLIT = 544  # of so many inputs, the second product has several splits
+SPLIT = 544  # number of inputs at which the sums of the second product are split
 
 
 @pytest.fixture(autouse=True)
