@@ -134,7 +134,7 @@ class Model(Section):
         "always does; on a GPU, auto does if the kernels can. on refuses to start elsewhere.",
     )
     tool_format: ToolFormat = Field(
-        "auto", description="Format of the model's tool calls; auto detects it from the chat template."
+        "auto", description="Format of the model's tool calls, see docs/tools.md; auto detects it from the chat template."
     )
     generation_config: Literal["auto", "none"] = Field(
         "auto",

@@ -1,4 +1,4 @@
-"""Generates configs/default.yaml and the tables of docs/settings.md from the settings tree, and those of docs/api.md
+"""Generates configs/default.yaml, the lists of docs/settings.md from the settings tree, and parts of docs/api.md
 and docs/roofline.md.
 
 After a change of a setting, of `outrider.server.openai.unsupported` or of bench/results/roofline.json, run
@@ -21,6 +21,8 @@ SETTINGS = ROOT / "docs" / "settings.md"
 API = ROOT / "docs" / "api.md"
 ROOFLINE = ROOT / "docs" / "roofline.md"
 
+MANY_CHOICES = 20  # more of them are on another page, which the description names
+
 HEADER = """\
 # Every setting with its default. Generated from the settings tree; docs/settings.md has the types and bounds.
 # Each setting also works in the environment (OUTRIDER_SERVER__PORT=9000) and as a flag (--server.port 9000).
@@ -33,22 +35,22 @@ def default_yaml() -> str:
 
 
 def settings(page: str) -> str:
-    """docs/settings.md with regenerated tables."""
-    tables = "\n".join(_table(section) for section in sections())
-    return _replace(page, "settings", f"\n{tables}")
+    """docs/settings.md with regenerated lists."""
+    lists = "\n".join(_list(section) for section in sections())
+    return _replace(page, "settings", f"\n{lists}")
 
 
 def api(page: str) -> str:
-    """docs/api.md with regenerated tables of unsupported fields."""
+    """docs/api.md with a regenerated list of unsupported fields."""
     endpoints = {
         "chats and completions": UNSUPPORTED,
         "chats": UNSUPPORTED_IN_CHATS,
         "completions": UNSUPPORTED_IN_COMPLETIONS,
         "responses": responses.UNSUPPORTED,
     }
-    rows = [f"| {name} | {', '.join(f'`{field}`' for field in fields)} |" for name, fields in endpoints.items()]
-    table = "\n".join(["| in | fields |", "|---|---|", *rows])
-    return _replace(page, "unsupported", f"\n{table}\n")
+    items = [f"- {name}: {', '.join(f'`{field}`' for field in fields)}" for name, fields in endpoints.items()]
+    lines = [line for item in items for line in textwrap.wrap(item, 136, subsequent_indent="  ")]
+    return _replace(page, "unsupported", "\n".join(["", *lines, ""]))
 
 
 def roofline(page: str) -> str:
@@ -89,11 +91,12 @@ def _comment(text: str, indent: str) -> str:
     return "".join(f"{indent}# {line}\n" for line in lines)
 
 
-def _table(section: SettingsSection) -> str:
+def _list(section: SettingsSection) -> str:
     lines = [f"## `{section.name}`", "", section.description, ""]
     for setting in section.settings:
         default = "required" if setting.required else f"`{setting.default}`" if is_value(setting) else setting.default
-        kind = setting.type.replace(" (", ", ").replace(")", "")
+        many = len(setting.choices) > MANY_CHOICES
+        kind = f"one of {len(setting.choices)} names" if many else setting.type.replace(" (", ", ").replace(")", "")
         lines.append(f"- `{setting.name}` ({kind}; {default}): {setting.description}")
     return "\n".join(lines) + "\n"
 

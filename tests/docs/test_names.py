@@ -38,18 +38,18 @@ def test_endpoints_exist(page: str) -> None:
 
 
 def test_all_endpoints_are_documented() -> None:
-    rows = [line for line in read("docs/api.md").splitlines() if line.startswith("| `")]
-    named = [found for row in rows for found in re.findall(r"`(GET|POST|DELETE) (/[^`]*)`", row.split(" | ")[0])]
+    items = [line.partition(": ")[0] for line in read("docs/api.md").splitlines() if line.startswith("- `")]
+    named = [found for item in items for found in re.findall(r"`(GET|POST|DELETE) (/[^`]*)`", item)]
     for method, template in routes():
         assert any(method == m and matches(template, path) for m, path in named), (method, template)
 
 
 def documented_fields(*headings: str) -> set[str]:
-    """The fields in the first column of the tables below these headings of docs/api.md and docs/editors.md."""
+    """The fields that the lists below these headings of docs/api.md and docs/editors.md describe."""
     parts = re.split(r"^#+ (.+)$", prose("docs/api.md") + prose("docs/editors.md"), flags=re.M)
     texts = dict(zip(parts[1::2], parts[2::2], strict=True))
-    rows = [row for heading in headings for row in re.findall(r"^\| (`.*?) \|", texts[heading], flags=re.M)]
-    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    items = [item for heading in headings for item in re.findall(r"^- ((?:`\w+`[,\s]*)+):\s", texts[heading], flags=re.M)]
+    return {name for item in items for name in re.findall(r"`(\w+)`", item)}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_all_fields_are_documented(path: str, headings: tuple[str, ...]) -> None
 
 
 def test_all_drafters_are_documented() -> None:
-    assert set(re.findall(r"^\| `([a-z-]+)` \| ", read("docs/drafters.md"), flags=re.M)) == set(NAMES)
+    assert set(re.findall(r"^- `([a-z-]+)`: ", read("docs/drafters.md"), flags=re.M)) == set(NAMES)
 
 
 @pytest.mark.parametrize("page", PAGE_NAMES)

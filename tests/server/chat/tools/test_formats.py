@@ -25,8 +25,8 @@ def test_every_format_has_a_sample_and_can_be_set() -> None:
 
 
 def test_the_documentation_has_every_format() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", (ROOT / "docs" / "tools.md").read_text(), flags=re.M)
-    assert dict(rows) == {format.name: format.models for format in FORMATS.values()}
+    items = re.findall(r"^- `(\w+)` \((.*?)\):\s", (ROOT / "docs" / "tools.md").read_text(), flags=re.M)
+    assert dict(items) == {format.name: format.models for format in FORMATS.values()}
 
 
 def call(id: str, name: str) -> dict[str, Any]:
