@@ -65,6 +65,7 @@ from outrider.server.openai.sampling_defaults import load_sampling_defaults
 from outrider.server.openai.schema import ChatBody, CompletionBody
 from outrider.server.pictures.service import PictureService
 from outrider.server.settings import Settings
+from outrider.server.settings.stores import RESPONSES_BYTES
 from outrider.server.telemetry import tracing
 from outrider.server.telemetry.metrics import Metrics
 from outrider.verify.errors import ModelError, loading
@@ -278,7 +279,7 @@ def create_endpoints(
 
 
 def new_store(settings: Settings) -> ResponseStore:
-    budget_bytes = min(KEY_BYTES, settings.responses.total_bytes // max(1, len(settings.auth.keys)))
+    budget_bytes = min(KEY_BYTES, RESPONSES_BYTES // max(1, len(settings.auth.keys)))
     return ResponseStore(CAPACITY, TTL_SECONDS, budget_bytes)
 
 

@@ -78,10 +78,10 @@ def run(settings: Settings, scale: Scale, address: str | None) -> None:
     check_address(settings)
     if settings.models.paths:
         raise SettingsError("A cluster serves one model; leave out models.paths, and set model.path.")
-    if settings.server.socket or settings.server.tls_certificate:
+    if settings.server.socket_file or settings.server.tls_certificate:
         raise SettingsError(
-            "A cluster listens on server.host and server.port by plain HTTP; leave out server.socket and the TLS certificate, "
-            "and put a proxy with TLS in front of it."
+            "A cluster listens on an address and a port by plain HTTP; leave out the UNIX socket and the TLS certificate, and "
+            "put a proxy with TLS in front of it."
         )
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

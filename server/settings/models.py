@@ -144,7 +144,14 @@ class Model(Section):
         Path("~/.cache/outrider/packed"),
         description="Folder of packed weights, which later starts and other servers map; null packs them at every start.",
     )
-    trust_remote_code: bool = Field(False, description="Run code from the model's folder, with all rights of the server.")
+    trust_remote_code: bool = Field(
+        False, description="Run code from the model's folder, and the draft model's, with all rights of the server."
+    )
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The path and the revision."""
+        return self.path, self.revision
 
     @property
     def served_name(self) -> str:
@@ -189,12 +196,18 @@ class DraftModel(Section):
 
     path: ModelPath | None = Field(
         None,
-        description="Draft model, in the forms of model.path, or a draft head; mtp is the multi-token prediction layer of the "
-        "target's own checkpoint. null uses none.",
+        description="Draft model, in the forms of model.path, or a draft head; owner/name@revision pins a Hugging Face id, and "
+        "mtp is the multi-token prediction layer of the target's own checkpoint. null uses none.",
     )
-    revision: str = Field(DEFAULT_REVISION, min_length=1, description="See model.revision.")
     quantize: Quantize = Field("none", description="See model.quantize; a head is not quantised.")
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N, for example a second GPU."
     )
-    trust_remote_code: bool = Field(False, description="See model.trust_remote_code.")
+
+    @property
+    def place(self) -> tuple[str | None, str]:
+        """The path without a revision, and the revision."""
+        if self.path is None or Path(self.path).expanduser().exists():
+            return self.path, DEFAULT_REVISION
+        path, _, revision = self.path.partition("@")
+        return path, revision or DEFAULT_REVISION
