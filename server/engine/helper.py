@@ -1,4 +1,7 @@
-"""A program beside the front end that answers messages in order: neither the event loop nor a stream waits for its work."""
+"""A program beside the front end that answers messages in order: neither the event loop nor a stream waits for its work.
+
+The front end asks it on the event loop, or from a thread that may wait.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,54 @@ STALL_SECONDS = 30.0
 # No message takes so long, except one that loads a model.
 ANSWER_SECONDS = 600.0
 WATCH_SECONDS, GRACE_SECONDS = 1.0, 10.0
+# A process that dies of a signal needs a moment, and one whose socket has closed ends by itself.
+SIGNAL_SECONDS = 0.5
 
 
 class HelperEnded(Exception):
     """The program ended before it answered."""
+
+    def __init__(self, code: int | None = None) -> None:
+        """`code` is the exit code, negative for a signal's number; None if it is not known."""
+        super().__init__()
+        self.code = code
+
+
+class BlockingHelper:
+    """The program as one thread of the front end sees it. A program that is silent or too slow is killed."""
+
+    def __init__(self, module: str) -> None:
+        """Starts `main` of this module. Raises OSError."""
+        self._process, self._end = start(module)
+        self._side = WorkerSide(self._end)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, message: bytes, seconds: float) -> bytes:
+        """The answer to a message. Raises HelperEnded, after which no message may follow."""
+        deadline = time.monotonic() + seconds
+        self._end.settimeout(seconds)
+        with contextlib.suppress(OSError, EOFError):
+            self._side.send(message)
+            while (left := deadline - time.monotonic()) > 0:
+                for answer in self._side.receive(left):
+                    return answer
+        raise HelperEnded(self.close())
+
+    def close(self) -> int:
+        """Kills the process if it still runs, and returns its exit code, negative for a signal."""
+        with contextlib.suppress(OSError):
+            self._side.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(SIGNAL_SECONDS)
+        self._process.kill()
+        return self._process.wait()
 
 
 class Helper:
@@ -113,7 +160,7 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
         process.wait(GRACE_SECONDS)
 
 
-def answer_all(argument: str, answer: Callable[[bytes], bytes], niceness: int) -> None:
+def answer_all(argument: str, answer: Callable[[bytes], bytes], niceness: int = 0) -> None:
     """The program's main loop: answers messages from the socket until the front end closes it."""
     if hasattr(os, "nice"):  # not on Windows
         os.nice(niceness)
