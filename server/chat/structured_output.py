@@ -8,14 +8,13 @@ most.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import signal
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from outrider.server.chat.grammar_job import GrammarJob, Structure
+from outrider.server.chat.grammar_job import Built, GrammarJob, Structure, decode_built, encode
 from outrider.server.engine.helper import BlockingHelper, HelperEnded
 from outrider.server.fair_threads import FairThreads
 from outrider.server.http.errors import APIError
@@ -32,15 +31,6 @@ TRIES = 2
 CACHED_GRAMMARS, CACHED_BYTES = 256, 16 << 20
 # This is the reason given if the process dies.
 FATAL = "it is nested too deeply or takes too long to compile; simplify it."
-
-
-class Built(NamedTuple):
-    """A grammar in llguidance's serialization, or why there is none."""
-
-    grammar: str = ""
-    reason: str = ""
-    code: str = ""  # code of the error
-    ignored: Sequence[str] = ()  # names of what the grammar does not enforce
 
 
 class Enforced(NamedTuple):
@@ -94,18 +84,19 @@ class GrammarChecker:
         job = job.within(self._max_bytes)
         if job.size_bytes > self._max_bytes:
             return Built("", f"it is larger than {self._max_bytes} bytes; shorten it.", "too_long")
-        key = hashlib.blake2b(job.encode().encode(), digest_size=16).digest()
+        message = encode(job)
+        key = hashlib.blake2b(message, digest_size=16).digest()
         if key in self._valid:
             self._valid.move_to_end(key)
             return self._valid[key]
-        built = self._validated(job.encode())
+        built = self._validated(message)
         if built.reason == FATAL and job.lenient:
-            built = self._validated(job.without(job.lenient).encode())
+            built = self._validated(encode(job.without(job.lenient)))
         if not built.reason:
             self._keep(key, built)
         return built
 
-    def _validated(self, line: str) -> Built:
+    def _validated(self, message: bytes) -> Built:
         """The answer of the process, which is started if there is none. Raises OSError if it is killed from outside again."""
         for _ in range(TRIES):
             seconds = ANSWER_SECONDS
@@ -113,7 +104,7 @@ class GrammarChecker:
                 self._end_process()
                 self._process, seconds = BlockingHelper(MODULE), START_SECONDS + ANSWER_SECONDS
             try:
-                return Built(*json.loads(self._process.ask(line.encode(), seconds)))
+                return decode_built(self._process.ask(message, seconds))
             except HelperEnded as ended:
                 self._process, code = None, ended.code
                 log.warning("the process that validates grammars has ended, and is replaced (exit code %s)", code)

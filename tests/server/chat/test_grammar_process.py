@@ -1,7 +1,6 @@
 """The validator process: it accepts what the worker accepts, is replaced when a grammar ends it, and is shared fairly."""
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -15,7 +14,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from outrider.server.chat import grammar_validator
-from outrider.server.chat.grammar_job import LENIENT, GrammarJob, Structure
+from outrider.server.chat.grammar_job import LENIENT, GrammarJob, Structure, decode_built, encode
 from outrider.server.chat.grammar_validator import reason, stack_bytes
 from outrider.server.chat.structured_output import FATAL, MODULE, Enforced, GrammarChecker
 from outrider.server.engine import program
@@ -126,9 +125,9 @@ def test_the_process_ends_with_its_front_end_and_ignores_ctrl_c() -> None:
     process, end = program.start(MODULE)
     with end:
         os.kill(process.pid, signal.SIGINT)
-        end.sendall(framed(job(VALID).encode().encode()))
+        end.sendall(framed(encode(job(VALID))))
         [answer] = Frames().feed(end.recv(1 << 16))
-        assert json.loads(answer)[1] == ""
+        assert decode_built(answer).reason == ""
     assert process.wait(20) == 0  # as if the front end had died
 
 
@@ -205,5 +204,5 @@ def test_a_grammar_that_takes_too_long_ends_the_process() -> None:
         process = subprocess.Popen([sys.executable, "-c", program], pass_fds=[theirs.fileno()])
         theirs.close()
         slow = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(2000)}}
-        ours.sendall(framed(GrammarJob(structure=Structure("json_schema", slow)).encode().encode()))
+        ours.sendall(framed(encode(GrammarJob(structure=Structure("json_schema", slow)))))
         assert process.wait() == -signal.SIGPROF
