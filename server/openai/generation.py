@@ -22,7 +22,8 @@ from msgspec.structs import fields, replace
 
 from outrider.drafters.sequence import Finish
 from outrider.server.engine.engine import EngineError
-from outrider.server.engine.messages import Event, Request, StepReport, TokenEvent, TokenLogprobs
+from outrider.server.engine.interface import EngineLike
+from outrider.server.engine.messages import Request, StepReport, TokenEvent, TokenLogprobs
 from outrider.server.http import sse
 from outrider.server.http.errors import APIError, from_engine
 from outrider.server.http.json_route import in_turn
@@ -130,18 +131,6 @@ class Stop(Protocol):
         """Takes the choice's next text; returns where in it the choice ends, or None."""
 
 
-class TokenSource(Protocol):
-    """The part of the engine that the runner uses."""
-
-    def generate(
-        self, request: Request, arrived: float | None = None, admitted: bool = False
-    ) -> AsyncGenerator[Event | None, None]:
-        """The events of a request; None after each keep-alive interval without an event. Raises EngineError."""
-
-    def forget(self, request: Request) -> None:
-        """Drops the session of a request that has ended."""
-
-
 class ChoiceEvent(NamedTuple):
     choice: int
     event: TokenEvent
@@ -171,7 +160,7 @@ class GenerationRunner:
 
     def __init__(
         self,
-        engine: TokenSource,
+        engine: EngineLike,
         metrics: Metrics,
         tick_seconds: float = 0.0,
         keep_alive_seconds: float = math.inf,
@@ -288,7 +277,7 @@ class GenerationRunner:
         self._metrics.request_duration.observe(time.monotonic() - task.arrived)
 
     async def _choice_events(self, task: GenerationTask, choice: int) -> AsyncGenerator[TokenEvent | None, None]:
-        """One choice's text, up to where the task's stop ends it. None when its turn begins, and as in `TokenSource`."""
+        """One choice's text, up to where the task's stop ends it. None when its turn begins, and as in `EngineLike`."""
         stop = task.new_stop() if task.new_stop else None
         async with aclosing(self._engine.generate(task.requests[choice], task.arrived, admitted=choice > 0)) as events:
             async for each in events:
