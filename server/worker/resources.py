@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -102,15 +102,6 @@ class Store:
         return tuple(datastore.load(self._path, self._tables.fingerprint, self._tables.vocabulary))
 
 
-class Blocks(Protocol):
-    """A number of blocks that never changes."""
-
-    def __len__(self) -> int: ...
-
-    def current(self) -> tuple[Corpus, ...]:
-        """The blocks as they are now."""
-
-
 class ClientCorpora:
     """The corpora that requests choose, one block each."""
 
@@ -138,9 +129,9 @@ class ClientCorpora:
 class Stores(Collection[Corpus]):
     """The blocks of several datastores, as they are at each iteration. Open blocks are closed with their last user."""
 
-    stores: Sequence[Blocks]
+    stores: Sequence[Store]
     chosen: Corpus | None = None  # the corpus that a request has chosen, or an empty one; None without corpora
-    learned: Blocks | None = None  # what a principal's sessions have said; None if sessions learn only from themselves
+    learned: LearnedText | None = None  # what a principal's sessions have said; None if sessions learn only from themselves
 
     def __len__(self) -> int:
         return sum(map(len, self.stores)) + (self.chosen is not None) + (self.learned is not None)
