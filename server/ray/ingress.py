@@ -73,10 +73,8 @@ class SharedQuotas:
 
     def _give_back(self, principal: str, asked: asyncio.Task[tuple[str, str, float] | None]) -> None:
         """Ends a request that nobody waits for, once the coordinator has counted it or not."""
-        if asked.cancelled() or asked.exception() is not None or asked.result() is not None:
-            self.held[principal] -= 1
-        else:
-            self.held[principal] -= 1
+        self.held[principal] -= 1
+        if not asked.cancelled() and asked.exception() is None and asked.result() is None:
             self._call(self._counts.release(principal))
 
     async def release(self, principal: str) -> None:
