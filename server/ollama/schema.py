@@ -30,7 +30,10 @@ CENTURY_SECONDS = 36525 * 86400.0
 
 
 def seconds_of(keep_alive: Any) -> float | None:
-    """How long a model stays in memory after a request: seconds; inf for a century or a negative time, which mean forever, and None for null. Raises ValueError."""
+    """The seconds for which a model stays in memory after a request. Raises ValueError.
+
+    A century or a negative time means forever, inf; null is None.
+    """
     if keep_alive is None:
         return None
     if isinstance(keep_alive, int | float) and not isinstance(keep_alive, bool):
