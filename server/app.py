@@ -129,10 +129,9 @@ def create_app(
 
     app = new_fastapi(bodies, lifespan)
     app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
-    app.state.engine, app.state.metrics = engine, metrics
-    app.state.metrics_page = MetricsPage(settings, read_metrics or metrics.read)
+    app.state.engine = engine
     quotas = new_quotas(settings, metrics, engine)
-    add_middleware(app, settings, metrics, quotas)
+    equip(app, settings, metrics, quotas, read_metrics or metrics.read)
     corpora = new_corpora(settings, tokenizer, engine, metrics)
     endpoints = create_endpoints(settings, tokenizer, engine, grammars, metrics, quotas, corpora)
     add_routes(app, endpoints, corpora)
@@ -140,12 +139,6 @@ def create_app(
     app.include_router(new_encoder_refusals(settings.model.served_name))
     app.include_router(new_models_router(ServedModel(settings.model, endpoints.models)))
     add_status_routes(app, engine)
-    if settings.server.page:
-        from outrider.server.page.routes import new_router  # a server without the page does not load it
-
-        app.include_router(new_router())
-    if settings.metrics.port is None:
-        add_metrics_route(app, app.state.metrics_page)
     return app
 
 
@@ -281,6 +274,20 @@ def create_endpoints(
 def new_store(settings: Settings) -> ResponseStore:
     budget_bytes = min(KEY_BYTES, RESPONSES_BYTES // max(1, len(settings.auth.keys)))
     return ResponseStore(CAPACITY, TTL_SECONDS, budget_bytes)
+
+
+def equip(
+    app: FastAPI, settings: Settings, metrics: Metrics, quotas: QuotaKeeper, read_metrics: Callable[[], Awaitable[bytes]]
+) -> None:
+    """Adds what every server has beside its models: middleware, the playground, and the metrics with their page."""
+    app.state.metrics, app.state.metrics_page = metrics, MetricsPage(settings, read_metrics)
+    add_middleware(app, settings, metrics, quotas)
+    if settings.server.page:
+        from outrider.server.page.routes import new_router  # a server without the page does not load it
+
+        app.include_router(new_router())
+    if settings.metrics.port is None:
+        add_metrics_route(app, app.state.metrics_page)
 
 
 def add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, quotas: QuotaKeeper) -> None:
