@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
@@ -59,13 +58,12 @@ from outrider.server.openai.models import DetokenizeBody, ModelEndpoint, ModelNa
 from outrider.server.openai.requests import RequestBuilder, no_corpus
 from outrider.server.openai.responses.endpoint import ResponsesEndpoint
 from outrider.server.openai.responses.schema import ResponsesBody
-from outrider.server.openai.responses.store import CAPACITY, KEY_BYTES, TTL_SECONDS, ResponseStore
+from outrider.server.openai.responses.store import ResponseStore, new_store
 from outrider.server.openai.responses.store import new_router as new_responses_router
 from outrider.server.openai.sampling_defaults import load_sampling_defaults
 from outrider.server.openai.schema import ChatBody, CompletionBody
 from outrider.server.pictures.service import PictureService
 from outrider.server.settings import Settings
-from outrider.server.settings.stores import RESPONSES_BYTES
 from outrider.server.telemetry import tracing
 from outrider.server.telemetry.metrics import Metrics
 from outrider.verify.errors import ModelError, loading
@@ -254,7 +252,7 @@ def create_endpoints(
         chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner, pictures)
         names = ModelNames(settings.model)
         completions = CompletionsEndpoint(prompts, vocabulary, grammars, requests, runner)
-        store = store or new_store(settings)
+        store = store or new_store(len(settings.auth.keys))
         return Endpoints(
             chat=chat,
             completions=completions,
@@ -269,11 +267,6 @@ def create_endpoints(
             pictures=pictures,
             store=store,
         )
-
-
-def new_store(settings: Settings) -> ResponseStore:
-    budget_bytes = min(KEY_BYTES, RESPONSES_BYTES // max(1, len(settings.auth.keys)))
-    return ResponseStore(CAPACITY, TTL_SECONDS, budget_bytes)
 
 
 def equip(
@@ -317,13 +310,11 @@ def add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, quotas: Q
 
 def openapi(app: FastAPI) -> dict[str, Any]:
     """FastAPI's OpenAPI description without status 422: invalid bodies are answered with 400."""
-    if not app.openapi_schema:
-        schema = get_openapi(title=app.title, version=app.version, routes=app.routes, servers=app.servers)
-        for path in schema["paths"].values():
-            for operation in path.values():
-                operation["responses"].pop("422", None)
-        app.openapi_schema = schema
-    return app.openapi_schema
+    schema = FastAPI.openapi(app)
+    for path in schema["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    return schema
 
 
 def add_status_routes(app: FastAPI, engine: EngineLike) -> None:

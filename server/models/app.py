@@ -18,7 +18,7 @@ from typing import Any
 from fastapi import FastAPI
 from prometheus_client import generate_latest
 
-from outrider.server.app import equip, new_fastapi, new_store
+from outrider.server.app import equip, new_fastapi
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.corpora.shelves import Usage
 from outrider.server.engine.engine import Engine
@@ -35,6 +35,7 @@ from outrider.server.ollama.description import Description
 from outrider.server.ollama.routes import new_models_router
 from outrider.server.openai.chat import MAX_MESSAGES
 from outrider.server.openai.responses.store import new_router as new_responses_router
+from outrider.server.openai.responses.store import new_store
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import Metrics
 from outrider.verify.system_memory import free_bytes
@@ -64,7 +65,7 @@ def create_app(settings: Settings, entries: Iterable[Entry], on_start: Callable[
     stack = contextlib.ExitStack()
     kept, entries = with_folder(settings, stack), list(entries)
     usage = Usage([folder for entry in entries if (folder := settings_of(entry, kept.sessions.folder).sessions.folder)])
-    shared = Shared(kept, grammars, bodies, quotas, new_store(settings), usage)
+    shared = Shared(kept, grammars, bodies, quotas, new_store(len(settings.auth.keys)), usage)
     pool = Pool(entries, partial(load, shared=shared), free_bytes, settings.models.idle_seconds)
 
     @asynccontextmanager
