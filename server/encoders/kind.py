@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from outrider.verify.hub import hub_errors
+from outrider.verify.hub import here, hub_errors, model_file
 
 Kind = Literal["embeddings", "rerank"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -43,16 +43,9 @@ def kind_of_config(config: Mapping[str, Any]) -> Kind | None:
 def read(path: str, revision: str, name: str, download: bool) -> Any:
     """A JSON file of a model; None if it has none that can be read."""
     folder = Path(path).expanduser()
+    source = str(folder) if folder.exists() else path
     try:
-        file = folder / name if folder.exists() else hub_file(path, revision, name, download)
+        file = model_file(source, name, revision) if download else here(source, name, revision)
         return None if file is None else json.loads(file.read_bytes())
     except hub_errors(RecursionError):
         return None
-
-
-def hub_file(path: str, revision: str, name: str, download: bool) -> Path | None:
-    """A file of a Hugging Face id. Raises one of `hub_errors`."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache  # takes 0.2 s, which a local model need not wait for
-
-    found = (hf_hub_download if download else try_to_load_from_cache)(path, name, revision=revision)
-    return Path(found) if isinstance(found, str) else None
