@@ -100,7 +100,7 @@ class GrammarChecker:
         """The answer of the process, which is started if there is none. Raises OSError if it is killed from outside again."""
         for _ in range(TRIES):
             seconds = ANSWER_SECONDS
-            if self._process is None or not self._process.is_alive:
+            if self._process is None or not self._process.alive:
                 self._end_process()
                 self._process, seconds = BlockingHelper(MODULE), START_SECONDS + ANSWER_SECONDS
             try:

@@ -9,12 +9,11 @@ import asyncio
 import contextlib
 import logging
 import os
-import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
 
-from outrider.server.engine.program import connected, start
+from outrider.server.engine.program import Program, connected
 from outrider.server.engine.transport import FrontSide, WorkerSide, connect
 from outrider.server.system import cpu_seconds
 
@@ -38,41 +37,26 @@ class HelperEnded(Exception):
         self.code = code
 
 
-class BlockingHelper:
+class BlockingHelper(Program):
     """The program as one thread of the front end sees it. A program that is silent or too slow is killed."""
 
     def __init__(self, module: str) -> None:
-        """Starts `main` of this module. Raises OSError."""
-        self._process, self._end = start(module)
-        self._side = WorkerSide(self._end)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
+        super().__init__(module)
+        self._side = WorkerSide(self.socket)
 
     def ask(self, message: bytes, seconds: float) -> bytes:
         """The answer to a message. Raises HelperEnded, after which no message may follow."""
         deadline = time.monotonic() + seconds
-        self._end.settimeout(seconds)
+        self.socket.settimeout(seconds)
         with contextlib.suppress(OSError, EOFError):
             self._side.send(message)
             while (left := deadline - time.monotonic()) > 0:
                 for answer in self._side.receive(left):
                     return answer
-        raise HelperEnded(self.close())
-
-    def close(self) -> int:
-        """Kills the process if it still runs, and returns its exit code, negative for a signal."""
-        with contextlib.suppress(OSError):
-            self._side.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(SIGNAL_SECONDS)
-        self._process.kill()
-        return self._process.wait()
+        self.socket.close()
+        self.wait(SIGNAL_SECONDS)
+        self.close()
+        raise HelperEnded(self.exit_code)
 
 
 class Helper:
@@ -84,7 +68,7 @@ class Helper:
     def __init__(self, module: str) -> None:
         """The program is `main` of this module."""
         self._module = module
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Program | None = None
         self._side: FrontSide | None = None
         self._waiting: deque[tuple[asyncio.Future[bytes], float]] = deque()  # for each message that was sent, with its limit
         self._progress = 0.0  # time.monotonic() of the last answer, or of the first message
@@ -126,8 +110,8 @@ class Helper:
     async def _start(self) -> FrontSide:
         if self._process is not None:
             await asyncio.to_thread(end_process, self._process)
-        self._process, end = await asyncio.to_thread(start, self._module)
-        self._side = await connect(end, self._on_message, self._on_end)
+        self._process = await asyncio.to_thread(Program, self._module)
+        self._side = await connect(self._process.socket, self._on_message, self._on_end)
         return self._side
 
     def _on_message(self, message: bytes) -> None:
@@ -153,11 +137,10 @@ class Helper:
             await asyncio.to_thread(end_process, self._process)
 
 
-def end_process(process: subprocess.Popen[bytes]) -> None:
+def end_process(process: Program) -> None:
     """Kills a process and waits for its end, unless it is stuck in the kernel."""
     process.kill()
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        process.wait(GRACE_SECONDS)
+    process.wait(GRACE_SECONDS)
 
 
 def answer_all(argument: str, answer: Callable[[bytes], bytes], niceness: int = 0) -> None:

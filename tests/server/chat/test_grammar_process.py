@@ -100,7 +100,7 @@ def test_a_process_that_is_killed_or_stopped_says_nothing_about_the_grammar(
         if not kills:
             return ask(process, line, seconds)
         os.kill(process.pid, kills.pop())
-        wait_until(lambda: not process.is_alive or is_stopped(process.pid))
+        wait_until(lambda: not process.alive or is_stopped(process.pid))
         return ask(process, line, 0.1)
 
     monkeypatch.setattr(BlockingHelper, "ask", end_first)

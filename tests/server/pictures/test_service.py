@@ -50,9 +50,8 @@ class Program:
             raise HelperEnded(-signal.SIGPROF)
         return encode(prepared(request.data))
 
-    def close(self) -> int:
+    def close(self) -> None:
         self.closes += 1
-        return 0
 
 
 @asynccontextmanager
