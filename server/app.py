@@ -35,7 +35,6 @@ from outrider.server.http.exposition import MetricsPage, add_metrics_route
 from outrider.server.http.json_route import BodyPool, JSONRoute
 from outrider.server.http.middleware import (
     BodyLimit,
-    ClosedRequests,
     HeadRequests,
     PathPrefix,
     RecordRequests,
@@ -299,7 +298,6 @@ def add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, quotas: Q
     if settings.server.cors_origins:
         origins = list(settings.server.cors_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(ClosedRequests)
     app.add_middleware(RecordRequests, metrics=metrics, settings=settings.logging)
     tracing.install(app, settings.tracing)
     app.add_middleware(ResponseHeaders)
