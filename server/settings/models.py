@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,8 @@ from outrider.models import packaged
 from outrider.server.settings.section import Section
 from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF
 
+# Every chunk of a stream repeats the model's name.
+NAME_CHARACTERS = 256
 Quantize = Literal["none", "int8", "int4"]
 KVDtype = Literal["auto", "int8", "fp8"]
 
@@ -167,6 +170,11 @@ class Model(Section):
         """Whether this is the served name, perhaps with the tag `latest`; the name of a GGUF file may have its ending."""
         is_file = self.name is None and self.path.endswith(GGUF)
         return tagged(name) == tagged(self.served_name) or (is_file and name == self.served_name + GGUF)
+
+    def answers_to(self, name: str) -> bool:
+        """Whether a request of this name is for this model: by its own name, an adapter's or an alias."""
+        is_alias = len(name) <= NAME_CHARACTERS and any(fnmatchcase(name, alias) for alias in self.aliases)
+        return self.is_named(name) or self.adapter(name) is not None or is_alias
 
     def adapter(self, name: str | None) -> str | None:
         """The adapter of this name, perhaps with the tag `latest`; None if there is none."""
