@@ -24,7 +24,7 @@ def built(**fields: Any) -> Built:
 
 @each_member
 def test_an_answer_follows_the_schema(member: Member) -> None:
-    grammar, _, _, ignored = built(structure=Structure(LENIENT, member.schema))
+    grammar, *_, ignored = built(structure=Structure(LENIENT, member.schema))
     assert [text for text in member.valid if not accepts(grammar, text)] == []
     assert [text for text in member.invalid if accepts(grammar, text)] == []
     assert tuple(ignored) == member.ignored
@@ -33,7 +33,7 @@ def test_an_answer_follows_the_schema(member: Member) -> None:
 @each_member
 @pytest.mark.parametrize("format", ["hermes", "harmony"])
 def test_a_call_follows_the_schema(format: str, member: Member) -> None:
-    grammar, _, _, ignored = built(functions={"f": member.schema}, format=format)
+    grammar, *_, ignored = built(functions={"f": member.schema}, format=format)
     form = {
         "hermes": '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>',
         "harmony": "<|channel|>commentary to=functions.f <|constrain|>json<|message|>%s",
@@ -71,7 +71,7 @@ FORMS = [
 
 @pytest.mark.parametrize(("format", "text", "schema"), FORMS, ids=range(len(FORMS)))
 def test_calls_of_formats_without_json_are_accepted_and_parsed(format: str, text: str, schema: Any) -> None:
-    grammar, _ = built(functions={"f": schema}, format=format)
+    grammar, *_ = built(functions={"f": schema}, format=format)
     assert accepts(grammar, text)
     parser = tool_parser(format, {"f": schema})
     content, calls = content_and_calls([*parser.feed(text), *parser.finish()])
