@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
@@ -36,7 +35,6 @@ from outrider.server.http.exposition import MetricsPage, add_metrics_route
 from outrider.server.http.json_route import BodyPool, JSONRoute
 from outrider.server.http.middleware import (
     BodyLimit,
-    ClosedRequests,
     HeadRequests,
     PathPrefix,
     RecordRequests,
@@ -59,7 +57,7 @@ from outrider.server.openai.models import DetokenizeBody, ModelEndpoint, ModelNa
 from outrider.server.openai.requests import RequestBuilder, no_corpus
 from outrider.server.openai.responses.endpoint import ResponsesEndpoint
 from outrider.server.openai.responses.schema import ResponsesBody
-from outrider.server.openai.responses.store import CAPACITY, KEY_BYTES, TTL_SECONDS, ResponseStore
+from outrider.server.openai.responses.store import ResponseStore, new_store
 from outrider.server.openai.responses.store import new_router as new_responses_router
 from outrider.server.openai.sampling_defaults import load_sampling_defaults
 from outrider.server.openai.schema import ChatBody, CompletionBody
@@ -128,10 +126,9 @@ def create_app(
 
     app = new_fastapi(bodies, lifespan)
     app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
-    app.state.engine, app.state.metrics = engine, metrics
-    app.state.metrics_page = MetricsPage(settings, read_metrics or metrics.read)
+    app.state.engine = engine
     quotas = new_quotas(settings, metrics, engine)
-    add_middleware(app, settings, metrics, quotas)
+    equip(app, settings, metrics, quotas, read_metrics or metrics.read)
     corpora = new_corpora(settings, tokenizer, engine, metrics)
     endpoints = create_endpoints(settings, tokenizer, engine, grammars, metrics, quotas, corpora)
     add_routes(app, endpoints, corpora)
@@ -139,12 +136,6 @@ def create_app(
     app.include_router(new_encoder_refusals(settings.model.served_name))
     app.include_router(new_models_router(ServedModel(settings.model, endpoints.models)))
     add_status_routes(app, engine)
-    if settings.server.page:
-        from outrider.server.page.routes import new_router  # a server without the page does not load it
-
-        app.include_router(new_router())
-    if settings.metrics.port is None:
-        add_metrics_route(app, app.state.metrics_page)
     return app
 
 
@@ -260,7 +251,7 @@ def create_endpoints(
         chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner, pictures)
         names = ModelNames(settings.model)
         completions = CompletionsEndpoint(prompts, vocabulary, grammars, requests, runner)
-        store = store or new_store(settings)
+        store = store or new_store(len(settings.auth.keys))
         return Endpoints(
             chat=chat,
             completions=completions,
@@ -277,9 +268,18 @@ def create_endpoints(
         )
 
 
-def new_store(settings: Settings) -> ResponseStore:
-    budget_bytes = min(KEY_BYTES, settings.responses.total_bytes // max(1, len(settings.auth.keys)))
-    return ResponseStore(CAPACITY, TTL_SECONDS, budget_bytes)
+def equip(
+    app: FastAPI, settings: Settings, metrics: Metrics, quotas: QuotaKeeper, read_metrics: Callable[[], Awaitable[bytes]]
+) -> None:
+    """Adds what every server has beside its models: middleware, the playground, and the metrics with their page."""
+    app.state.metrics, app.state.metrics_page = metrics, MetricsPage(settings, read_metrics)
+    add_middleware(app, settings, metrics, quotas)
+    if settings.server.page:
+        from outrider.server.page.routes import new_router  # a server without the page does not load it
+
+        app.include_router(new_router())
+    if settings.metrics.port is None:
+        add_metrics_route(app, app.state.metrics_page)
 
 
 def add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, quotas: QuotaKeeper) -> None:
@@ -298,7 +298,6 @@ def add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, quotas: Q
     if settings.server.cors_origins:
         origins = list(settings.server.cors_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(ClosedRequests)
     app.add_middleware(RecordRequests, metrics=metrics, settings=settings.logging)
     tracing.install(app, settings.tracing)
     app.add_middleware(ResponseHeaders)
@@ -309,13 +308,11 @@ def add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, quotas: Q
 
 def openapi(app: FastAPI) -> dict[str, Any]:
     """FastAPI's OpenAPI description without status 422: invalid bodies are answered with 400."""
-    if not app.openapi_schema:
-        schema = get_openapi(title=app.title, version=app.version, routes=app.routes, servers=app.servers)
-        for path in schema["paths"].values():
-            for operation in path.values():
-                operation["responses"].pop("422", None)
-        app.openapi_schema = schema
-    return app.openapi_schema
+    schema = FastAPI.openapi(app)
+    for path in schema["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    return schema
 
 
 def add_status_routes(app: FastAPI, engine: EngineLike) -> None:

@@ -15,11 +15,10 @@ from outrider.models import packaged
 from outrider.server import model_commands
 from outrider.server.command import EXTRA_FLAGS, ConfigOption, ModelOption, SettingsCommand, failing
 from outrider.server.launch import command as launch_command
-from outrider.server.ray import command as ray_command
+from outrider.server.ray.command import deploy
 from outrider.server.system import tolerate_stderr
-from outrider.server.terminal import command as chat_command
-from outrider.server.terminal import status as status_command
-from outrider.server.terminal.command import URL
+from outrider.server.terminal.command import URL, chat
+from outrider.server.terminal.status import status
 
 if TYPE_CHECKING:
     from outrider.server.settings.sources import EffectiveSettings
@@ -162,11 +161,13 @@ def show_version(
         print(write_report(load_effective(config, parse_flags(context.args))))
 
 
-model_commands.register(app)
-chat_command.register(app)
-status_command.register(app)
+app.command()(model_commands.pull)
+app.command("list", context_settings=EXTRA_FLAGS)(model_commands.show)
+app.command()(model_commands.remove)
+app.command(context_settings=EXTRA_FLAGS)(chat)
+app.command()(status)
 launch_command.register(app)
-ray_command.register(app)
+app.command(cls=SettingsCommand, context_settings=EXTRA_FLAGS)(deploy)
 
 
 def setting_flags(context: typer.Context) -> dict[str, Any]:

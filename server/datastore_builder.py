@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from outrider.drafters.tables import array_file, base_table, datastore, suffix
 from outrider.drafters.tables.array_file import ArrayFileError
+from outrider.server.batches import batches
 from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
@@ -108,15 +109,6 @@ def read_texts(file: Path) -> Iterator[str]:
 
 def token_blocks(texts: Iterator[str], tokenizer: AnyTokenizer) -> Iterator[NDArray[np.uint32]]:
     """The texts' token ids, uint32, in blocks of about BLOCK_TOKENS. The vocabulary size precedes each text as a separator."""
-    separator = len(tokenizer)
-    parts: list[NDArray[np.uint32]] = []
-    size = 0
-    for text in texts:
-        ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
-        parts.append(np.array([separator, *ids], np.uint32))
-        size += len(parts[-1])
-        if size >= BLOCK_TOKENS:
-            yield np.concatenate(parts)
-            parts, size = [], 0
-    if parts:
-        yield np.concatenate(parts)
+    ids = (tokenizer.encode(text, add_special_tokens=False, verbose=False) for text in texts)
+    parts = (np.array([len(tokenizer), *each], np.uint32) for each in ids)
+    return map(np.concatenate, batches(parts, len, BLOCK_TOKENS))

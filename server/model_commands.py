@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.models import packaged
-from outrider.server.command import EXTRA_FLAGS, ConfigOption, fail, failing
+from outrider.server.command import ConfigOption, fail, failing
 
 if TYPE_CHECKING:
     from huggingface_hub import HFCacheInfo
@@ -27,13 +27,6 @@ Name = Annotated[
         f"({', '.join(packaged.NAMES)})."
     ),
 ]
-
-
-def register(outrider: typer.Typer) -> None:
-    """Adds the commands to the `outrider` application."""
-    outrider.command("pull")(pull)
-    outrider.command("list", context_settings=EXTRA_FLAGS)(show)
-    outrider.command("remove")(remove)
 
 
 def pull(name: Name, revision: Annotated[str, typer.Option(help="Branch, tag or commit.")] = "main") -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
+import stat
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing
+from pathlib import Path
 
 from outrider.server.encoders.kind import kind_of
 from outrider.server.engine.worker_process import WorkerProcess
 from outrider.server.http.tls import server_context
-from outrider.server.http.unix_socket import listening_at
 from outrider.server.imports import frozen, hide_torch
 from outrider.server.models.catalog import find_models
 from outrider.server.settings import Server, Settings, SettingsError
@@ -24,6 +27,8 @@ from outrider.verify.names import resolve
 
 # The kernel would hold megabytes of a stream whose client has stopped reading, so that the server noticed it too late.
 UNSENT_BYTES = 1 << 16
+# A server that runs accepts a connection within this time.
+CHECK_SECONDS = 1.0
 
 
 def run(settings: Settings, early: WorkerProcess | None = None) -> int:
@@ -82,11 +87,12 @@ def named(settings: Settings) -> Settings:
     changed = {}
     for section in ("model", "draft_model"):
         model = getattr(settings, section)
-        if model.path is not None and model.path != MTP:
-            meant = resolve(model.path, model.revision)
+        path, revision = model.place
+        if path is not None and path != MTP:
+            meant = resolve(path, revision)
             if meant.note:
                 print(f"outrider: {meant.note}", file=sys.stderr)
-            changed[section] = model.model_copy(update={"path": meant.path})
+            changed[section] = model.model_copy(update={"path": model.path.replace(path, meant.path)})
     return settings.model_copy(update=changed)
 
 
@@ -95,8 +101,7 @@ def check_model(settings: Settings) -> None:
 
     Raises ModelError if a model is not there, is no complete GGUF file, or cannot be downloaded.
     """
-    draft = settings.draft_model
-    for path, revision in ((settings.model.path, settings.model.revision), (draft.path, draft.revision)):
+    for path, revision in (settings.model.place, settings.draft_model.place):
         if path is not None and path != MTP:
             location = locate(path, revision)
             check_reachable(location.source, location.gguf, revision)
@@ -130,3 +135,48 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
             f"Cannot listen on {host}:{port} ({reason}); choose another {flag} or stop the process that uses it."
         ) from None
     return listener
+
+
+@contextlib.contextmanager
+def listening_at(path: Path, mode: int) -> Iterator[socket.socket]:
+    """A listening socket whose file has `mode`, and is removed at the end. Raises OSError with one sentence.
+
+    Replaces the file of a server that has not ended properly.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        raise OSError("This system's Python has no UNIX sockets; listen on an address instead.")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            _remove_stale(path)
+            listener.bind(str(path))
+            own = os.stat(path).st_ino
+            os.chmod(path, mode)  # nobody can connect before the socket listens
+            listener.listen(1024)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise OSError(f"Cannot listen on the UNIX socket {path} ({reason}); choose another --host.") from None
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_ino == own:  # otherwise, another server's
+                    os.unlink(path)
+
+
+def _remove_stale(path: Path) -> None:
+    """Removes a socket on which nobody listens. Raises OSError if there is something else."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise OSError("there is a file that is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(CHECK_SECONDS)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return os.unlink(path)
+        except TimeoutError:  # its queue is full
+            pass
+    raise OSError("a running server listens there")

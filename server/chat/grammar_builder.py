@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from llguidance import LLMatcher
 
 from outrider.server.chat.gbnf import to_lark
-from outrider.server.chat.grammar_job import INPUT, LENIENT, GrammarJob, InputGrammar, Structure
+from outrider.server.chat.grammar_job import INPUT, LENIENT, Built, GrammarJob, InputGrammar, Structure
 from outrider.server.chat.schemas.normal import Normal, normalised, of_objects
 from outrider.server.chat.schemas.notes import Note, names
 from outrider.server.chat.schemas.relaxing import WHOLE, Budget, Exhausted, free, relax
@@ -31,14 +31,7 @@ LEFT_OUT = "it is too large, or it takes too long to compile"
 Refusal = Callable[[str], str]
 
 
-class Grammar(NamedTuple):
-    """A grammar, and the names of what it does not enforce."""
-
-    text: str
-    ignored: list[str]
-
-
-def build(job: GrammarJob, refusal: Refusal) -> Grammar:
+def build(job: GrammarJob, refusal: Refusal) -> Built:
     """The grammar of a job, which is not refused. Raises ValueError if there is none."""
     refusal = cache(refusal)
     parts, ignored = dict[str, str](), list[str]()
@@ -51,7 +44,7 @@ def build(job: GrammarJob, refusal: Refusal) -> Grammar:
     grammar = joined(job.prefix, parts)
     if reason := refusal(grammar):
         raise ValueError(reason)
-    return Grammar(grammar, ignored[:MAX_NAMES])
+    return Built(grammar, ignored=ignored[:MAX_NAMES])
 
 
 def structure_grammar(job: GrammarJob, structure: Structure, refusal: Refusal) -> tuple[str, list[Note]]:

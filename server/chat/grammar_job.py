@@ -1,4 +1,4 @@
-"""The structure that a request asks its grammar to enforce. The front end sends jobs as JSON to the validator process.
+"""The structure that a request asks its grammar to enforce, and the grammar: messages to the validator process and from it.
 
 A schema that need not be strict may be left out of its job: because it is too large, or because it has ended the process.
 """
@@ -6,8 +6,8 @@ A schema that need not be strict may be left out of its job: because it is too l
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -102,17 +102,16 @@ class GrammarJob:
             size -= self._size(name)
         return self.without(left_out) if left_out else self
 
-    def encode(self) -> str:
-        """The job as one line of ASCII."""
-        format = self.format if isinstance(self.format, str) else asdict(self.format)
-        return json.dumps({**vars(self), "format": format, "strict": list(self.strict)})
+
+class Built(NamedTuple):
+    """A grammar in llguidance's serialization or in Lark, or why there is none."""
+
+    grammar: str = ""
+    reason: str = ""
+    code: str = ""  # code of the error
+    ignored: Sequence[str] = ()  # names of what the grammar does not enforce
 
 
-def decode(line: str) -> GrammarJob:
-    fields = json.loads(line)
-    format: str | ToolFormat = fields["format"]
-    if not isinstance(format, str):
-        format = msgspec.convert(format, ToolFormat)
-    structure = fields["structure"] and Structure(*fields["structure"])
-    inputs = {name: InputGrammar(*grammar) for name, grammar in fields["inputs"].items()}
-    return GrammarJob(**{**fields, "format": format, "structure": structure, "inputs": inputs})
+encode = msgspec.json.Encoder().encode
+decode_job = msgspec.json.Decoder(GrammarJob).decode
+decode_built = msgspec.json.Decoder(Built).decode

@@ -3,28 +3,24 @@
 llguidance compiles grammars recursively, so a deep grammar overflows the stack, which ends the whole process. This program
 has a smaller stack than the worker and compiles a grammar in the same way, so the worker has room for what passes here.
 
-Reads one job per line, and answers each with a JSON array: the grammar, the reason why there is none, the error's code, and the
-names of what the grammar does not enforce.
 Imports little, so that it starts quickly and stays small.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import socket
 import threading
 
 from llguidance import LLMatcher, LLTokenizer
 
 from outrider.server.chat.grammar_builder import build
-from outrider.server.chat.grammar_job import decode
-from outrider.server.engine.program import connected
+from outrider.server.chat.grammar_job import Built, decode_job, encode
+from outrider.server.engine.helper import answer_all
 from outrider.server.system import limit_memory, limit_processor_time, stack_limit
 from outrider.verify.constraints.limits import LIMITS, first_line
 
-Answer = tuple[str, str, str, list[str]]
+BYTES = LLTokenizer("byte")
 # A grammar may take this long. LIMITS keeps the slowest known grammars below 1 s.
 CPU_SECONDS = 2.0
 # This bounds the address space. The largest known grammars need an eighth of it.
@@ -44,8 +40,7 @@ def main(argument: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # some systems have no such limit
         limit_memory(MEMORY_BYTES)
     threading.stack_size(stack_bytes())
-    wire = connected(argument)
-    thread = threading.Thread(target=serve, args=(wire,))
+    thread = threading.Thread(target=answer_all, args=(argument, answer))
     thread.start()
     thread.join()
 
@@ -56,32 +51,24 @@ def stack_bytes() -> int:
     return MAX_STACK_BYTES if limit is None else min(MAX_STACK_BYTES, limit // STACK_SHARE)
 
 
-def serve(wire: socket.socket) -> None:
-    """Answers jobs until the front end closes the socket. The first line says that the program has started."""
-    tokenizer = LLTokenizer("byte")
-    with contextlib.suppress(ConnectionError), wire.makefile("rw", encoding="ascii") as lines:
-        answer: Answer = ("", "", "", [])
-        while True:
-            lines.write(json.dumps(answer) + "\n")
-            lines.flush()
-            line = lines.readline()
-            if not line:
-                return
-            limit_processor_time(CPU_SECONDS)
-            answer = answer_to(line, tokenizer)
-            limit_processor_time(0)
-
-
-def answer_to(line: str, tokenizer: LLTokenizer) -> Answer:
-    """The grammar of an encoded job, the reason why there is none, the error's code, and what is not enforced."""
+def answer(message: bytes) -> bytes:
+    """The answer to an encoded job, within the limit of processor time."""
+    limit_processor_time(CPU_SECONDS)
     try:
-        grammar, ignored = build(decode(line), lambda grammar: reason(grammar, tokenizer))
-        return grammar, "", "", ignored
+        return encode(answer_to(message, BYTES))
+    finally:
+        limit_processor_time(0)
+
+
+def answer_to(message: bytes, tokenizer: LLTokenizer) -> Built:
+    """The grammar of an encoded job, or why there is none."""
+    try:
+        return build(decode_job(message), lambda grammar: reason(grammar, tokenizer))
     except RecursionError:
         why = "it is nested too deep; flatten it."
     except ValueError as error:
         why = str(error)
-    return "", first_line(why), "invalid_grammar", []
+    return Built("", first_line(why), "invalid_grammar")
 
 
 def reason(grammar: str, tokenizer: LLTokenizer) -> str:

@@ -7,82 +7,26 @@ most.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import logging
 import signal
-import socket
-import subprocess
-import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
-from outrider.server.chat.grammar_job import GrammarJob, Structure
-from outrider.server.engine.program import start
+from outrider.server.chat.grammar_job import Built, GrammarJob, Structure, decode_built, encode
+from outrider.server.engine.helper import BlockingHelper, HelperEnded
 from outrider.server.fair_threads import FairThreads
 from outrider.server.http.errors import APIError
 
-# A process that makes no progress gets this time. It limits its processor time itself.
+MODULE = "outrider.server.chat.grammar_validator"
+# A process that makes no progress gets this time, and more if it has to start. It limits its processor time itself.
 ANSWER_SECONDS, START_SECONDS = 10.0, 30.0
-
-
-class Built(NamedTuple):
-    """A grammar in llguidance's serialization, or why there is none."""
-
-    grammar: str = ""
-    reason: str = ""
-    code: str = ""  # code of the error
-    ignored: Sequence[str] = ()  # names of what the grammar does not enforce
-
-
-class GrammarProcess:
-    """A running validator and the front end's end of the socket to it."""
-
-    def __init__(self) -> None:
-        """Starts the process; returns when it is ready. Raises OSError."""
-        self._process, end = start("outrider.server.chat.grammar_validator")
-        end.settimeout(START_SECONDS)
-        self._socket, self._answers = end, end.makefile(encoding="ascii")
-        self.close = weakref.finalize(self, close, self._process, self._socket, self._answers)
-        self._read()
-        end.settimeout(ANSWER_SECONDS)
-
-    def exit_code(self, seconds: float = 0.0) -> int | None:
-        """The exit code, negative for a signal's number; None if the process runs for `seconds` more."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(seconds)
-        return None
-
-    def build(self, job: str) -> Built:
-        """The grammar of an encoded job. Raises OSError if the process dies or does not answer."""
-        self._socket.sendall(job.encode() + b"\n")
-        return self._read()
-
-    def _read(self) -> Built:
-        line = self._answers.readline()
-        if not line:
-            self._process.wait()
-            raise ConnectionError("The process that validates grammars has ended.")
-        return Built(*json.loads(line))
-
-
-def close(process: subprocess.Popen[bytes], *files: socket.socket | TextIO) -> None:
-    """Kills the process, waits for its end and closes the files."""
-    process.kill()
-    process.wait()
-    for file in files:
-        file.close()
-
-
 log = logging.getLogger("outrider")
 GRAMMAR_BYTES = 1 << 16
-# A process with such an exit code, or without one, was killed from outside, or stopped: that says nothing about the grammar.
-FROM_OUTSIDE = (None, -getattr(signal, "SIGKILL", 9), -signal.SIGTERM)
+# A process with such an exit code was killed from outside, or stopped, or could not start: that says nothing about the grammar.
+FROM_OUTSIDE = (-getattr(signal, "SIGKILL", 9), -signal.SIGTERM, 1)
 TRIES = 2
-# A process that dies of a signal needs a moment.
-GRACE_SECONDS = 1.0
 # Valid grammars are cached, and the oldest are evicted.
 CACHED_GRAMMARS, CACHED_BYTES = 256, 16 << 20
 # This is the reason given if the process dies.
@@ -101,7 +45,7 @@ class GrammarChecker:
 
     def __init__(self, max_bytes: int = GRAMMAR_BYTES) -> None:
         self._max_bytes = max_bytes  # of a schema, regex or grammar, and of all tools of a request
-        self._process: GrammarProcess | None = None
+        self._process: BlockingHelper | None = None
         self._pool = FairThreads([self], "outrider-grammars")
         self._valid: OrderedDict[bytes, Built] = OrderedDict()  # results by the job's digest
 
@@ -140,29 +84,29 @@ class GrammarChecker:
         job = job.within(self._max_bytes)
         if job.size_bytes > self._max_bytes:
             return Built("", f"it is larger than {self._max_bytes} bytes; shorten it.", "too_long")
-        key = hashlib.blake2b(job.encode().encode(), digest_size=16).digest()
+        message = encode(job)
+        key = hashlib.blake2b(message, digest_size=16).digest()
         if key in self._valid:
             self._valid.move_to_end(key)
             return self._valid[key]
-        built = self._validated(job.encode())
+        built = self._validated(message)
         if built.reason == FATAL and job.lenient:
-            built = self._validated(job.without(job.lenient).encode())
+            built = self._validated(encode(job.without(job.lenient)))
         if not built.reason:
             self._keep(key, built)
         return built
 
-    def _validated(self, line: str) -> Built:
+    def _validated(self, message: bytes) -> Built:
         """The answer of the process, which is started if there is none. Raises OSError if it is killed from outside again."""
         for _ in range(TRIES):
-            process = self._process
-            if process is None or process.exit_code() is not None:
+            seconds = ANSWER_SECONDS
+            if self._process is None or not self._process.alive:
                 self._end_process()
-                process = self._process = GrammarProcess()
+                self._process, seconds = BlockingHelper(MODULE), START_SECONDS + ANSWER_SECONDS
             try:
-                return process.build(line)
-            except OSError:
-                code = process.exit_code(GRACE_SECONDS)
-                self._end_process()
+                return decode_built(self._process.ask(message, seconds))
+            except HelperEnded as ended:
+                self._process, code = None, ended.code
                 log.warning("the process that validates grammars has ended, and is replaced (exit code %s)", code)
             if code not in FROM_OUTSIDE:
                 return Built("", FATAL, "invalid_grammar")

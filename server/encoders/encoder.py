@@ -16,8 +16,7 @@ from huggingface_hub import snapshot_download
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
-from outrider.server.encoders.classes import check_classes
-from outrider.server.encoders.kind import MODEL, MODULES, read
+from outrider.server.encoders.kind import MODEL, MODULES, check_classes, read
 from outrider.server.encoders.messages import Embed, Failed, Load, Loaded, Score, Scores, Vectors, decode_request, encode
 from outrider.server.engine.helper import answer_all
 

@@ -1,4 +1,7 @@
-"""A program beside the front end that answers messages in order: neither the event loop nor a stream waits for its work."""
+"""A program beside the front end that answers messages in order: neither the event loop nor a stream waits for its work.
+
+The front end asks it on the event loop, or from a thread that may wait.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,11 @@ import asyncio
 import contextlib
 import logging
 import os
-import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
 
-from outrider.server.engine.program import connected, start
+from outrider.server.engine.program import Program, connected
 from outrider.server.engine.transport import FrontSide, WorkerSide, connect
 from outrider.server.system import cpu_seconds
 
@@ -22,10 +24,39 @@ STALL_SECONDS = 30.0
 # No message takes so long, except one that loads a model.
 ANSWER_SECONDS = 600.0
 WATCH_SECONDS, GRACE_SECONDS = 1.0, 10.0
+# A process that dies of a signal needs a moment, and one whose socket has closed ends by itself.
+SIGNAL_SECONDS = 0.5
 
 
 class HelperEnded(Exception):
     """The program ended before it answered."""
+
+    def __init__(self, code: int | None = None) -> None:
+        """`code` is the exit code, negative for a signal's number; None if it is not known."""
+        super().__init__()
+        self.code = code
+
+
+class BlockingHelper(Program):
+    """The program as one thread of the front end sees it. A program that is silent or too slow is killed."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(module)
+        self._side = WorkerSide(self.socket)
+
+    def ask(self, message: bytes, seconds: float) -> bytes:
+        """The answer to a message. Raises HelperEnded, after which no message may follow."""
+        deadline = time.monotonic() + seconds
+        self.socket.settimeout(seconds)
+        with contextlib.suppress(OSError, EOFError):
+            self._side.send(message)
+            while (left := deadline - time.monotonic()) > 0:
+                for answer in self._side.receive(left):
+                    return answer
+        self.socket.close()
+        self.wait(SIGNAL_SECONDS)
+        self.close()
+        raise HelperEnded(self.exit_code)
 
 
 class Helper:
@@ -37,7 +68,7 @@ class Helper:
     def __init__(self, module: str) -> None:
         """The program is `main` of this module."""
         self._module = module
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Program | None = None
         self._side: FrontSide | None = None
         self._waiting: deque[tuple[asyncio.Future[bytes], float]] = deque()  # for each message that was sent, with its limit
         self._progress = 0.0  # time.monotonic() of the last answer, or of the first message
@@ -79,8 +110,8 @@ class Helper:
     async def _start(self) -> FrontSide:
         if self._process is not None:
             await asyncio.to_thread(end_process, self._process)
-        self._process, end = await asyncio.to_thread(start, self._module)
-        self._side = await connect(end, self._on_message, self._on_end)
+        self._process = await asyncio.to_thread(Program, self._module)
+        self._side = await connect(self._process.socket, self._on_message, self._on_end)
         return self._side
 
     def _on_message(self, message: bytes) -> None:
@@ -106,14 +137,13 @@ class Helper:
             await asyncio.to_thread(end_process, self._process)
 
 
-def end_process(process: subprocess.Popen[bytes]) -> None:
+def end_process(process: Program) -> None:
     """Kills a process and waits for its end, unless it is stuck in the kernel."""
     process.kill()
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        process.wait(GRACE_SECONDS)
+    process.wait(GRACE_SECONDS)
 
 
-def answer_all(argument: str, answer: Callable[[bytes], bytes], niceness: int) -> None:
+def answer_all(argument: str, answer: Callable[[bytes], bytes], niceness: int = 0) -> None:
     """The program's main loop: answers messages from the socket until the front end closes it."""
     if hasattr(os, "nice"):  # not on Windows
         os.nice(niceness)

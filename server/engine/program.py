@@ -6,6 +6,7 @@ program ends by itself when its socket closes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -36,6 +37,42 @@ def command(module: str, argument: str) -> list[str]:
 def environment_without_settings() -> dict[str, str]:
     """The environment without settings, which may contain API keys."""
     return {name: value for name, value in os.environ.items() if not name.upper().startswith("OUTRIDER_")}
+
+
+class Program:
+    """A running program, and the front end's end of the socket to it."""
+
+    def __init__(self, module: str) -> None:
+        """Starts `main` of this module; returns at once. Raises OSError."""
+        self._process, self.socket = start(module)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, negative for a signal's number; None while the process runs."""
+        return self._process.poll()
+
+    def wait(self, seconds: float) -> None:
+        """Waits up to `seconds` for the process to end. Blocks; call it in a thread."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+    def kill(self) -> None:
+        """Ends the process at once, if it still runs."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Kills the process, waits for its end and closes the socket."""
+        self._process.kill()
+        self._process.wait()
+        self.socket.close()
 
 
 def start(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:

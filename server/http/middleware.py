@@ -180,39 +180,12 @@ class ResponseHeaders:
         await self._app(scope, receive, send_with_headers)
 
 
-class ClosedRequests:
-    """Gives an answer that begins after its client has left the status 499, whatever it would have been.
-
-    The client cannot read it, so logs, metrics and traces count no error that nobody was told of. The connection says by
-    `scope["closed_status"]` that the client has left; without that, the end is known once the application has received it.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        received: int | None = None
-
-        async def noting_receive() -> Message:
-            nonlocal received
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                received = CLIENT_CLOSED_REQUEST
-            return message
-
-        async def send_with_status(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                status = scope.get("closed_status", lambda: None)() or received or message["status"]
-                message = {**message, "status": status}
-            await send(message)
-
-        await self._app(scope, noting_receive, send_with_status)
-
-
 class RecordRequests:
     """Counts responses by route and status, and logs one line per request after its response, with its timings.
 
-    Logs bodies only with `logging.prompts`.
+    Logs bodies only with `logging.prompts`. An answer that begins after its client has left gets the status 499, whatever it
+    would have been: the client cannot read it, so logs, metrics and traces count no error that nobody was told of. The
+    connection says by `scope["closed_status"]` that the client has left; without that, the application has received it.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, settings: Logging) -> None:
@@ -226,17 +199,23 @@ class RecordRequests:
         started, body = time.monotonic(), bytearray()
         status: dict[str, Any] = {"status": CLIENT_CLOSED_REQUEST}  # no response
 
+        received: int | None = None
+
         async def recording_receive() -> Message:
+            nonlocal received
             message = await receive()
+            if message["type"] == "http.disconnect":
+                received = CLIENT_CLOSED_REQUEST
             if self._settings.prompts:
                 body.extend(message.get("body", b""))
             return message
 
         async def recording_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                status["status"] = message["status"]
+                status["status"] = scope.get("closed_status", lambda: None)() or received or message["status"]
+                message = {**message, "status": status["status"]}
                 status["first_byte_ms"] = round(1e3 * (time.monotonic() - started), 1)
-                self._metrics.record_answer(route_of(scope), message["status"])
+                self._metrics.record_answer(route_of(scope), status["status"])
             await send(message)
 
         try:

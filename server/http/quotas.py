@@ -16,14 +16,8 @@ from outrider.server.http.errors import APIError
 from outrider.server.settings import Auth
 from outrider.server.telemetry.metrics import Metrics
 
-
-class QuotaExceeded(Exception):
-    """A key's quota is used up. Retry after `seconds`."""
-
-    def __init__(self, reason: str, message: str, seconds: float) -> None:
-        super().__init__(message)
-        self.reason = reason  # one of outrider.server.telemetry.metrics.REFUSALS
-        self.seconds = seconds
+# A key's quota is used up: the reason, one of outrider.server.telemetry.metrics.REFUSALS, a message, and seconds to wait.
+Refusal = tuple[str, str, float]
 
 
 class QuotaKeeper(Protocol):
@@ -67,24 +61,23 @@ class Quotas:
 
     async def admit(self, principal: str) -> None:
         """See `QuotaKeeper`."""
-        try:
-            self.enter(principal, self._seconds_per_request())
-        except QuotaExceeded as error:
-            raise refused(error, self._metrics) from None
+        if (refusal := self.enter(principal, self._seconds_per_request())) is not None:
+            raise refused(refusal, self._metrics)
 
-    def enter(self, principal: str, seconds_per_request: float) -> None:
-        """Counts one request, which runs until `release`. Raises QuotaExceeded."""
+    def enter(self, principal: str, seconds_per_request: float) -> Refusal | None:
+        """Counts one request, which runs until `release`; None unless it is refused."""
         key = self._auth.keys.get(principal)
         max_concurrent = (key and key.max_concurrent) or self._auth.concurrent_limit
         usage, per_minute = self._refill(principal)
         if max_concurrent is not None and usage.concurrent >= max_concurrent:
             message = f"This key may have {max_concurrent} requests at once; wait for one of them to end."
-            raise QuotaExceeded("concurrency", message, seconds_per_request)
+            return "concurrency", message, seconds_per_request
         if per_minute is not None and usage.allowance < 1:
             message = f"This key may send {per_minute} requests a minute; retry later."
-            raise QuotaExceeded("rate", message, (1 - usage.allowance) * 60 / per_minute)
+            return "rate", message, (1 - usage.allowance) * 60 / per_minute
         usage.allowance -= 1
         usage.concurrent += 1
+        return None
 
     async def release(self, principal: str) -> None:
         """See `QuotaKeeper`."""
@@ -110,10 +103,11 @@ class Quotas:
         return usage, per_minute
 
 
-def refused(error: QuotaExceeded, metrics: Metrics) -> APIError:
+def refused(refusal: Refusal, metrics: Metrics) -> APIError:
     """Counts a refusal, and returns its response."""
-    metrics.rejected_requests.labels(error.reason).inc()
-    return APIError(429, str(error), code="rate_limit_exceeded", retry_seconds=error.seconds)
+    reason, message, seconds = refusal
+    metrics.rejected_requests.labels(reason).inc()
+    return APIError(429, message, code="rate_limit_exceeded", retry_seconds=seconds)
 
 
 class HoldQuota:

@@ -18,11 +18,11 @@ from typing import Any
 from fastapi import FastAPI
 from prometheus_client import generate_latest
 
-from outrider.server.app import add_middleware, new_fastapi, new_store
+from outrider.server.app import equip, new_fastapi
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.corpora.shelves import Usage
 from outrider.server.engine.engine import Engine
-from outrider.server.http.exposition import MetricsPage, add_metrics_route, merged
+from outrider.server.http.exposition import merged
 from outrider.server.http.json_route import BodyPool
 from outrider.server.http.quotas import Quotas
 from outrider.server.http.server import announce, new_server
@@ -35,6 +35,7 @@ from outrider.server.ollama.description import Description
 from outrider.server.ollama.routes import new_models_router
 from outrider.server.openai.chat import MAX_MESSAGES
 from outrider.server.openai.responses.store import new_router as new_responses_router
+from outrider.server.openai.responses.store import new_store
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import Metrics
 from outrider.verify.system_memory import free_bytes
@@ -64,7 +65,7 @@ def create_app(settings: Settings, entries: Iterable[Entry], on_start: Callable[
     stack = contextlib.ExitStack()
     kept, entries = with_folder(settings, stack), list(entries)
     usage = Usage([folder for entry in entries if (folder := settings_of(entry, kept.sessions.folder).sessions.folder)])
-    shared = Shared(kept, grammars, bodies, quotas, new_store(settings), usage)
+    shared = Shared(kept, grammars, bodies, quotas, new_store(len(settings.auth.keys)), usage)
     pool = Pool(entries, partial(load, shared=shared), free_bytes, settings.models.idle_seconds)
 
     @asynccontextmanager
@@ -83,19 +84,12 @@ def create_app(settings: Settings, entries: Iterable[Entry], on_start: Callable[
         return merged([("", metrics.render()), *loaded], "model")
 
     app = new_fastapi(bodies, lifespan)
-    app.state.pool, app.state.metrics = pool, metrics
-    app.state.metrics_page = MetricsPage(settings, read_metrics)
-    add_middleware(app, settings, metrics, quotas)
+    app.state.pool = pool
+    equip(app, settings, metrics, quotas, read_metrics)
     add_model_routes(app, pool)
     app.include_router(new_models_router(PooledModels(pool)))
     app.include_router(new_responses_router(shared.store))
     add_status_routes(app, pool)
-    if settings.server.page:
-        from outrider.server.page.routes import new_router  # a server without the page does not load it
-
-        app.include_router(new_router())
-    if settings.metrics.port is None:
-        add_metrics_route(app, app.state.metrics_page)
     app.router.default = Dispatcher(pool, bodies, Gate(settings, bodies), partial(reader_of, shared=shared))
     return app
 

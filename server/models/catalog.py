@@ -48,7 +48,7 @@ def find_models(settings: Settings) -> dict[str, Entry]:
         shared, path = (settings, listed) if isinstance(listed, str) else own_settings(settings, listed)
         for each in expand(path):
             own = shared.model_copy(update={"model": shared.model.model_copy(update={"path": each})})
-            draft, size = own.draft_model.path, stored_bytes(each)
+            draft, size = own.draft_model.place[0], stored_bytes(each)
             total = None if size is None else size + ((draft and stored_bytes(draft)) or 0)
             entry = Entry(own, total, kind_of(each, own.model.revision, download=False))
             other = found.get(entry.name, entry)

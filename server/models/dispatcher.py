@@ -23,8 +23,8 @@ from outrider.server.models.catalog import Entry
 from outrider.server.models.gate import Gate
 from outrider.server.models.loaded import Served
 from outrider.server.models.pool import DOES, Model, Pool
-from outrider.server.ollama.durations import seconds_of
 from outrider.server.ollama.endpoint import DISPATCHED
+from outrider.server.ollama.schema import seconds_of
 
 COMMENT_SECONDS = 1.0
 # All other paths are for models that write text.

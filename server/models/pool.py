@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
@@ -22,6 +21,7 @@ from outrider.server.encoders.kind import Kind
 from outrider.server.engine.engine import ShuttingDown
 from outrider.server.http.errors import APIError, shortened
 from outrider.server.models.catalog import Entry
+from outrider.server.settings.models import NAME_CHARACTERS
 
 log = logging.getLogger("outrider")
 # A worker takes this much in addition to its weights, whose packed form is a little larger than their file.
@@ -29,7 +29,6 @@ WORKER_BYTES, PACKED_SHARE = 600 << 20, 1.2
 # A request waits this long for other models' requests to end, if only their memory is enough.
 ROOM_SECONDS = 120.0
 IDLE_CHECK_SECONDS = 1.0
-NAME_CHARACTERS = 256
 DOES: dict[Kind | None, str] = {None: "writes text", "embeddings": "makes embeddings", "rerank": "ranks documents"}
 
 
@@ -120,12 +119,7 @@ class Pool(Generic[L]):
         if name in self.models:
             return self.models[name]
         for model in self.models.values():
-            own = model.entry.settings.model
-            if (
-                own.is_named(name)
-                or own.adapter(name) is not None
-                or (len(name) <= NAME_CHARACTERS and any(fnmatchcase(name, each) for each in own.aliases))
-            ):
+            if model.entry.settings.model.answers_to(name):
                 return model
         names = ", ".join(self.models)
         message = f"The model {shortened(name, NAME_CHARACTERS)!r} does not exist; this server has {names}."

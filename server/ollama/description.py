@@ -16,7 +16,7 @@ from typing import Any
 from outrider.server.chat.reasoning_parser import detect_reasoning
 from outrider.server.encoders.kind import MODEL, Kind, read
 from outrider.server.engine.messages import Ready
-from outrider.server.ollama.durations import CENTURY_SECONDS
+from outrider.server.ollama.schema import CENTURY_SECONDS
 from outrider.server.openai.models import ModelEndpoint
 from outrider.server.settings.models import Model, tagged
 from outrider.verify.checkpoint import stored_bytes

@@ -22,7 +22,8 @@ from msgspec.structs import fields, replace
 
 from outrider.drafters.sequence import Finish
 from outrider.server.engine.engine import EngineError
-from outrider.server.engine.messages import Event, Request, StepReport, TokenEvent, TokenLogprobs
+from outrider.server.engine.interface import EngineLike
+from outrider.server.engine.messages import Request, StepReport, TokenEvent, TokenLogprobs
 from outrider.server.http import sse
 from outrider.server.http.errors import APIError, from_engine
 from outrider.server.http.json_route import in_turn
@@ -130,18 +131,6 @@ class Stop(Protocol):
         """Takes the choice's next text; returns where in it the choice ends, or None."""
 
 
-class TokenSource(Protocol):
-    """The part of the engine that the runner uses."""
-
-    def generate(
-        self, request: Request, arrived: float | None = None, admitted: bool = False
-    ) -> AsyncGenerator[Event | None, None]:
-        """The events of a request; None after each keep-alive interval without an event. Raises EngineError."""
-
-    def forget(self, request: Request) -> None:
-        """Drops the session of a request that has ended."""
-
-
 class ChoiceEvent(NamedTuple):
     choice: int
     event: TokenEvent
@@ -166,32 +155,21 @@ class GenerationTask:
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by prompt, without its first token
 
 
+@dataclass(frozen=True)
 class GenerationRunner:
     """Runs tasks on the engine."""
 
-    def __init__(
-        self,
-        engine: TokenSource,
-        metrics: Metrics,
-        tick_seconds: float = 0.0,
-        keep_alive_seconds: float = math.inf,
-        model: str = "",
-    ) -> None:
-        """`model` is the name of the engine's. `tick_seconds` > 0 coalesces streams into one batch of events per tick.
-
-        A stream whose events have brought no bytes for `keep_alive_seconds` gets a keep-alive.
-        """
-        self._engine = engine
-        self._metrics = metrics
-        self._tick_seconds = tick_seconds
-        self._keep_alive_seconds = keep_alive_seconds
-        self._model = model
+    engine: EngineLike
+    metrics: Metrics
+    tick_seconds: float = 0.0  # > 0 coalesces streams into one batch of events per tick
+    keep_alive_seconds: float = math.inf  # a stream whose events have brought no bytes for so long gets a keep-alive
+    model: str = ""  # the name of the engine's
 
     async def respond(self, http: HTTPRequest, task: GenerationTask, stream: bool) -> Response:
         """The HTTP answer. Raises EngineError before the first byte."""
         task.stats["stream"] = stream
         http.state.stats = task.stats
-        http.state.gen_ai = of_request(task.requests[0], self._model, task.choices, stream)
+        http.state.gen_ai = of_request(task.requests[0], self.model, task.choices, stream)
         if stream:
             stream_of_events = await sse.start(self.stream(task))
             return StreamingResponse(stream_of_events, media_type=task.media_type, headers=sse.HEADERS)
@@ -216,8 +194,8 @@ class GenerationRunner:
     async def stream(self, task: GenerationTask) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events, from its turn on. Raises EngineError before that; later errors become events."""
         formatter, events = task.formatter, self._events(task)
-        coalesced = sse.coalesce(events, self._tick_seconds) if self._tick_seconds else sse.singly(events)
-        padding_bytes = task.padded * (sse.COALESCED_PADDED_BYTES if self._tick_seconds else sse.PADDED_BYTES)
+        coalesced = sse.coalesce(events, self.tick_seconds) if self.tick_seconds else sse.singly(events)
+        padding_bytes = task.padded * (sse.COALESCED_PADDED_BYTES if self.tick_seconds else sse.PADDED_BYTES)
         begun: set[int] = set()  # choices
         started, sent_at = False, time.monotonic()
         try:
@@ -228,7 +206,7 @@ class GenerationRunner:
                     for output in outputs_of(task, batch, begun):
                         begun.add(output.index)
                         chunks += [event.encode(padding_bytes) for event in formatter.deltas(output)]
-                    is_silent = self._tick_seconds or time.monotonic() - sent_at >= self._keep_alive_seconds
+                    is_silent = self.tick_seconds or time.monotonic() - sent_at >= self.keep_alive_seconds
                     if not chunks and (is_silent or not batch):
                         heartbeat = formatter.heartbeat() if padding_bytes and begun else None
                         chunks = [heartbeat.encode(padding_bytes) if heartbeat else task.keep_alive]
@@ -280,17 +258,17 @@ class GenerationRunner:
                             finish=",".join(usage.finishes),
                         )
                         if event.step is not None:
-                            self._metrics.record_step(event.step, len(event.tokens))
+                            self.metrics.record_step(event.step, len(event.tokens))
                         yield ChoiceEvent(choice, event)
         finally:
             if task.requests[0].temporary:
-                self._engine.forget(task.requests[0])
-        self._metrics.request_duration.observe(time.monotonic() - task.arrived)
+                self.engine.forget(task.requests[0])
+        self.metrics.request_duration.observe(time.monotonic() - task.arrived)
 
     async def _choice_events(self, task: GenerationTask, choice: int) -> AsyncGenerator[TokenEvent | None, None]:
-        """One choice's text, up to where the task's stop ends it. None when its turn begins, and as in `TokenSource`."""
+        """One choice's text, up to where the task's stop ends it. None when its turn begins, and as in `EngineLike`."""
         stop = task.new_stop() if task.new_stop else None
-        async with aclosing(self._engine.generate(task.requests[choice], task.arrived, admitted=choice > 0)) as events:
+        async with aclosing(self.engine.generate(task.requests[choice], task.arrived, admitted=choice > 0)) as events:
             async for each in events:
                 event = each if isinstance(each, TokenEvent) else None
                 cut = stop.feed(event.text) if stop and event else None
@@ -302,17 +280,17 @@ class GenerationRunner:
     def _record_prompt(self, usage: Usage, tokens: int, first: TokenEvent) -> None:
         usage.prompt_tokens += tokens
         usage.cached_tokens += first.cached_tokens
-        self._metrics.prompt_tokens.inc(tokens)
-        self._metrics.cached_prompt_tokens.inc(first.cached_tokens)
+        self.metrics.prompt_tokens.inc(tokens)
+        self.metrics.cached_prompt_tokens.inc(first.cached_tokens)
         if first.reuse is not None:
-            self._metrics.session_requests.labels(first.reuse).inc()
+            self.metrics.session_requests.labels(first.reuse).inc()
 
     def _record_latency(self, first: bool, seconds: float, tokens: int) -> None:
         if first:
-            self._metrics.time_to_first_token.observe(seconds)
+            self.metrics.time_to_first_token.observe(seconds)
             return
         for _ in range(tokens):
-            self._metrics.inter_token_latency.observe(seconds / tokens)
+            self.metrics.inter_token_latency.observe(seconds / tokens)
 
 
 def new_output(task: GenerationTask, choice: int) -> ChoiceOutput:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from fastapi import Request
@@ -17,9 +16,7 @@ from outrider.server.http.errors import APIError, shortened
 from outrider.server.openai.conversation import Messages
 from outrider.server.openai.fields import NO_DEFAULTS, Body, SamplingFields, TokenIds
 from outrider.server.settings import Model
-
-# Every chunk of a stream repeats the model's name.
-MAX_NAME_CHARACTERS = 256
+from outrider.server.settings.models import NAME_CHARACTERS
 
 
 class ModelNames:
@@ -36,9 +33,7 @@ class ModelNames:
 
     def check(self, name: str) -> None:
         """Raises APIError if the model does not have this name."""
-        if self._model.is_named(name) or self._model.adapter(name) is not None:
-            return
-        if len(name) > MAX_NAME_CHARACTERS or not any(fnmatchcase(name, alias) for alias in self._aliases):
+        if not self._model.answers_to(name):
             message = f"The model {name!r} does not exist; this server serves {self.served_name!r}."
             raise APIError(404, message, "model", "model_not_found")
 
@@ -46,7 +41,7 @@ class ModelNames:
         """The adapter that a request names in one of these fields. Raises APIError."""
         if lora is not None and lora not in self._adapters:
             known = f"has {', '.join(self._adapters)}" if self._adapters else "has none"
-            raise APIError(404, f"There is no adapter {shortened(lora, MAX_NAME_CHARACTERS)!r}; this server {known}.", "lora")
+            raise APIError(404, f"There is no adapter {shortened(lora, NAME_CHARACTERS)!r}; this server {known}.", "lora")
         return lora or self._model.adapter(model)
 
 

@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import logging
 import secrets
+import signal
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ import msgspec
 import numpy as np
 
 from outrider.server.engine.engine import Overloaded, WorkerLost
+from outrider.server.engine.helper import BlockingHelper, HelperEnded
 from outrider.server.engine.messages import Array, PictureInput
 from outrider.server.fair_threads import FairThreads
 from outrider.server.pictures.messages import (
@@ -31,7 +33,6 @@ from outrider.server.pictures.messages import (
     decode_answer,
     encode,
 )
-from outrider.server.pictures.process import ANSWER_SECONDS, LOAD_SECONDS, PictureProcess, ProcessEnded
 from outrider.server.pictures.source import invalid, read_picture
 from outrider.server.settings import Settings
 from outrider.server.shares import Ledger, NoRoom
@@ -48,6 +49,10 @@ RUNNING_BYTES = 1 << 30
 # So many files are fetched or read at once, each of at most source.MAX_BYTES. One picture at a time is prepared.
 PLACES = 8
 RETRY_SECONDS = 5.0
+# The process limits its processor time itself; this is for one that waits or was stopped.
+ANSWER_SECONDS = 120.0
+# From a slow disk or the hub.
+LOAD_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class PictureService:
         self._reading = FairThreads([None] * PLACES, "outrider-pictures")
         self._preparing = FairThreads([None], "outrider-picture-process")  # the one thread that starts and asks the process
         self._running = Ledger(RUNNING_BYTES)
-        self._process: PictureProcess | None = None
+        self._process: BlockingHelper | None = None
         self._available: bool | None = None  # None = not known yet
         self._placeholder = ""
         self._kept: OrderedDict[bytes, Prepared] = OrderedDict()  # by digest of principal and file; the latest last
@@ -166,11 +171,11 @@ class PictureService:
     def _ask(self, message: bytes, seconds: float) -> Loaded | Prepared | Failed:
         """The process's answer. Raises EngineError, and APIError if a picture took too long."""
         try:
-            self._process = self._process or PictureProcess()
+            self._process = self._process or BlockingHelper("outrider.server.pictures.preparer")
             answer: Loaded | Prepared | Failed = decode_answer(self._process.ask(message, seconds))
-        except ProcessEnded as ended:
+        except HelperEnded as ended:
             self._process = None
-            if ended.was_slow:
+            if ended.code == -getattr(signal, "SIGPROF", 0):  # its limit of processor time
                 raise invalid("A picture takes too long to prepare; scale it down.") from None
             raise WorkerLost("The process that prepares pictures has ended; try again.") from None
         except OSError as error:

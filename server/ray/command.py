@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.server.command import EXTRA_FLAGS, ConfigOption, ModelOption, SettingsCommand, fail, failing
+from outrider.server.command import ConfigOption, ModelOption, fail, failing
 
 if TYPE_CHECKING:
     from outrider.server.ray.scale import Scale
@@ -26,11 +26,6 @@ NAME = "outrider"
 # runs in its process's main event loop. Both take milliseconds off the first token. Nodes of other clusters need them in their
 # own environment.
 ENVIRONMENT = {"RAY_SERVE_USE_GRPC_BY_DEFAULT": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
-
-
-def register(outrider: typer.Typer) -> None:
-    """Adds the command to the `outrider` application."""
-    outrider.command("deploy", cls=SettingsCommand, context_settings=EXTRA_FLAGS)(deploy)
 
 
 def deploy(
@@ -78,10 +73,10 @@ def run(settings: Settings, scale: Scale, address: str | None) -> None:
     check_address(settings)
     if settings.models.paths:
         raise SettingsError("A cluster serves one model; leave out models.paths, and set model.path.")
-    if settings.server.socket or settings.server.tls_certificate:
+    if settings.server.socket_file or settings.server.tls_certificate:
         raise SettingsError(
-            "A cluster listens on server.host and server.port by plain HTTP; leave out server.socket and the TLS certificate, "
-            "and put a proxy with TLS in front of it."
+            "A cluster listens on an address and a port by plain HTTP; leave out the UNIX socket and the TLS certificate, and "
+            "put a proxy with TLS in front of it."
         )
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from outrider.server.http.exposition import merged
-from outrider.server.http.quotas import QuotaExceeded, Quotas
+from outrider.server.http.quotas import Quotas, Refusal
 from outrider.server.settings import Auth
 from outrider.server.telemetry.metrics import Metrics
 
@@ -38,14 +38,11 @@ class Coordinator:
         self._clock = clock
         self._members: dict[str, Member] = {}
 
-    async def admit(self, member: str, principal: str, seconds_per_request: float) -> tuple[str, str, float] | None:
-        """Counts a request of an ingress; returns reason, message and seconds if the quota is used up."""
-        try:
-            self._quotas.enter(principal, seconds_per_request)
-        except QuotaExceeded as error:
-            return error.reason, str(error), error.seconds
-        self._member(member).held[principal] += 1
-        return None
+    async def admit(self, member: str, principal: str, seconds_per_request: float) -> Refusal | None:
+        """Counts a request of an ingress, unless the quota is used up."""
+        refusal = self._quotas.enter(principal, seconds_per_request)
+        self._member(member).held[principal] += refusal is None
+        return refusal
 
     async def release(self, member: str, principal: str) -> None:
         """Records that a request has ended."""

@@ -22,6 +22,7 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from outrider.server.http.quotas import Refusal
 from outrider.server.imports import hide_torch
 from outrider.server.ray.coordinator import REPORT_SECONDS, Coordinator
 from outrider.server.ray.remote_engine import RETRY_SECONDS, ReplicaLost, ReplicasFull
@@ -75,12 +76,11 @@ class ServeCoordinator:
         self._handle = handle
         self._member = member
 
-    async def admit(self, principal: str, seconds_per_request: float) -> tuple[str, str, float] | None:
+    async def admit(self, principal: str, seconds_per_request: float) -> Refusal | None:
         """Waits for another coordinator if this one is lost."""
         while True:
             try:
-                refusal: tuple[str, str, float] | None
-                refusal = await self._handle.admit.remote(self._member, principal, seconds_per_request)
+                refusal: Refusal | None = await self._handle.admit.remote(self._member, principal, seconds_per_request)
                 return refusal
             except LOST:
                 await asyncio.sleep(RETRY_SECONDS)

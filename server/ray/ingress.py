@@ -14,7 +14,7 @@ from outrider.server.app import create_app
 from outrider.server.chat.template.trial import load_tried_tokenizer
 from outrider.server.engine.interface import EngineLike
 from outrider.server.engine.messages import StepReport
-from outrider.server.http.quotas import QuotaExceeded, refused
+from outrider.server.http.quotas import Refusal, refused
 from outrider.server.ray.remote_engine import RemoteEngine, Replicas
 from outrider.server.settings import Auth, Settings
 from outrider.server.telemetry.metrics import Metrics
@@ -25,8 +25,8 @@ RELEASE_SECONDS = 1.0
 class SharedCounts(Protocol):
     """The coordinator, as an ingress calls it."""
 
-    async def admit(self, principal: str, seconds_per_request: float) -> tuple[str, str, float] | None:
-        """Counts a request; returns reason, message and seconds if the quota is used up."""
+    async def admit(self, principal: str, seconds_per_request: float) -> Refusal | None:
+        """Counts a request, unless the quota is used up."""
 
     async def release(self, principal: str) -> None:
         """Records that a request has ended. Returns when the coordinator knows it."""
@@ -53,7 +53,7 @@ class SharedQuotas:
         self.held[principal] += 1
         asking = self._call(self._counts.admit(principal, self._seconds_per_request()))
         try:
-            refusal: tuple[str, str, float] | None = await asyncio.shield(asking)
+            refusal: Refusal | None = await asyncio.shield(asking)
         except asyncio.CancelledError:
             asking.add_done_callback(lambda asked: self._give_back(principal, asked))
             raise
@@ -62,7 +62,7 @@ class SharedQuotas:
             raise
         if refusal is not None:
             self.held[principal] -= 1
-            raise refused(QuotaExceeded(*refusal), self._metrics)
+            raise refused(refusal, self._metrics)
 
     def _call(self, call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Starts a call outside of the request's context: Ray cancels what a cancelled request has called."""
@@ -71,12 +71,10 @@ class SharedQuotas:
         task.add_done_callback(self._calls.discard)
         return task
 
-    def _give_back(self, principal: str, asked: asyncio.Task[tuple[str, str, float] | None]) -> None:
+    def _give_back(self, principal: str, asked: asyncio.Task[Refusal | None]) -> None:
         """Ends a request that nobody waits for, once the coordinator has counted it or not."""
-        if asked.cancelled() or asked.exception() is not None or asked.result() is not None:
-            self.held[principal] -= 1
-        else:
-            self.held[principal] -= 1
+        self.held[principal] -= 1
+        if not asked.cancelled() and asked.exception() is None and asked.result() is None:
             self._call(self._counts.release(principal))
 
     async def release(self, principal: str) -> None:

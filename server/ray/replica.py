@@ -13,10 +13,8 @@ from contextlib import aclosing
 from typing import Any
 
 from outrider.server.engine.engine import MAX_UNREAD_EVENTS, Engine, EngineError
-from outrider.server.engine.interface import EngineLike
 from outrider.server.engine.messages import Event, TokenEvent
 from outrider.server.ray import wire
-from outrider.server.settings import Settings
 from outrider.server.settings.tree import decode_settings
 from outrider.server.telemetry.logs import configure
 from outrider.server.telemetry.metrics import Metrics
@@ -27,16 +25,12 @@ Item = Event | EngineError
 class ModelReplica:
     """Construct it, then await `start`."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        """`settings` are as `encode_settings` returns them: without the API keys."""
-        self._settings = decode_settings(settings)
-        configure(self._settings.logging)
-        self.metrics = Metrics(coarse=self._settings.server.coalesce_ms > 0)
-        self._engine = self.new_engine(self._settings)
-
-    def new_engine(self, settings: Settings) -> EngineLike:
-        """The engine; benchmarks replace it."""
-        return Engine(settings, self.metrics)
+    def __init__(self, plain: dict[str, Any]) -> None:
+        """`plain` are the settings as `encode_settings` returns them: without the API keys."""
+        settings = decode_settings(plain)
+        configure(settings.logging)
+        self.metrics = Metrics(coarse=settings.server.coalesce_ms > 0)
+        self._engine = Engine(settings, self.metrics)
 
     async def start(self) -> None:
         """Returns once the model is loaded. Raises EngineError with one sentence if it cannot be."""

@@ -6,7 +6,6 @@ A call is one request. Its answer is a stream of batches: events, and at most on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
@@ -16,18 +15,13 @@ from outrider.server.engine.engine import (
     InvalidRequest,
     Overloaded,
     ShuttingDown,
+    Unread,
     WorkerLost,
 )
 from outrider.server.engine.messages import Accepted, Event, Ready, Request, TokenEvent
 
-Kind = Literal["error", "invalid", "overloaded", "lost", "deadline", "draining"]
-KINDS: dict[type[EngineError], Kind] = {
-    InvalidRequest: "invalid",
-    Overloaded: "overloaded",
-    WorkerLost: "lost",
-    DeadlineExceeded: "deadline",
-    ShuttingDown: "draining",
-}
+# Errors whose only argument is their message, by their names.
+KINDS = {each.__name__: each for each in (InvalidRequest, WorkerLost, DeadlineExceeded, Unread)}
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -41,7 +35,7 @@ class Call(msgspec.Struct, frozen=True):
 class Error(msgspec.Struct, frozen=True, tag=True):
     """The end of a request that failed."""
 
-    kind: Kind
+    kind: str  # the error's class
     message: str  # may be shown to the client
     reason: str = ""  # reason of an overload
     seconds: float = 0.0  # time after which an overload may be over
@@ -66,17 +60,14 @@ def decode_batch(data: bytes) -> list[Event | EngineError]:
 
 
 def _plain(error: EngineError) -> Error:
-    kind = KINDS.get(type(error), "error")
-    if isinstance(error, Overloaded):
-        return Error(kind, str(error), error.reason, error.seconds)
-    return Error(kind, str(error))
+    overload = (error.reason, error.seconds) if isinstance(error, Overloaded) else ()
+    return Error(type(error).__name__, str(error), *overload)
 
 
 def _exception(error: Error) -> EngineError:
     match error.kind:
-        case "overloaded":
+        case "Overloaded":
             return Overloaded(error.message, error.reason, error.seconds)
-        case "draining":
+        case "ShuttingDown":
             return ShuttingDown()
-    types = {kind: exception for exception, kind in KINDS.items()}
-    return types.get(error.kind, EngineError)(error.message)
+    return KINDS.get(error.kind, EngineError)(error.message)

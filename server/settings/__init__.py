@@ -5,7 +5,7 @@ from outrider.server.settings.models import DraftModel, Model
 from outrider.server.settings.section import SettingsError
 from outrider.server.settings.sources import load_settings, parse_flags
 from outrider.server.settings.speculation import Speculation
-from outrider.server.settings.stores import Corpora, Responses, Sessions
+from outrider.server.settings.stores import Corpora, Sessions
 from outrider.server.settings.tree import (
     Limits,
     Logging,
@@ -23,7 +23,6 @@ __all__ = [
     "Logging",
     "MetricsAccess",
     "Model",
-    "Responses",
     "Scheduling",
     "Server",
     "Sessions",

@@ -11,6 +11,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from outrider.server.settings.section import Section
 
+# A host with this in front of a path is a UNIX socket.
+UNIX = "unix:"
 # Requests for these would lose their beginning.
 OWN_PATHS = re.compile(r"/(v1(/.*)?|api|health|ready|version|metrics|infill|tokenize|detokenize)")
 
@@ -23,22 +25,21 @@ def _check_prefix(prefix: str | None) -> str | None:
     return prefix
 
 
-def _check_socket(socket: str | None) -> str | None:
-    if socket is not None and not re.fullmatch(r"[^,]+(,mode=0?[0-7]{3})?", socket):
-        raise ValueError("write PATH or PATH,mode=660, with three octal digits")
-    return socket
+def _check_host(host: str) -> str:
+    if host.startswith(UNIX) and not re.fullmatch(r"unix:[^,]+(,mode=0?[0-7]{3})?", host):
+        raise ValueError("write unix:PATH or unix:PATH,mode=660, with three octal digits")
+    return host
 
 
 class Server(Section):
     """The HTTP front end."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free port.")
-    socket: Annotated[str | None, AfterValidator(_check_socket)] = Field(
-        None,
-        description="UNIX socket to listen on instead of host and port: PATH, which only the server's user may connect to, or "
-        "PATH,mode=660.",
+    host: Annotated[str, AfterValidator(_check_host)] = Field(
+        "127.0.0.1",
+        description="Address to listen on; or unix:PATH, a UNIX socket that only the server's user may connect to, or "
+        "unix:PATH,mode=660.",
     )
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free port.")
     tls_certificate: Annotated[Path, AfterValidator(Path.expanduser)] | None = Field(
         None, description="PEM file of the certificate and its chain; changed files are used at once. null speaks plain HTTP."
     )
@@ -72,14 +73,14 @@ class Server(Section):
     @property
     def is_local(self) -> bool:
         """Whether the server is reachable from this machine only."""
-        return self.socket is not None or is_loopback(self.host)
+        return self.host.startswith(UNIX) or is_loopback(self.host)
 
     @property
     def socket_file(self) -> tuple[Path, int] | None:
         """The UNIX socket's path and mode; None without one."""
-        if self.socket is None:
+        if not self.host.startswith(UNIX):
             return None
-        path, _, mode = self.socket.partition(",mode=")
+        path, _, mode = self.host.removeprefix(UNIX).partition(",mode=")
         return Path(path).expanduser(), int(mode or "600", 8)
 
 

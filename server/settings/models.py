@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,8 @@ from outrider.models import packaged
 from outrider.server.settings.section import Section
 from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF
 
+# Every chunk of a stream repeats the model's name.
+NAME_CHARACTERS = 256
 Quantize = Literal["none", "int8", "int4"]
 KVDtype = Literal["auto", "int8", "fp8"]
 
@@ -144,7 +147,14 @@ class Model(Section):
         Path("~/.cache/outrider/packed"),
         description="Folder of packed weights, which later starts and other servers map; null packs them at every start.",
     )
-    trust_remote_code: bool = Field(False, description="Run code from the model's folder, with all rights of the server.")
+    trust_remote_code: bool = Field(
+        False, description="Run code from the model's folder, and the draft model's, with all rights of the server."
+    )
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The path and the revision."""
+        return self.path, self.revision
 
     @property
     def served_name(self) -> str:
@@ -160,6 +170,11 @@ class Model(Section):
         """Whether this is the served name, perhaps with the tag `latest`; the name of a GGUF file may have its ending."""
         is_file = self.name is None and self.path.endswith(GGUF)
         return tagged(name) == tagged(self.served_name) or (is_file and name == self.served_name + GGUF)
+
+    def answers_to(self, name: str) -> bool:
+        """Whether a request of this name is for this model: by its own name, an adapter's or an alias."""
+        is_alias = len(name) <= NAME_CHARACTERS and any(fnmatchcase(name, alias) for alias in self.aliases)
+        return self.is_named(name) or self.adapter(name) is not None or is_alias
 
     def adapter(self, name: str | None) -> str | None:
         """The adapter of this name, perhaps with the tag `latest`; None if there is none."""
@@ -189,12 +204,18 @@ class DraftModel(Section):
 
     path: ModelPath | None = Field(
         None,
-        description="Draft model, in the forms of model.path, or a draft head; mtp is the multi-token prediction layer of the "
-        "target's own checkpoint. null uses none.",
+        description="Draft model, in the forms of model.path, or a draft head; owner/name@revision pins a Hugging Face id, and "
+        "mtp is the multi-token prediction layer of the target's own checkpoint. null uses none.",
     )
-    revision: str = Field(DEFAULT_REVISION, min_length=1, description="See model.revision.")
     quantize: Quantize = Field("none", description="See model.quantize; a head is not quantised.")
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N, for example a second GPU."
     )
-    trust_remote_code: bool = Field(False, description="See model.trust_remote_code.")
+
+    @property
+    def place(self) -> tuple[str | None, str]:
+        """The path without a revision, and the revision."""
+        if self.path is None or Path(self.path).expanduser().exists():
+            return self.path, DEFAULT_REVISION
+        path, _, revision = self.path.partition("@")
+        return path, revision or DEFAULT_REVISION

@@ -1,4 +1,4 @@
-"""Settings of what the server keeps between requests: sessions, responses and corpora."""
+"""Settings of what the server keeps between requests: sessions and corpora, and the bound of stored responses."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Literal
 from pydantic import Field
 
 from outrider.server.settings.section import Section
+
+# All stored responses of /v1/responses take at most this much memory.
+RESPONSES_BYTES = 256 << 20
 
 
 class Sessions(Section):
@@ -42,16 +45,6 @@ class Sessions(Section):
         ge=1,
         description="Number of KV caches on the device; other sessions are swapped out to host memory. With null, their "
         "number follows from the free memory.",
-    )
-
-
-class Responses(Section):
-    """Responses stored in memory for /v1/responses."""
-
-    total_bytes: int = Field(
-        256 << 20,
-        ge=0,
-        description="Maximum size of all stored responses; each key may use an equal share, at most 64 MiB.",
     )
 
 

@@ -11,7 +11,7 @@ from outrider.server.settings.access import Auth, MetricsAccess, Server
 from outrider.server.settings.models import DraftModel, Model, Models, expand_list
 from outrider.server.settings.section import Section
 from outrider.server.settings.speculation import Speculation
-from outrider.server.settings.stores import Corpora, Responses, Sessions
+from outrider.server.settings.stores import Corpora, Sessions
 
 DEFAULT_MAX_ACTIVE = 8
 
@@ -89,7 +89,6 @@ class Settings(BaseSettings):
     speculation: Speculation = Speculation()
     sessions: Sessions = Sessions()
     scheduling: Scheduling = Scheduling()
-    responses: Responses = Responses()
     corpora: Corpora = Corpora()
     limits: Limits = Limits()
     logging: Logging = Logging()

@@ -7,15 +7,60 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
-from typing import get_args
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from outrider.drafters.interface import MAX_NODES
 from outrider.server.engine.fair_queue import Queue
 from outrider.server.engine.messages import Ready, Reuse, Status, StepReport
-from outrider.server.telemetry.picker import PickerGauges
+
+# Caches are reused token by token; this is only how finely a picker indexes the prompts that it has sent to a pod.
+BLOCK_TOKENS = 16
+
+
+@dataclass(eq=False)
+class PickerGauges(Collector):
+    """The gauges of a worker that an endpoint picker reads from each pod; none before its model is loaded.
+
+    The model server protocol of the Gateway API inference extension says what each means. The names are vLLM's, which pickers
+    read from every pod whose labels name no other engine, also llm-d's.
+    """
+
+    running: int = 0  # requests
+    waiting: int = 0
+    kv_cache_usage_ratio: float = 0.0  # of running requests: idle sessions make room
+    blocks: int | None = None  # of BLOCK_TOKENS, in the KV caches on the device; None before the model is loaded
+    adapters: str = ""  # names of the LoRA adapters; all are kept in memory
+    adapter_count: int = 0
+    loaded_at: float = 0.0  # seconds since 1970
+
+    def record_model(self, model: Ready, adapters: Iterable[str]) -> None:
+        """Sets what stays as long as the model."""
+        names = list(adapters)
+        self.blocks, self.loaded_at = model.slots * model.context_tokens // BLOCK_TOKENS, time.time()
+        self.adapters, self.adapter_count = ",".join(names), len(names)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        if self.blocks is None:
+            return
+        yield GaugeMetricFamily("vllm:num_requests_running", "Running requests.", self.running)
+        yield GaugeMetricFamily("vllm:num_requests_waiting", "Waiting requests.", self.waiting)
+        usage = "Share of the KV cache positions that running requests hold."
+        yield GaugeMetricFamily("vllm:kv_cache_usage_perc", usage, self.kv_cache_usage_ratio)
+        cache = GaugeMetricFamily("vllm:cache_config_info", "Size of the KV caches.", labels=("block_size", "num_gpu_blocks"))
+        cache.add_metric((str(BLOCK_TOKENS), str(self.blocks)), 1)
+        yield cache
+        labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+        lora = GaugeMetricFamily("vllm:lora_requests_info", "LoRA adapters in memory, and since when.", labels=labels)
+        lora.add_metric((str(self.adapter_count), self.adapters, ""), self.loaded_at)
+        yield lora
+
 
 LATENCY_BUCKETS = (
     *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03),
@@ -33,26 +78,12 @@ FAILURES = ("500", "503", "529")
 SNAPSHOT_SECONDS = 10.0
 
 
-class _Factory:
-    """Makes the metrics of one registry."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
-
-    def histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(f"outrider_{name}", text, labels, buckets=buckets, registry=self.registry)
-
-    def latency(self, name: str, text: str) -> Histogram:
-        return self.histogram(name, text, LATENCY_BUCKETS)
-
-    def waiting(self, name: str, text: str) -> Histogram:
-        return self.histogram(name, text, REQUEST_BUCKETS)
-
-    def counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"outrider_{name}", text, labels, registry=self.registry)
-
-    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"outrider_{name}", text, labels, registry=self.registry)
+def makers(
+    registry: CollectorRegistry,
+) -> tuple[Callable[..., Counter], Callable[..., Gauge], Callable[..., Histogram]]:
+    """Make the metrics of a registry."""
+    options: dict[str, Any] = {"namespace": "outrider", "registry": registry}
+    return partial(Counter, **options), partial(Gauge, **options), partial(Histogram, **options)
 
 
 class Metrics:
@@ -65,51 +96,59 @@ class Metrics:
     def __init__(self, coarse: bool = False) -> None:
         self._coarse = coarse
         self._snapshot, self._snapshot_time = b"", -math.inf
-        new = _Factory(CollectorRegistry())
-        self.registry = new.registry
-        self.time_to_first_token = new.waiting("time_to_first_token_seconds", "From the request's arrival to its first token.")
-        self.inter_token_latency = new.latency("inter_token_latency_seconds", "Time between tokens of an answer, per token.")
-        self.request_duration = new.waiting("request_duration_seconds", "From the request's arrival to its last token.")
-        self.queue = new.waiting("queue_seconds", "From the request's arrival to its start in the worker.")
-        self.step = new.histogram("step_seconds", "One decoding step, by phase.", PHASE_BUCKETS, "phase")
+        self.registry = CollectorRegistry()
+        counter, gauge, histogram = makers(self.registry)
+        self.time_to_first_token = histogram(
+            "time_to_first_token_seconds", "From the request's arrival to its first token.", buckets=REQUEST_BUCKETS
+        )
+        self.inter_token_latency = histogram(
+            "inter_token_latency_seconds", "Time between tokens of an answer, per token.", buckets=LATENCY_BUCKETS
+        )
+        self.request_duration = histogram(
+            "request_duration_seconds", "From the request's arrival to its last token.", buckets=REQUEST_BUCKETS
+        )
+        self.queue = histogram(
+            "queue_seconds", "From the request's arrival to its start in the worker.", buckets=REQUEST_BUCKETS
+        )
+        self.step = histogram("step_seconds", "One decoding step, by phase.", ["phase"], buckets=PHASE_BUCKETS)
         self._draft, self._verify, self._commit = (self.step.labels(phase) for phase in ("draft", "verify", "commit"))
-        self.tokens_per_step = new.histogram("tokens_per_step", "Tokens emitted per target forward.", TOKEN_BUCKETS)
-        self.requests = new.counter("requests_total", "Requests answered, by endpoint and status.", "endpoint", "status")
-        self.prompt_tokens = new.counter("prompt_tokens_total", "Prompt tokens of all requests.")
-        self.cached_prompt_tokens = new.counter("cached_prompt_tokens_total", "Prompt tokens found in a session's KV cache.")
-        self.generated_tokens = new.counter("generated_tokens_total", "Tokens emitted.")
-        self.steps = new.counter("steps_total", "Decoding steps: target forwards that emitted tokens.")
-        self.draft_tokens = new.counter("draft_tokens_total", "Draft nodes verified, by drafter.", "drafter")
-        self.accepted_tokens = new.counter("accepted_tokens_total", "Draft nodes accepted, by drafter.", "drafter")
-        self.accepted_per_position = new.counter(
-            "accepted_tokens_per_position_total", "Draft nodes accepted, by their depth in the draft.", "position"
+        self.tokens_per_step = histogram("tokens_per_step", "Tokens emitted per target forward.", buckets=TOKEN_BUCKETS)
+        self.requests = counter("requests_total", "Requests answered, by endpoint and status.", ["endpoint", "status"])
+        self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of all requests.")
+        self.cached_prompt_tokens = counter("cached_prompt_tokens_total", "Prompt tokens found in a session's KV cache.")
+        self.generated_tokens = counter("generated_tokens_total", "Tokens emitted.")
+        self.steps = counter("steps_total", "Decoding steps: target forwards that emitted tokens.")
+        self.draft_tokens = counter("draft_tokens_total", "Draft nodes verified, by drafter.", ["drafter"])
+        self.accepted_tokens = counter("accepted_tokens_total", "Draft nodes accepted, by drafter.", ["drafter"])
+        self.accepted_per_position = counter(
+            "accepted_tokens_per_position_total", "Draft nodes accepted, by their depth in the draft.", ["position"]
         )
         self._positions = [self.accepted_per_position.labels(str(1 + i)) for i in range(MAX_NODES)]
-        self.worker_restarts = new.counter("worker_restarts_total", "Restarts of the worker process.")
-        self.worker_ready = new.gauge("worker_ready", "Whether a worker serves requests (1) or is missing or loading (0).")
-        self.model_info = new.gauge(
+        self.worker_restarts = counter("worker_restarts_total", "Restarts of the worker process.")
+        self.worker_ready = gauge("worker_ready", "Whether a worker serves requests (1) or is missing or loading (0).")
+        self.model_info = gauge(
             "model_info",
             "The model that the worker serves: 1, with the data types of model and cache, and the mean bits per weight.",
-            *("dtype", "weight_bits", "kv_dtype"),
+            ["dtype", "weight_bits", "kv_dtype"],
         )
-        self.rejected_requests = new.counter(
-            "rejected_requests_total", "Requests refused, or ended at their deadline, by reason.", "reason"
+        self.rejected_requests = counter(
+            "rejected_requests_total", "Requests refused, or ended at their deadline, by reason.", ["reason"]
         )
-        self.closed_connections = new.counter(
-            "closed_connections_total", "Connections closed by the server because of a bound, by reason.", "reason"
+        self.closed_connections = counter(
+            "closed_connections_total", "Connections closed by the server because of a bound, by reason.", ["reason"]
         )
-        self.running = new.gauge("requests_running", "Running requests.")
-        self.waiting = new.gauge("requests_waiting", "Waiting requests.")
-        self.session_requests = new.counter(
-            "session_requests_total", "Requests by how they came by their session: new, continued or forked.", "reuse"
+        self.running = gauge("requests_running", "Running requests.")
+        self.waiting = gauge("requests_waiting", "Waiting requests.")
+        self.session_requests = counter(
+            "session_requests_total", "Requests by how they came by their session: new, continued or forked.", ["reuse"]
         )
-        self.sessions = new.gauge("sessions", "Sessions in the worker.")
-        self.corpora = new.gauge("corpora", "Corpora that clients have posted.")
-        self.corpora_bytes = new.gauge("corpora_bytes", "Size of their indexes.")
-        self.kv_cache_usage = new.gauge("kv_cache_usage_ratio", "Share of the KV cache positions in use.")
+        self.sessions = gauge("sessions", "Sessions in the worker.")
+        self.corpora = gauge("corpora", "Corpora that clients have posted.")
+        self.corpora_bytes = gauge("corpora_bytes", "Size of their indexes.")
+        self.kv_cache_usage = gauge("kv_cache_usage_ratio", "Share of the KV cache positions in use.")
         self._picker = PickerGauges()
         self.registry.register(self._picker)
-        self.last_progress = new.gauge("last_progress_timestamp_seconds", "Unix time of the worker's last message.")
+        self.last_progress = gauge("last_progress_timestamp_seconds", "Unix time of the worker's last message.")
         counted = (self.rejected_requests, self.closed_connections, self.session_requests)
         # They start at zero, so that the first event shows as an increase.
         for metric, values in zip(counted, (REFUSALS, CLOSINGS, get_args(Reuse)), strict=True):
@@ -169,11 +208,11 @@ class Metrics:
 
 class EncoderMetrics:
     def __init__(self) -> None:
-        new = _Factory(CollectorRegistry())
-        self.registry = new.registry
-        self.texts = new.counter("encoded_texts_total", "Texts embedded, and documents scored.")
-        self.tokens = new.counter("encoded_tokens_total", "Tokens of these texts.")
-        self.seconds = new.latency("encoding_seconds", "Time of one batch of texts.")
+        self.registry = CollectorRegistry()
+        counter, _, histogram = makers(self.registry)
+        self.texts = counter("encoded_texts_total", "Texts embedded, and documents scored.")
+        self.tokens = counter("encoded_tokens_total", "Tokens of these texts.")
+        self.seconds = histogram("encoding_seconds", "Time of one batch of texts.", buckets=LATENCY_BUCKETS)
 
     def record(self, texts: int, tokens: int, seconds: float) -> None:
         """Counts a batch."""

@@ -21,18 +21,6 @@ class TracingError(ValueError):
     """Tracing is set but cannot run; the message says what to do."""
 
 
-class FirstRecord(logging.Filter):
-    """Lets one record pass. A collector of traces alone refuses metrics each time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._is_first = True
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        passes, self._is_first = self._is_first, False
-        return passes
-
-
 def install(app: FastAPI, settings: Tracing, exporters: Sequence[Any] = (), readers: Sequence[Any] = ()) -> None:
     """Exports spans of `app` to the collector and to `exporters`, and metrics to it and `readers`. Raises TracingError."""
     if settings.endpoint is None and not (exporters or readers):
@@ -53,7 +41,8 @@ def install(app: FastAPI, settings: Tracing, exporters: Sequence[Any] = (), read
 
         collector = settings.endpoint.rstrip("/")
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{collector}/v1/traces")))
-        logging.getLogger(metric_exporter.__name__).addFilter(FirstRecord())
+        passes = iter([True])  # a collector of traces alone refuses metrics each time, and one record says so
+        logging.getLogger(metric_exporter.__name__).addFilter(lambda _: next(passes, False))
         readers.append(PeriodicExportingMetricReader(metric_exporter.OTLPMetricExporter(f"{collector}/v1/metrics")))
     for extra in exporters:
         provider.add_span_processor(SimpleSpanProcessor(extra))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from outrider.server.command import EXTRA_FLAGS, ConfigOption, fail, failing
+from outrider.server.command import ConfigOption, fail, failing
 
 if TYPE_CHECKING:
     from outrider.server.terminal.chat import Chat
@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 URL = "http://127.0.0.1:8000"
 # The exit code of a program that Ctrl-C has ended.
 INTERRUPTED = 130
-
-
-def register(outrider: typer.Typer) -> None:
-    """Adds the command to the `outrider` application."""
-    outrider.command("chat", context_settings=EXTRA_FLAGS)(chat)
 
 
 def chat(

@@ -40,7 +40,7 @@ def main(_: str) -> None:
 def private_settings(config: Path | None, flags: dict[str, Any], key: str) -> Settings:
     """These settings on a free port of the loopback address. `key` is the only key, whatever the settings say."""
     own = {"server.host": "127.0.0.1", "server.port": 0, "metrics.port": None, "server.drain_seconds": 0}
-    own |= {f"server.{name}": None for name in ("socket", "tls_certificate", "tls_key", "path_prefix")}
+    own |= {f"server.{name}": None for name in ("tls_certificate", "tls_key", "path_prefix")}
     auth = Auth.model_validate({"keys": {PRINCIPAL: key}})
     return load_settings(config, flags | own).model_copy(update={"auth": auth})
 

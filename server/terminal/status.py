@@ -21,11 +21,6 @@ COLUMNS = ("streams", "queue", "tokens\nper s", "tokens\nper step", "prompts\nre
 FAILED = "failed"
 
 
-def register(outrider: typer.Typer) -> None:
-    """Adds the command to the `outrider` application."""
-    outrider.command("status")(status)
-
-
 def status(
     url: Annotated[str | None, typer.Argument(help=f"Address of the server, or unix:PATH; default: {URL}.")] = None,
     api_key: Annotated[

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from outrider.server.partial_match import overlap
+from outrider.server.chat.tools.source import overlap
 
 # Kinds of characters: of shown text, and the first and the others of a hidden token.
 SHOWN, HIDDEN, INNER = "s", "h", "i"

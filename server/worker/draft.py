@@ -34,11 +34,11 @@ def load_draft(
     Raises ModelError, also if a draft model does not split texts as the target does.
     """
     draft, target = settings.draft_model, settings.model
-    revision = target.revision if draft.path == MTP else draft.revision
+    revision = target.revision if draft.path == MTP else options.revision
     head = load_head(options.path, runner, revision, pack=target.backend != "torch")
     if head is not None:
         return head, {}
-    differences = find_differences(tokenizer, load_tokenizer(options.path, draft.trust_remote_code, draft.revision))
+    differences = find_differences(tokenizer, load_tokenizer(options.path, options.trust_remote_code, options.revision))
     return backend.load(options), differences
 
 

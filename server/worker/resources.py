@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -102,45 +101,33 @@ class Store:
         return tuple(datastore.load(self._path, self._tables.fingerprint, self._tables.vocabulary))
 
 
-class Blocks(Protocol):
-    """A number of blocks that never changes."""
-
-    def __len__(self) -> int: ...
-
-    def current(self) -> tuple[Corpus, ...]:
-        """The blocks as they are now."""
-
-
 class ClientCorpora:
     """The corpora that requests choose, one block each."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._opened: OrderedDict[str, Corpus] = OrderedDict()  # by file, least recently used first
+        self._load = lru_cache(MAX_OPENED)(self._load_block)
 
     def open(self, block: str) -> Corpus:
         """The block of a file; an empty one if it cannot be used, or if its corpus was changed twice or deleted meanwhile."""
-        if block not in self._opened:
-            try:
-                loaded = datastore.load_block(Path(block), self._tables.fingerprint, self._tables.vocabulary)
-            except (ArrayFileError, OSError) as error:
-                if Path(block).exists():
-                    log.warning("a corpus is not used: %s", reason(error, block))
-                return self._tables.no_text
-            self._opened[block] = loaded
-        self._opened.move_to_end(block)
-        if len(self._opened) > MAX_OPENED:
-            self._opened.popitem(last=False)
-        return self._opened[block]
+        try:
+            return self._load(block)
+        except (ArrayFileError, OSError) as error:
+            if Path(block).exists():
+                log.warning("a corpus is not used: %s", reason(error, block))
+            return self._tables.no_text
+
+    def _load_block(self, block: str) -> Corpus:
+        return datastore.load_block(Path(block), self._tables.fingerprint, self._tables.vocabulary)
 
 
 @dataclass(frozen=True, eq=False)
 class Stores(Collection[Corpus]):
     """The blocks of several datastores, as they are at each iteration. Open blocks are closed with their last user."""
 
-    stores: Sequence[Blocks]
+    stores: Sequence[Store]
     chosen: Corpus | None = None  # the corpus that a request has chosen, or an empty one; None without corpora
-    learned: Blocks | None = None  # what a principal's sessions have said; None if sessions learn only from themselves
+    learned: LearnedText | None = None  # what a principal's sessions have said; None if sessions learn only from themselves
 
     def __len__(self) -> int:
         return sum(map(len, self.stores)) + (self.chosen is not None) + (self.learned is not None)
@@ -201,16 +188,5 @@ class LearnedTexts:
     """
 
     def __init__(self, max_tokens: int, separator: int) -> None:
-        """`max_tokens` is the bound for each principal."""
-        self._max_tokens = max_tokens
-        self._separator = separator
-        self._by_principal: OrderedDict[str, LearnedText] = OrderedDict()  # least recently used principal first
-
-    def of(self, principal: str) -> LearnedText:
-        """The texts of a principal."""
-        if principal not in self._by_principal:
-            self._by_principal[principal] = LearnedText(self._max_tokens, self._separator)
-        self._by_principal.move_to_end(principal)
-        if len(self._by_principal) > MAX_PRINCIPALS:
-            self._by_principal.popitem(last=False)
-        return self._by_principal[principal]
+        """`max_tokens` is the bound for each principal. `of` returns the texts of one."""
+        self.of = lru_cache(MAX_PRINCIPALS)(lambda principal: LearnedText(max_tokens, separator))

@@ -18,6 +18,7 @@ from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import Memory
 from outrider.server.http.body_budget import TOTAL_BYTES
 from outrider.server.settings import DraftModel, Model, Settings
+from outrider.server.settings.stores import RESPONSES_BYTES
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
 from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
 from outrider.server.worker.resources import MAX_PRINCIPALS, ClientCorpora, LearnedTexts, Stores, Tables, load_resources
@@ -170,15 +171,15 @@ def load_target(settings: Settings) -> ModelRunner:
 
 def shared_options(settings: Settings, model: Model | DraftModel) -> LoadOptions:
     """How the target or a draft model is loaded, as far as both have the same settings."""
-    assert model.path is not None
-    target = settings.model
+    (path, revision), target = model.place, settings.model
+    assert path is not None
     return LoadOptions(
-        path=model.path,
-        revision=model.revision,
+        path=path,
+        revision=revision,
         dtype=target.dtype,
         device=model.device,
         context_tokens=target.context_tokens,
-        trust_remote_code=model.trust_remote_code,
+        trust_remote_code=target.trust_remote_code,
         backend=target.backend if model is target else "torch" if target.backend == "torch" else "outrider",
         packed_folder=target.packed_folder,
         quantization=Quantization(model.quantize),
@@ -273,7 +274,7 @@ def store_bytes(settings: Settings) -> int:
     """The memory that stored responses, corpora, bodies and earlier sessions' texts take when they are full."""
     principals = len(settings.auth.keys) + 1 if settings.auth.keys else MAX_PRINCIPALS
     learned = principals * LEARNED_TOKENS * LEARNED_TOKEN_BYTES if settings.learns_from_sessions else 0
-    return settings.responses.total_bytes + settings.corpora.total_bytes + TOTAL_BYTES + learned
+    return RESPONSES_BYTES + settings.corpora.total_bytes + TOTAL_BYTES + learned
 
 
 def max_active(settings: Settings, slots: int, curve: CostCurve | None) -> int:

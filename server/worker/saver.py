@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import Any
 
 from outrider.drafters.registry import arrays_of
@@ -24,21 +23,15 @@ class Saver:
     def __init__(self, files: SessionFiles, clock: Callable[[], float] = time.monotonic) -> None:
         self._files = files
         self._clock = clock
-        self._saving: tuple[Contents, Session | None] | None = None  # what is being saved; the session's rows may be read
+        self._saving: tuple[Contents, Session] | None = None  # what is being saved; the session's rows may be read
         self._executor = ThreadPoolExecutor(1, "outrider-saver")
         self._running: Future[Any] | None = None
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a session is being saved."""
-        return self._running is not None and not self._running.done()
-
     def save_next(self, sessions: Iterable[Session]) -> None:
         """Begins to save the first session that has changed, if none is being saved."""
-        if self.is_busy:
+        if self._running is not None and not self._running.done():
             return
-        changed = (session for session in sessions if session.has_changed)
-        if (session := next(changed, None)) is not None:
+        if (session := next((session for session in sessions if session.has_changed), None)) is not None:
             self._begin(session)
         elif self._files.sweep_is_due:
             self._running = self._executor.submit(self._files.sweep)
@@ -52,39 +45,30 @@ class Saver:
             if session.has_changed and self._clock() < deadline:
                 self._begin(session)
                 self.wait(deadline - self._clock())
-        self.close()
+        self.stop()
+        self._executor.shutdown()
 
     def _begin(self, session: Session) -> None:
+        """Begins to save a session, after the one before it."""
         assert session.key is not None
         principal, text = session.key.principal, session.text.tokens
         name = session.key.name if isinstance(session.key.name, str) else None
         session.file = session.file or self._files.path_of(principal, name, text)
         learned = {drafter: arrays_of(state) for drafter, state in session.drafters.items()}
-        self.start(session.file, Contents.of(principal, name, session.verifier, learned), session)
-        session.saved = True  # if it is stopped or fails, the next request tries again
-
-    def start(self, path: Path, contents: Contents, session: Session | None = None) -> None:
-        """Begins to save a session, after the one before it."""
+        contents = Contents.of(principal, name, session.verifier, learned)
         self.wait(None)
         self._saving = contents, session
-        self._running = self._executor.submit(self._files.save, path, contents)
+        self._running = self._executor.submit(self._files.save, session.file, contents)
+        session.saved = True  # if it is stopped or fails, the next request tries again
 
-    def stop(self) -> bool:
-        """Waits until no rows are read. Returns whether all have been read, so that the session will be saved."""
-        if self._saving is None:
-            return True
-        (contents, session), self._saving = self._saving, None
-        complete = contents.stop()
-        if session is not None and not complete:
-            session.saved = False
-        return complete
+    def stop(self) -> None:
+        """Waits until no rows are read. A session whose rows have not all been read is saved again later."""
+        if self._saving is not None:
+            (contents, session), self._saving = self._saving, None
+            if not contents.stop():
+                session.saved = False
 
     def wait(self, seconds: float | None) -> None:
         """Waits for the end of the session that is being saved."""
         if self._running is not None:
             wait([self._running], None if seconds is None else max(0.0, seconds))
-
-    def close(self) -> None:
-        """Stops, and ends the thread."""
-        self.stop()
-        self._executor.shutdown()

@@ -20,7 +20,7 @@ from outrider.server.chat.tools.source import DIGITS, NAME, QUOTED, SCALAR, SPAC
 from outrider.server.http import ignored
 from outrider.server.http.auth import REQUEST_ID
 from outrider.server.http.protocol import HOST
-from outrider.server.ollama.durations import DURATION, PART
+from outrider.server.ollama.schema import DURATION, PART
 from outrider.server.openai.tools.custom_input import CHARACTERS, ESCAPE, OPENING, SURROGATES
 from outrider.server.telemetry.logs import CONTROLS
 
@@ -60,7 +60,7 @@ USES: dict[str, list[tuple[Use, str, str, str]]] = {
         *((partial(ESCAPE.sub, ""), "", part, "\\") for part in ("\\u", "\\", "a")),
         (SURROGATES.search, "", "a", ""),
     ],
-    "ollama.durations": [
+    "ollama.schema": [
         *((DURATION.fullmatch, "", part, "!") for part in ("1", "1h", "1.1m", "h", "-")),
         *((PART.findall, "", part, "") for part in ("1", "h", ".")),
     ],
@@ -73,7 +73,7 @@ OTHERS = {
     "chat.gbnf.parser": "a class of characters at a time",
     "chat.schemas.keywords": "names of definitions",
     "chat.schemas.notes": "names of properties",
-    "chat.tools.gemma_grammar": "names of arguments",
+    "chat.tools.gemma": "names of arguments",
     "chat.plain_text": "alternatives of the model's tokens",
     "chat.response_template": "the model's template",
     "chat.vocabulary": "the model's tokens",

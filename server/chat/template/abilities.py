@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 Message = dict[str, Any]
@@ -34,19 +34,7 @@ class TemplateAbilities:
 
 
 # The form that every template for chats takes: messages of the user and of the assistant in turns, all with text.
-PLAIN = TemplateAbilities(
-    system=False,
-    system_anywhere=False,
-    tools=False,
-    calls=False,
-    several_calls=False,
-    text_with_calls=False,
-    reasoning_with_text=False,
-    loose_results=False,
-    repeats=False,
-    empty=False,
-    names=False,
-)
+PLAIN = TemplateAbilities(**{each.name: each.name == "system_alone" for each in fields(TemplateAbilities)})
 
 
 class Render(Protocol):

@@ -10,13 +10,13 @@ import contextlib
 import hashlib
 import json
 import os
-import socket
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from outrider.server.chat.template.abilities import Message, probe
-from outrider.server.engine.program import connected, start
+from outrider.server.engine.helper import BlockingHelper, HelperEnded, answer_all
 from outrider.server.system import limit_memory, limit_processor_time
 from outrider.verify import chat_template
 from outrider.verify.errors import ModelError
@@ -61,31 +61,26 @@ def load_tried_tokenizer(settings: Settings) -> AnyTokenizer:
 @lru_cache(16)
 def ends(trial: str) -> bool:
     """Whether rendering templates with variables, both as JSON, ends within the limits. Raises OSError without a process."""
-    process, end = start(__name__)
-    try:
-        with end:
-            end.settimeout(ANSWER_SECONDS)
-            end.sendall(trial.encode() + b"\n")
-            return bool(end.recv(1))
-    except OSError:
-        return False
-    finally:
-        process.kill()
-        process.wait()
+    with closing(BlockingHelper(__name__)) as program, contextlib.suppress(HelperEnded):
+        return bool(program.ask(trial.encode(), ANSWER_SECONDS))
+    return False
 
 
 def main(argument: str) -> None:
     """Renders the templates from the socket, and answers when that has ended."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    wire: socket.socket = connected(argument)
-    with wire.makefile("rb") as lines:
-        texts, variables = json.loads(lines.readline())
     with contextlib.suppress(OSError, ValueError):  # some systems have no such limit
         limit_memory(MEMORY_BYTES)
     limit_processor_time(CPU_SECONDS)
+    answer_all(argument, answer)
+
+
+def answer(message: bytes) -> bytes:
+    """Renders templates with variables."""
+    texts, variables = json.loads(message)
     for text in texts:
         render_probes(text, variables)
-    wire.sendall(b".")
+    return b"."
 
 
 def render_probes(text: str, variables: Mapping[str, Any]) -> None:

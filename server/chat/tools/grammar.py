@@ -9,7 +9,7 @@ from outrider.server.chat.schemas.fields import Fields
 from outrider.server.chat.schemas.normal import Normal, of_objects, standalone
 from outrider.server.chat.schemas.notes import Note
 from outrider.server.chat.tools.formats import FORMATS, ToolFormat, Words, is_slot
-from outrider.server.chat.tools.gemma_grammar import FieldsGrammar
+from outrider.server.chat.tools.gemma import FieldsGrammar
 from outrider.server.chat.tools.lark import Lark, json_expression
 from outrider.server.chat.tools.tagged_grammar import TaggedGrammar, declared
 

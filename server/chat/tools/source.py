@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TypeVar
 
-from outrider.server.partial_match import overlap
-
 T = TypeVar("T")
 Reader = Generator[None, None, T]
 Sink = Callable[[str], None]
@@ -188,3 +186,11 @@ class Source:
             depth += 1 if found in "{[" else -1
             if depth == 0:
                 return
+
+
+def overlap(text: str, marker: str) -> int:
+    """The length of the longest suffix of `text` that is a proper prefix of `marker`."""
+    for size in range(min(len(text), len(marker) - 1), 0, -1):
+        if text.endswith(marker[:size]):
+            return size
+    return 0

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from outrider.server.http.errors import APIError
 from outrider.server.openai.conversation import Message
+from outrider.server.settings.stores import RESPONSES_BYTES
 
 MESSAGES = TypeAdapter(list[Message])
 # Each key stores at most this many responses; the oldest is evicted first.
@@ -118,6 +119,11 @@ class ResponseStore:
         """Deletes the response. Raises APIError if it does not exist for `principal`."""
         self.get(response_id, principal)
         self._shelves[principal].remove(response_id)
+
+
+def new_store(keys: int) -> ResponseStore:
+    """The store of a server with this many keys, which have equal shares."""
+    return ResponseStore(CAPACITY, TTL_SECONDS, min(KEY_BYTES, RESPONSES_BYTES // max(1, keys)))
 
 
 def new_router(store: ResponseStore) -> APIRouter:

@@ -1,6 +1,7 @@
 """The validator process: it accepts what the worker accepts, is replaced when a grammar ends it, and is shared fairly."""
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -13,10 +14,12 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from outrider.server.chat import grammar_validator
-from outrider.server.chat.grammar_job import LENIENT, GrammarJob, Structure
+from outrider.server.chat.grammar_job import LENIENT, GrammarJob, Structure, decode_built, encode
 from outrider.server.chat.grammar_validator import reason, stack_bytes
-from outrider.server.chat.structured_output import FATAL, Built, Enforced, GrammarChecker, GrammarProcess
+from outrider.server.chat.structured_output import FATAL, MODULE, Enforced, GrammarChecker
 from outrider.server.engine import program
+from outrider.server.engine.helper import BlockingHelper
+from outrider.server.engine.transport import Frames, framed
 from outrider.server.http.errors import APIError
 from outrider.server.system import is_stopped
 from tests.grammars import json_grammar, nested_grammars, reference_chain, rule_chain, terminal_chain
@@ -69,15 +72,16 @@ def test_a_grammar_that_ends_the_process_is_refused_and_the_next_one_is_validate
 def test_a_schema_that_ends_the_process_is_left_out_unless_it_is_strict(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build, lines = GrammarProcess.build, list[str]()
+    ask, lines = BlockingHelper.ask, list[bytes]()
 
-    def end_at_first(process: GrammarProcess, line: str) -> Built:
+    def end_at_first(process: BlockingHelper, line: bytes, seconds: float) -> bytes:
         lines.append(line)
         if len(lines) == 1:
-            process._process.send_signal(signal.SIGPROF)  # as its limit of processor time does
-        return build(process, line)
+            ask(process, line, seconds)
+            os.kill(process.pid, signal.SIGPROF)  # as its limit of processor time does
+        return ask(process, line, seconds)
 
-    monkeypatch.setattr(GrammarProcess, "build", end_at_first)
+    monkeypatch.setattr(BlockingHelper, "ask", end_at_first)
     schema = {"type": "object", "maxProperties": 0}
     enforced = check(checker, schema, LENIENT)
     assert enforced.grammar and enforced.ignored == ["field.schema"] and len(lines) == 2
@@ -90,16 +94,16 @@ def test_a_schema_that_ends_the_process_is_left_out_unless_it_is_strict(
 def test_a_process_that_is_killed_or_stopped_says_nothing_about_the_grammar(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    build, kills = GrammarProcess.build, [number]
+    ask, kills = BlockingHelper.ask, [number]
 
-    def end_first(process: GrammarProcess, line: str) -> Built:
-        process._socket.settimeout(0.5 if number == signal.SIGSTOP else None)
-        if kills:
-            process._process.send_signal(kills.pop())
-            wait_until(lambda: process.exit_code() is not None or is_stopped(process._process.pid))
-        return build(process, line)
+    def end_first(process: BlockingHelper, line: bytes, seconds: float) -> bytes:
+        if not kills:
+            return ask(process, line, seconds)
+        os.kill(process.pid, kills.pop())
+        wait_until(lambda: not process.alive or is_stopped(process.pid))
+        return ask(process, line, 0.1)
 
-    monkeypatch.setattr(GrammarProcess, "build", end_first)
+    monkeypatch.setattr(BlockingHelper, "ask", end_first)
     assert refusal(checker, VALID) == ""
     kills[:] = [number] * 2
     assert refusal(checker, 'start: "b"') == UNAVAILABLE
@@ -118,13 +122,13 @@ async def test_many_grammars_of_one_client_delay_another_by_one_at_most(checker:
 
 
 def test_the_process_ends_with_its_front_end_and_ignores_ctrl_c() -> None:
-    process = GrammarProcess()
-    process._process.send_signal(signal.SIGINT)
-    assert process.build(job(VALID).encode()).reason == ""
-    process._answers.close()
-    process._socket.close()  # as if the front end had died
-    assert process._process.wait(20) == 0
-    process.close()
+    process, end = program.start(MODULE)
+    with end:
+        os.kill(process.pid, signal.SIGINT)
+        end.sendall(framed(encode(job(VALID))))
+        [answer] = Frames().feed(end.recv(1 << 16))
+        assert decode_built(answer).reason == ""
+    assert process.wait(20) == 0  # as if the front end had died
 
 
 def test_a_process_that_cannot_start_is_an_error(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,5 +204,5 @@ def test_a_grammar_that_takes_too_long_ends_the_process() -> None:
         process = subprocess.Popen([sys.executable, "-c", program], pass_fds=[theirs.fileno()])
         theirs.close()
         slow = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(2000)}}
-        ours.sendall(GrammarJob(structure=Structure("json_schema", slow)).encode().encode() + b"\n")
+        ours.sendall(framed(encode(GrammarJob(structure=Structure("json_schema", slow)))))
         assert process.wait() == -signal.SIGPROF

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from outrider.server.chat.reasoning_parser import REASONING_FORMATS, ReasoningFormat, ReasoningParser, detect_reasoning
 from outrider.server.chat.tools import Part, merge_parts
-from outrider.server.partial_match import overlap
+from outrider.server.chat.tools.source import overlap
 
 
 @given(st.text(st.sampled_from("ab <>/think\n"), max_size=40), st.integers(0, 40), st.booleans())

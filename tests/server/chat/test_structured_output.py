@@ -21,7 +21,7 @@ POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required":
 
 
 def to_grammar(structure: Structure) -> str:
-    return build(GrammarJob(structure=structure), lambda _: "").text
+    return build(GrammarJob(structure=structure), lambda _: "").grammar
 
 
 def calls_of(checker: GrammarChecker, functions: dict[str, Any], **fields: Any) -> Enforced:

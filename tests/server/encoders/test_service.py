@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 
 from outrider.server.encoders import service
 from outrider.server.encoders.messages import Embed, Failed, Load, Loaded, Score, Scores, Vectors, decode_request, encode
-from outrider.server.encoders.service import EncoderFailed, EncoderService
-from outrider.server.encoders.turns import CHARACTERS, PART_CHARACTERS, PART_TEXTS, TEXTS, Part, Turns, characters, divide
+from outrider.server.encoders.service import (
+    CHARACTERS,
+    PART_CHARACTERS,
+    PART_TEXTS,
+    TEXTS,
+    EncoderFailed,
+    EncoderService,
+    Part,
+    Turns,
+    characters,
+    divide,
+)
 from outrider.server.engine.engine import Overloaded, ShuttingDown, WorkerLost
 from outrider.server.engine.helper import HelperEnded
 from outrider.server.http.errors import APIError

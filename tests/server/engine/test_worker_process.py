@@ -84,7 +84,7 @@ async def test_a_program_that_works_is_left_alone_until_its_message_takes_too_lo
     process = each._process
     looping = asyncio.create_task(ask_all(each, b"loop", seconds=2.0))
     await asyncio.sleep(1.0)  # longer than a program may be without processor time
-    assert process is each._process and process is not None and process.poll() is None
+    assert process is each._process and process is not None and process.alive
     assert [type(found) for found in await looping] == [HelperEnded]
     assert await ask_all(each, b"b") == [b"b"]
     await each.close()

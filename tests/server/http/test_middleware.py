@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from outrider.server.http import errors
 from outrider.server.http.errors import CLIENT_CLOSED_REQUEST, ClientLeft
-from outrider.server.http.middleware import BodyLimit, ClosedRequests, RecordRequests
+from outrider.server.http.middleware import BodyLimit, RecordRequests
 from outrider.server.settings import Logging
 from outrider.server.telemetry.metrics import Metrics
 from tests.server.http.test_sse import Timeless
@@ -90,7 +90,7 @@ def test_whatever_is_answered_to_a_client_that_has_left_counts_as_closed(status:
 
     sent: list[int] = []
     connection = {"closed_status": lambda: CLIENT_CLOSED_REQUEST if noticed_by == "the connection" else None}
-    asyncio.run(ClosedRequests(answer)({"type": "http", **connection}, receive, send))
+    asyncio.run(RecordRequests(answer, Metrics(), Logging())({"type": "http", "method": "POST", **connection}, receive, send))
     assert sent == [status if noticed_by == "nobody" else CLIENT_CLOSED_REQUEST]
 
 

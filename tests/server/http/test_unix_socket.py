@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider import models
-from outrider.server.http.unix_socket import listening_at
+from outrider.server.serve import listening_at
 from outrider.server.terminal.client import Client, NoServer
 from tests.server.fakes import FakeEngine
 from tests.server.http.test_server import serving_at
@@ -16,7 +16,7 @@ from tests.server.http.test_server import serving_at
 
 def test_a_client_talks_to_a_server_on_a_socket(tmp_path: Path) -> None:
     path = tmp_path / "outrider.sock"
-    with serving_at(FakeEngine("a"), server__socket=f"{path},mode=660") as url:
+    with serving_at(FakeEngine("a"), server__host=f"unix:{path},mode=660") as url:
         assert url == f"unix:{path}"
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
         assert Client(url).cards() and Client(f"unix://{path}/v1").cards()
@@ -34,7 +34,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> Non
     with listening_at(path, 0o600):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         with (
-            pytest.raises(OSError, match=r"a running server listens there\); choose another server\.socket"),
+            pytest.raises(OSError, match=r"a running server listens there\); choose another --host"),
             listening_at(path, 0),
         ):
             pass

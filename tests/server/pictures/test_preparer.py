@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from outrider.server.engine.helper import BlockingHelper, HelperEnded
 from outrider.server.pictures.messages import Load, Loaded, Prepare, Prepared, decode_answer, encode
 from outrider.server.pictures.preparer import MAX_PIXELS, Preparer, UnreadablePicture, open_picture
-from outrider.server.pictures.process import PictureProcess, ProcessEnded
 from tests.server.pictures.models import picture, write_qwen
 
 
@@ -81,27 +81,27 @@ posix = pytest.mark.skipif(not hasattr(signal, "SIGPROF"), reason="needs POSIX")
 
 
 @pytest.fixture
-def process() -> Iterator[PictureProcess]:
-    found = PictureProcess()
+def process() -> Iterator[BlockingHelper]:
+    found = BlockingHelper("outrider.server.pictures.preparer")
     yield found
     found.close()
 
 
 @posix
-def test_a_picture_is_prepared(process: PictureProcess, tmp_path: Path) -> None:
+def test_a_picture_is_prepared(process: BlockingHelper, tmp_path: Path) -> None:
     write_qwen(tmp_path)
-    assert isinstance(decode_answer(process.ask(encode(Load(str(tmp_path), "main", False)))), Loaded)
-    answer = decode_answer(process.ask(encode(Prepare(picture(1), 1_000_000, 1 << 20))))
+    assert isinstance(decode_answer(process.ask(encode(Load(str(tmp_path), "main", False)), 60)), Loaded)
+    answer = decode_answer(process.ask(encode(Prepare(picture(1), 1_000_000, 1 << 20)), 60))
     assert isinstance(answer, Prepared) and answer.tokens
     os.kill(process.pid, signal.SIGPROF)  # as its limit of processor time does
-    with pytest.raises(ProcessEnded) as raised:
-        process.ask(encode(Prepare(picture(1), 1_000_000, 1 << 20)))
-    assert raised.value.was_slow
+    with pytest.raises(HelperEnded) as raised:
+        process.ask(encode(Prepare(picture(1), 1_000_000, 1 << 20)), 60)
+    assert raised.value.code == -signal.SIGPROF
 
 
 @posix
-def test_a_process_that_is_silent_is_killed(process: PictureProcess) -> None:
+def test_a_process_that_is_silent_is_killed(process: BlockingHelper) -> None:
     os.kill(process.pid, signal.SIGSTOP)
-    with pytest.raises(ProcessEnded) as raised:
+    with pytest.raises(HelperEnded) as raised:
         process.ask(encode(Load("none", "main", False)), 0.01)
-    assert not raised.value.was_slow and process.close() == -signal.SIGKILL
+    assert raised.value.code == -signal.SIGKILL

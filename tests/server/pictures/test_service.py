@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import gc
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -10,11 +11,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from outrider.server.engine.engine import Overloaded, WorkerLost
+from outrider.server.engine.helper import HelperEnded
 from outrider.server.engine.messages import Array
 from outrider.server.http.errors import APIError
 from outrider.server.pictures import service as module
 from outrider.server.pictures.messages import Failed, Load, Loaded, Prepared, decode_request, encode
-from outrider.server.pictures.process import ProcessEnded
 from outrider.server.pictures.service import PictureService
 from outrider.server.settings import load_settings
 
@@ -44,21 +45,20 @@ class Program:
         if request.data == b"bad":
             return encode(Failed("cannot be read"))
         if request.data == b"fatal":
-            raise ProcessEnded
+            raise HelperEnded
         if request.data == b"slow":
-            raise ProcessEnded(was_slow=True)
+            raise HelperEnded(-signal.SIGPROF)
         return encode(prepared(request.data))
 
-    def close(self) -> int:
+    def close(self) -> None:
         self.closes += 1
-        return 0
 
 
 @asynccontextmanager
 async def running() -> AsyncIterator[tuple[PictureService, Program]]:
     with pytest.MonkeyPatch.context() as patch:
         program = Program()
-        patch.setattr(module, "PictureProcess", lambda: program)
+        patch.setattr(module, "BlockingHelper", lambda _: program)
         service = PictureService(load_settings(None, {}))
         yield service, program
         await service.close()

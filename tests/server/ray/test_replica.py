@@ -3,14 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from outrider.server.engine.engine import (
     MAX_UNREAD_EVENTS,
     DeadlineExceeded,
-    Engine,
     EngineError,
     InvalidRequest,
     Overloaded,
@@ -31,7 +30,7 @@ CALL = wire.encode(wire.Call(REQUEST, 0.0, False))
 @asynccontextmanager
 async def running() -> AsyncIterator[tuple[ModelReplica, FakeProcess]]:
     replica, launcher = ModelReplica(encode_settings(load_settings())), Launcher()
-    engine = cast(Engine, replica._engine)
+    engine = replica._engine
     engine._supervisor._launch = launcher
     starting = asyncio.ensure_future(replica.start())
     async with asyncio.timeout(5):

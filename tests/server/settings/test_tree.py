@@ -10,7 +10,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from outrider.server.settings import Settings, load_settings
+from outrider.server.settings import DraftModel, Settings, load_settings
 from outrider.server.settings.printing import effective_yaml, print_reference
 from outrider.server.settings.reference import sections
 from outrider.server.settings.sources import load_effective
@@ -109,3 +109,10 @@ def test_the_reference_is_printed_without_truncation(width: int) -> None:
         for setting in section.settings:
             assert f"--{setting.name} " in words
             assert setting.description in words
+
+
+def test_a_draft_model_may_be_pinned(tmp_path: Path) -> None:
+    assert DraftModel(path="owner/name@v2").place == ("owner/name", "v2")
+    assert DraftModel(path="owner/name").place == ("owner/name", "main")
+    (folder := tmp_path / "name@v2").mkdir()
+    assert DraftModel(path=str(folder)).place == (str(folder), "main")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.server.terminal.wrapping import Wrapper
+from outrider.server.terminal.chat import Wrapper
 
 WIDE = "漢字"
 

@@ -118,7 +118,7 @@ class Follower:
     def __init__(self, grammar: str, special: Mapping[str, int] | None = None) -> None:
         """Raises ValueError if there is no such grammar."""
         job = GrammarJob(structure=Structure("grammar", grammar), special=special or {})
-        self.lark = build(job, lambda grammar: "").text
+        self.lark = build(job, lambda grammar: "").grammar
         self._matcher = LLMatcher(BYTES, self.lark, log_level=0, limits=LIMITS)
         if self._matcher.is_error():
             raise ValueError(self._matcher.get_error())

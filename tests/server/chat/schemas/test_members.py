@@ -5,8 +5,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from outrider.server.chat.grammar_builder import Grammar, build
-from outrider.server.chat.grammar_job import LENIENT, GrammarJob, Structure
+from outrider.server.chat.grammar_builder import build
+from outrider.server.chat.grammar_job import LENIENT, Built, GrammarJob, Structure
 from outrider.server.chat.grammar_validator import reason
 from outrider.server.chat.tools.parser import tool_parser
 from tests.server.chat.following import BYTES, accepts
@@ -16,15 +16,15 @@ from tests.server.chat.tools.test_parser import content_and_calls
 each_member = pytest.mark.parametrize("member", MEMBERS.values(), ids=list(MEMBERS))
 
 
-def built(**fields: Any) -> Grammar:
+def built(**fields: Any) -> Built:
     """The grammar of a job, and what it does not enforce, without the names of fields."""
-    grammar, ignored = build(GrammarJob(name="field", **fields), lambda grammar: reason(grammar, BYTES))
-    return Grammar(grammar, [name.partition(".")[2] for name in ignored])
+    found = build(GrammarJob(name="field", **fields), lambda grammar: reason(grammar, BYTES))
+    return found._replace(ignored=[name.partition(".")[2] for name in found.ignored])
 
 
 @each_member
 def test_an_answer_follows_the_schema(member: Member) -> None:
-    grammar, ignored = built(structure=Structure(LENIENT, member.schema))
+    grammar, *_, ignored = built(structure=Structure(LENIENT, member.schema))
     assert [text for text in member.valid if not accepts(grammar, text)] == []
     assert [text for text in member.invalid if accepts(grammar, text)] == []
     assert tuple(ignored) == member.ignored
@@ -33,7 +33,7 @@ def test_an_answer_follows_the_schema(member: Member) -> None:
 @each_member
 @pytest.mark.parametrize("format", ["hermes", "harmony"])
 def test_a_call_follows_the_schema(format: str, member: Member) -> None:
-    grammar, ignored = built(functions={"f": member.schema}, format=format)
+    grammar, *_, ignored = built(functions={"f": member.schema}, format=format)
     form = {
         "hermes": '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>',
         "harmony": "<|channel|>commentary to=functions.f <|constrain|>json<|message|>%s",
@@ -71,7 +71,7 @@ FORMS = [
 
 @pytest.mark.parametrize(("format", "text", "schema"), FORMS, ids=range(len(FORMS)))
 def test_calls_of_formats_without_json_are_accepted_and_parsed(format: str, text: str, schema: Any) -> None:
-    grammar, _ = built(functions={"f": schema}, format=format)
+    grammar, *_ = built(functions={"f": schema}, format=format)
     assert accepts(grammar, text)
     parser = tool_parser(format, {"f": schema})
     content, calls = content_and_calls([*parser.feed(text), *parser.finish()])

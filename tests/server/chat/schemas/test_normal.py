@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from outrider.server.chat.schemas.keywords import json_depth
-from outrider.server.chat.schemas.normal import MAX_LEVELS, children, normalised, standalone
+from outrider.server.chat.schemas.normal import MAX_LEVELS, children, normalised, rust_pattern, standalone
 from outrider.server.chat.schemas.notes import MAX_NAME_CHARACTERS, Note, names
-from outrider.server.chat.schemas.patterns import rust_pattern
 from outrider.server.chat.schemas.references import MAX_SCHEMAS
 from outrider.server.chat.schemas.relaxing import Budget, Exhausted, relax
 from outrider.server.chat.schemas.types import ANY, TEXT, Texts, texts_of, types_of

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from outrider.server.ollama.durations import seconds_of
+from outrider.server.ollama.schema import seconds_of
 
 
 @pytest.mark.parametrize(
