@@ -112,15 +112,10 @@ def bench_decode(
     max_tokens: MaxTokens = 128,
     repeats: Repeats = 5,
     config: Config = None,
-    shape: Annotated[
-        str | None, typer.Option(help="Measure the steps of a model with random weights of this shape, such as llama-2-7b.")
-    ] = None,
-    forced: Annotated[Path | None, typer.Option(help="With --shape: emit the recorded answers of this stream.")] = None,
+    forced: Annotated[Path | None, typer.Option(help="Emit the recorded answers of this stream, greedily.")] = None,
     streams: Annotated[
         str, typer.Option(help="With --forced: numbers of answers to decode at once, with the first drafter.")
     ] = "1,4,8",
-    tokenizer: StreamTokenizer = "",
-    corpus: Corpus = None,
     out: Out = None,
 ) -> None:
     """Measure tokens per second and per step, in process.
@@ -128,8 +123,7 @@ def bench_decode(
     Settings also work as flags, and so do the drafters' options, such as --draft.only_if_worth false.
     """
     from bench.drafter_options import change_options, take_options
-    from bench.plan import BenchError, make_plan, parse_counts, parse_drafters
-    from bench.recordings import Recordings
+    from bench.plan import make_plan, parse_counts, parse_drafters
     from outrider.server.settings import load_settings, parse_flags
 
     with errors_as_sentences():
@@ -137,16 +131,10 @@ def bench_decode(
         settings = load_settings(config, flags)
         options = change_options(settings.speculation.options, changes)
         if forced:
-            if not (shape and tokenizer):
-                raise BenchError("--forced needs --shape and --tokenizer.")
+            (name, *_), counts = parse_drafters(drafter), parse_counts("--streams", streams)
             from bench.model.streams import run_streams
 
-            recordings, counts = Recordings([forced], tokenizer, corpus or [], limit), parse_counts("--streams", streams)
-            run_streams(shape, settings, options, recordings, parse_drafters(drafter)[0], counts, max_tokens, repeats, out)
-        elif shape:
-            from bench.model.steps import run_steps
-
-            run_steps(shape, settings, out)
+            run_streams(settings, options, forced, name, counts, limit, max_tokens, repeats, out)
         else:
             plan = make_plan(drafter, prompts, limit, temperature, max_tokens, repeats)
             from bench.decode import run

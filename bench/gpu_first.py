@@ -98,7 +98,7 @@ def forwards(shape: str, bits: Quantize = "none", kv: KVDtype = "auto") -> dict[
     """Forwards of a shape by rows and context in milliseconds, what its kernels take, and what a start takes."""
     started = time.perf_counter()
     context = max(CONTEXTS) + 512
-    runner = random_runner(shape, torch.bfloat16, "cuda", context, compile="auto", quantization=Quantization(bits), kv_dtype=kv)
+    runner = random_runner(shape, torch.bfloat16, "cuda", context, Quantization(bits), kv)
     runner.start(context, INVARIANT_ROWS)  # as the server does where rows are invariant
     torch.cuda.synchronize()
     figures: dict[str, Any] = {"start_seconds": round(time.perf_counter() - started, 1)}

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
 
 import torch
 
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.sizes import PackedLayer
-from outrider.verify.model.torch_runner import TorchRunner
 
 CPU_PROBE_BYTES = 1 << 28
 GPU_PROBE_BYTES = 1 << 32
@@ -31,24 +28,6 @@ def read_bytes_per_second(runner: ModelRunner) -> float:
         times.append(time.perf_counter() - started)
     torch.set_num_threads(before)
     return memory.nbytes / min(times)
-
-
-def linear_pass(runner: TorchRunner) -> Callable[[], float]:
-    """A function that runs the model's linear layers alone over one token and returns the seconds."""
-    layers = [module for module in runner.model.modules() if isinstance(module, (torch.nn.Linear, PackedLayer))]
-    dtype = runner.cache_shape.dtype
-    inputs = {layer.in_features: torch.zeros(1, 1, layer.in_features, dtype=dtype, device=runner.device) for layer in layers}
-
-    @torch.inference_mode()
-    def once() -> float:
-        started = time.perf_counter()
-        for layer in layers:
-            layer(inputs[layer.in_features])
-        if runner.device.type == "cuda":
-            torch.cuda.synchronize(runner.device)
-        return time.perf_counter() - started
-
-    return once
 
 
 def peak_memory_mb() -> int:
