@@ -51,8 +51,6 @@ class Prediction(NamedTuple):
 
 
 PREDICTIONS = (
-    Prediction("gaps.plain_us", "0.8 to 1.3", "the price of a launch in a graph"),
-    Prediction("gaps.dependent_us", "0.4 less", "programmatic dependent launch: at 0.4 and more"),
     Prediction("products.best_over_rule", "0.9 to 1.0", "sizes of tiles by timing"),
     Prediction("bits16.rows_64.1", "4.1", "the aim of a plain step in 16 bits"),
     Prediction("bits16.rows_64.64", "5.0", "the aim of 64 rows"),
@@ -190,7 +188,6 @@ def memory() -> dict[str, Any]:
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "machine": machine,
-    "gaps": gpu_probes.gaps,
     "bits16": partial(forwards, SHAPE),
     "bits4": partial(forwards, SHAPE, "int4"),
     "products": gpu_probes.products,
