@@ -23,7 +23,7 @@ from bench import report
 from bench.http.chat import Answer
 from bench.model.streams import Recorded
 from bench.pair.prompts import TOKEN_CHARACTERS, Question, apart, folder, user
-from bench.pair.run import SEED, Server
+from bench.pair.run import Server
 from bench.plan import BenchError
 from outrider.drafters.interface import NOTHING
 from outrider.drafters.registry import make
@@ -88,7 +88,7 @@ def run(
                 asked = (
                     (server, apart(question, secrets.token_hex(4))) for server in servers
                 )  # nothing is learned of other answers
-                answers = [server.answer(each, 0.0, most, SEED) for server, each in asked]
+                answers = [server.answer(each, 0.0, most) for server, each in asked]
             else:
                 answers = list(model.answers(question, wanted, most))
             for way, answer in zip(WAYS, answers, strict=True):
