@@ -126,7 +126,7 @@ def step_seconds(streams: Sequence[Verifier], point: Point) -> float:
         stream.cache.assume(point.context)
     started_at = time.perf_counter()
     logits = streams[0].runner.forward_all([stream.segment(tree) for stream, tree in zip(streams, trees, strict=True)])
-    verdicts = [stream.judge(tree, rows, FEEDBACK)() for stream, tree, rows in zip(streams, trees, logits, strict=True)]
+    verdicts = [stream.judge(tree, rows, FEEDBACK).verdict() for stream, tree, rows in zip(streams, trees, logits, strict=True)]
     seconds = time.perf_counter() - started_at
     for stream, verdict in zip(streams, verdicts, strict=True):
         stream.commit(verdict)
