@@ -257,17 +257,15 @@ def bench_pair(
 @app.command("edit", context_settings=EXTRA_FLAGS)
 def bench_edit(
     context: typer.Context,
-    url: Annotated[str | None, typer.Option(help="A running server; default: force a model to answer as asked.")] = None,
     tokens: Annotated[str, typer.Option(help="Sizes of the file, separated by commas.")] = "1000,4000,8000",
     changes: Annotated[str, typer.Option(help="Numbers of changes, separated by commas.")] = "1,5,20",
     max_tokens: MaxTokens = 1024,
-    key: Annotated[str | None, typer.Option(help="The server's API key.", envvar="OPENAI_API_KEY")] = None,
     config: Config = None,
     out: Out = None,
 ) -> None:
     """Measure edits of a file: plainly, and with drafts from the prompt, a corpus and a prediction, in turns.
 
-    Without --url, settings also work as flags.
+    The model is made to answer as asked. Settings also work as flags.
     """
     from bench.edit import run
     from bench.plan import parse_counts
@@ -275,7 +273,7 @@ def bench_edit(
 
     with errors_as_sentences():
         settings = load_settings(config, parse_flags(context.args))
-        run(url, settings, parse_counts("--tokens", tokens), parse_counts("--changes", changes), max_tokens, key, out)
+        run(settings, parse_counts("--tokens", tokens), parse_counts("--changes", changes), max_tokens, out)
 
 
 @app.command("guard", context_settings=EXTRA_FLAGS)
