@@ -23,7 +23,6 @@ from rich.console import Console
 
 from bench import report
 from bench.model import gpu_probes, gpu_streams
-from bench.model.bandwidth import read_bytes_per_second
 from bench.model.shapes import random_runner
 from bench.options import errors_as_sentences
 from bench.plan import PROMPTS, BenchError, Plan, read_prompts
@@ -182,8 +181,7 @@ def memory() -> dict[str, Any]:
     for _ in range(4):
         answer(runtime, settings, "fusion", prompt, 0.8, plan)
         segments.append(torch.cuda.memory_stats()["segment.all.allocated"])
-    speed = read_bytes_per_second(runtime.runner)
-    return {"segments_allocated_after_answers": segments, "read_gb_per_second": round(speed / 1e9, 1)}
+    return {"segments_allocated_after_answers": segments}
 
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
