@@ -165,15 +165,14 @@ def bench_replay(
     """
     from bench.drafter_options import change_options, take_options
     from bench.plan import parse_counts, parse_drafters
-    from bench.recordings import Recordings
     from bench.replay import run
     from outrider.server.settings import load_settings, parse_flags
 
     with errors_as_sentences():
         flags, changes = take_options(parse_flags(context.args))
         options = change_options(load_settings(None, flags).speculation.options, changes)
-        recordings = Recordings(stream, tokenizer, corpus or [], limit)
-        run(recordings, parse_drafters(drafter), parse_counts("--nodes", nodes), options, json, learn)
+        names, budgets = parse_drafters(drafter), parse_counts("--nodes", nodes)
+        run(stream, tokenizer, corpus or [], limit, names, budgets, options, json, learn)
 
 
 @app.command("serve", context_settings=EXTRA_FLAGS)
@@ -183,7 +182,6 @@ def bench_serve(
     rate: Annotated[str, typer.Option(help="Open loop: requests per second, separated by commas.")] = "",
     concurrency: Annotated[str, typer.Option(help="Closed loop: numbers of clients; without --rate, 1.")] = "",
     seconds: Annotated[float, typer.Option(help="Duration of each rate and concurrency.", min=0.1)] = 30.0,
-    sessions: Annotated[float, typer.Option(help="Share of requests that belong to sessions.", min=0, max=1)] = 0.0,
     target_ms: Annotated[
         float, typer.Option(help="Maximum time to the first token of a request that counts as goodput.")
     ] = 200.0,
@@ -206,7 +204,7 @@ def bench_serve(
         (name,) = parse_drafters(drafter)
         rates = parse_numbers("--rate", rate, positive=True) if rate else []
         clients = parse_counts("--concurrency", concurrency or "1") if concurrency or not rates else []
-        requests = load.Load(read_prompts(prompts, limit), seconds, max_tokens, temperature, name, sessions, target_ms, key)
+        requests = load.Load(read_prompts(prompts, limit), seconds, max_tokens, temperature, name, target_ms, key)
         if url:
             load.run(url, requests, rates, clients, out)
             return

@@ -24,7 +24,6 @@ from bench import report
 from bench.plan import BenchError
 
 TIMEOUT_SECONDS = 120.0
-SESSIONS = 4
 TIMES = ("first_token_ms", "between_packets_ms", "end_to_end_ms")
 
 
@@ -37,7 +36,6 @@ class Load:
     max_tokens: int
     temperature: float
     drafter: str
-    sessions: float  # share of requests that belong to one of SESSIONS sessions
     target_ms: float  # limit of the time to first token
     key: str | None = None
     seed: int = 0
@@ -117,8 +115,6 @@ class Clients:
             "seed": number,
             "speculation": {"drafter": load.drafter},
         }
-        if self._rng.random() < load.sessions:
-            fields["session_id"] = f"load {self._rng.randrange(SESSIONS)}"
         self.outcomes.append(await stream(self._client, fields))
 
     async def closed(self, clients: int) -> None:
