@@ -32,7 +32,7 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.shape import KVDtype
 from outrider.verify.model.gpu.text_work import INVARIANT_ROWS
 from outrider.verify.model.invariance import TREES, holds
-from outrider.verify.model.load_options import Quantization, Quantize
+from outrider.verify.model.load_options import Quantize
 from outrider.verify.model.torch_runner import TorchRunner
 
 TESTS = "tests/verify/model/gpu"
@@ -95,7 +95,7 @@ def forwards(shape: str, bits: Quantize = "none", kv: KVDtype = "auto") -> dict[
     """Forwards of a shape by rows and context in milliseconds, what its kernels take, and what a start takes."""
     started = time.perf_counter()
     context = max(CONTEXTS) + 512
-    runner = random_runner(shape, torch.bfloat16, "cuda", context, Quantization(bits), kv)
+    runner = random_runner(shape, torch.bfloat16, "cuda", context, bits, kv)
     runner.start(context, INVARIANT_ROWS)  # as the server does where rows are invariant
     torch.cuda.synchronize()
     figures: dict[str, Any] = {"start_seconds": round(time.perf_counter() - started, 1)}

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cache.shape import KVDtype
 from outrider.verify.model.gpu.devices import Placement
-from outrider.verify.model.load_options import UNQUANTIZED, Quantization
+from outrider.verify.model.load_options import Quantize
 from outrider.verify.model.loading import prepare, resolve_devices
 from outrider.verify.model.quantization import check_quantization, quantize_model
 from outrider.verify.model.torch_runner import TorchRunner
@@ -45,7 +45,7 @@ def random_runner(
     dtype: torch.dtype,
     device: str = "auto",
     context_tokens: int | None = None,
-    quantization: Quantization = UNQUANTIZED,
+    quantize: Quantize = "none",
     kv_dtype: KVDtype = "auto",
 ) -> TorchRunner:
     """A runner of random weights, created on the device and quantised there; over several devices, created on the CPU.
@@ -60,8 +60,8 @@ def random_runner(
     with torch.device(devices[0] if len(devices) == 1 else "cpu"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
     prepare(model, context_tokens)
-    check_quantization(quantization, devices[0])
+    check_quantization(quantize, devices[0])
     placement = Placement(model, devices)
-    quantize_model(model, quantization, placement)
+    quantize_model(model, quantize, placement)
     placement.move()
     return TorchRunner(model, context_tokens, kv_dtype=kv_dtype)
