@@ -13,14 +13,12 @@ import typer
 
 from bench.options import (
     Config,
-    Corpus,
     Drafters,
     Limit,
     MaxTokens,
     Out,
     Prompts,
     Repeats,
-    StreamTokenizer,
     Temperatures,
     errors_as_sentences,
 )
@@ -146,9 +144,9 @@ def bench_decode(
 def bench_replay(
     context: typer.Context,
     stream: Annotated[list[Path], typer.Option(help="A .jsonl file with `prompt` and `response`; repeatable.")],
-    tokenizer: StreamTokenizer,
+    tokenizer: Annotated[str, typer.Option(help="Folder, Hugging Face id, or a sentencepiece .model file.")],
     drafter: Drafters = "none,trigram,retrieval,lookup,fusion",
-    corpus: Corpus = None,
+    corpus: Annotated[list[Path] | None, typer.Option(help="Texts to index before the replay; repeatable.")] = None,
     nodes: Annotated[str, typer.Option(help="Node budgets, separated by commas.")] = "16,64",
     limit: Limit = None,
     learn: Annotated[

@@ -89,7 +89,7 @@ def run(config: Path | None, flags: Sequence[str], choice: Choice, out: Path | N
         cases = list(product(chosen, choice.temperatures))
         steps = progress.add_task("answering", total=len(cases) * (choice.questions + 1))
         for task, temperature in cases:
-            turns, (*texts, warm_up) = [], fitting(server.client, tasks[task], choice)
+            turns, (*texts, warm_up) = list[list[Answer]](), fitting(server.client, tasks[task], choice)
             for number, text in enumerate((warm_up, *texts), start=-1):
                 turns.append(in_turns(drafters, Question([user(text)]), number, temperature, choice.max_tokens))
                 progress.advance(steps)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from rich.progress import Progress
 
 from bench import report
 from bench.plan import BenchError
-from bench.recordings import Encoder, Line, load_stream
+from bench.recordings import Line, load_stream
 from outrider.drafters.interface import DraftTree, Ints
 from outrider.drafters.options import DrafterName, Options
 from outrider.drafters.registry import Resources, make
@@ -98,7 +98,7 @@ def run_streams(
     """Measures, prints, and saves the figures if `out` is given. Answers are cut to `max_tokens`. Raises BenchError."""
     runtime = load(settings)
     resources = replace(runtime.resources, options=options)
-    lines = load_stream(recording, cast(Encoder, runtime.tokenizer), limit)
+    lines = load_stream(recording, runtime.tokenizer, limit)
     lines = select_fitting(lines, runtime.runner.context_tokens)
     lines = [replace(line, answer=line.answer[:max_tokens]) for line in lines]
     budget = runtime.budget(settings.speculation.max_nodes)
