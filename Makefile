@@ -25,7 +25,7 @@ PARALLEL := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadsco
 # Empty turns it off: each of the processes and servers of a test run would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test real models soak bounds browser clients ray llama sanitize wheels deb bench-guard llama-server check format train
+.PHONY: install serve test real models soak bounds browser clients ray llama sanitize wheels deb bench-guard llama-server check format
 install: $(INSTALLED)
 
 # Installs what projects need, and checks the hash of each file, also of what builds them.
@@ -187,6 +187,3 @@ format: install
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
 	$(BIN)/ruff check --fix .
-
-train: install
-	$(BIN)/python -m outrider.models.embedded.train $(ARGS)

@@ -13,14 +13,12 @@ import typer
 
 from bench.options import (
     Config,
-    Corpus,
     Drafters,
     Limit,
     MaxTokens,
     Out,
     Prompts,
     Repeats,
-    StreamTokenizer,
     Temperatures,
     errors_as_sentences,
 )
@@ -112,15 +110,10 @@ def bench_decode(
     max_tokens: MaxTokens = 128,
     repeats: Repeats = 5,
     config: Config = None,
-    shape: Annotated[
-        str | None, typer.Option(help="Measure the steps of a model with random weights of this shape, such as llama-2-7b.")
-    ] = None,
-    forced: Annotated[Path | None, typer.Option(help="With --shape: emit the recorded answers of this stream.")] = None,
+    forced: Annotated[Path | None, typer.Option(help="Emit the recorded answers of this stream, greedily.")] = None,
     streams: Annotated[
         str, typer.Option(help="With --forced: numbers of answers to decode at once, with the first drafter.")
     ] = "1,4,8",
-    tokenizer: StreamTokenizer = "",
-    corpus: Corpus = None,
     out: Out = None,
 ) -> None:
     """Measure tokens per second and per step, in process.
@@ -128,8 +121,7 @@ def bench_decode(
     Settings also work as flags, and so do the drafters' options, such as --draft.only_if_worth false.
     """
     from bench.drafter_options import change_options, take_options
-    from bench.plan import BenchError, make_plan, parse_counts, parse_drafters
-    from bench.recordings import Recordings
+    from bench.plan import make_plan, parse_counts, parse_drafters
     from outrider.server.settings import load_settings, parse_flags
 
     with errors_as_sentences():
@@ -137,16 +129,10 @@ def bench_decode(
         settings = load_settings(config, flags)
         options = change_options(settings.speculation.options, changes)
         if forced:
-            if not (shape and tokenizer):
-                raise BenchError("--forced needs --shape and --tokenizer.")
+            (name, *_), counts = parse_drafters(drafter), parse_counts("--streams", streams)
             from bench.model.streams import run_streams
 
-            recordings, counts = Recordings([forced], tokenizer, corpus or [], limit), parse_counts("--streams", streams)
-            run_streams(shape, settings, options, recordings, parse_drafters(drafter)[0], counts, max_tokens, repeats, out)
-        elif shape:
-            from bench.model.steps import run_steps
-
-            run_steps(shape, settings, out)
+            run_streams(settings, options, forced, name, counts, limit, max_tokens, repeats, out)
         else:
             plan = make_plan(drafter, prompts, limit, temperature, max_tokens, repeats)
             from bench.decode import run
@@ -158,9 +144,9 @@ def bench_decode(
 def bench_replay(
     context: typer.Context,
     stream: Annotated[list[Path], typer.Option(help="A .jsonl file with `prompt` and `response`; repeatable.")],
-    tokenizer: StreamTokenizer,
+    tokenizer: Annotated[str, typer.Option(help="Folder, Hugging Face id, or a sentencepiece .model file.")],
     drafter: Drafters = "none,trigram,retrieval,lookup,fusion",
-    corpus: Corpus = None,
+    corpus: Annotated[list[Path] | None, typer.Option(help="Texts to index before the replay; repeatable.")] = None,
     nodes: Annotated[str, typer.Option(help="Node budgets, separated by commas.")] = "16,64",
     limit: Limit = None,
     learn: Annotated[
@@ -177,15 +163,14 @@ def bench_replay(
     """
     from bench.drafter_options import change_options, take_options
     from bench.plan import parse_counts, parse_drafters
-    from bench.recordings import Recordings
     from bench.replay import run
     from outrider.server.settings import load_settings, parse_flags
 
     with errors_as_sentences():
         flags, changes = take_options(parse_flags(context.args))
         options = change_options(load_settings(None, flags).speculation.options, changes)
-        recordings = Recordings(stream, tokenizer, corpus or [], limit)
-        run(recordings, parse_drafters(drafter), parse_counts("--nodes", nodes), options, json, learn)
+        names, budgets = parse_drafters(drafter), parse_counts("--nodes", nodes)
+        run(stream, tokenizer, corpus or [], limit, names, budgets, options, json, learn)
 
 
 @app.command("serve", context_settings=EXTRA_FLAGS)
@@ -195,7 +180,6 @@ def bench_serve(
     rate: Annotated[str, typer.Option(help="Open loop: requests per second, separated by commas.")] = "",
     concurrency: Annotated[str, typer.Option(help="Closed loop: numbers of clients; without --rate, 1.")] = "",
     seconds: Annotated[float, typer.Option(help="Duration of each rate and concurrency.", min=0.1)] = 30.0,
-    sessions: Annotated[float, typer.Option(help="Share of requests that belong to sessions.", min=0, max=1)] = 0.0,
     target_ms: Annotated[
         float, typer.Option(help="Maximum time to the first token of a request that counts as goodput.")
     ] = 200.0,
@@ -218,7 +202,7 @@ def bench_serve(
         (name,) = parse_drafters(drafter)
         rates = parse_numbers("--rate", rate, positive=True) if rate else []
         clients = parse_counts("--concurrency", concurrency or "1") if concurrency or not rates else []
-        requests = load.Load(read_prompts(prompts, limit), seconds, max_tokens, temperature, name, sessions, target_ms, key)
+        requests = load.Load(read_prompts(prompts, limit), seconds, max_tokens, temperature, name, target_ms, key)
         if url:
             load.run(url, requests, rates, clients, out)
             return
@@ -252,7 +236,6 @@ def bench_pair(
     key: Annotated[str | None, typer.Option(help="The servers' API key.", envvar="OPENAI_API_KEY")] = None,
     force: Annotated[bool, typer.Option("--force", help="Compare models with different names, too.")] = False,
     out: Out = None,
-    chart: Annotated[Path | None, typer.Option(help="Save a chart as SVG.")] = None,
     race: Annotated[
         Path | None, typer.Option(help="Save two servers' answers to the first question as an animated SVG.")
     ] = None,
@@ -264,23 +247,21 @@ def bench_pair(
     with errors_as_sentences():
         contexts = [int(each) for each in parse_numbers("--context", context)]
         choice = Choice(task.split(","), contexts, parse_numbers("--temperature", temperature), questions, max_tokens)
-        run(urls, choice, key, force, out, chart, race)
+        run(urls, choice, key, force, out, race)
 
 
 @app.command("edit", context_settings=EXTRA_FLAGS)
 def bench_edit(
     context: typer.Context,
-    url: Annotated[str | None, typer.Option(help="A running server; default: force a model to answer as asked.")] = None,
     tokens: Annotated[str, typer.Option(help="Sizes of the file, separated by commas.")] = "1000,4000,8000",
     changes: Annotated[str, typer.Option(help="Numbers of changes, separated by commas.")] = "1,5,20",
     max_tokens: MaxTokens = 1024,
-    key: Annotated[str | None, typer.Option(help="The server's API key.", envvar="OPENAI_API_KEY")] = None,
     config: Config = None,
     out: Out = None,
 ) -> None:
     """Measure edits of a file: plainly, and with drafts from the prompt, a corpus and a prediction, in turns.
 
-    Without --url, settings also work as flags.
+    The model is made to answer as asked. Settings also work as flags.
     """
     from bench.edit import run
     from bench.plan import parse_counts
@@ -288,7 +269,7 @@ def bench_edit(
 
     with errors_as_sentences():
         settings = load_settings(config, parse_flags(context.args))
-        run(url, settings, parse_counts("--tokens", tokens), parse_counts("--changes", changes), max_tokens, key, out)
+        run(settings, parse_counts("--tokens", tokens), parse_counts("--changes", changes), max_tokens, out)
 
 
 @app.command("guard", context_settings=EXTRA_FLAGS)

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.progress import Progress
 
 from bench import report
-from bench.model.bandwidth import peak_memory_mb, read_bytes_per_second
 from bench.plan import Plan
 from outrider.drafters.interface import Ints
 from outrider.drafters.options import DrafterName, Options
@@ -52,16 +50,13 @@ class Tally:
         self.tokens_per_second.append(tokens / seconds)
         self.answers = [answer.tokens for answer in answers]
 
-    def figures(self, weight_bytes: int, read_bytes_per_second: float) -> dict[str, Any]:
-        """Medians and means, rounded; the achieved read bandwidth is that of the weights, once per step."""
-        bandwidth = weight_bytes * self.steps / self.seconds["verify"]
+    def figures(self) -> dict[str, Any]:
+        """Medians and means, rounded."""
         return {
             "tokens_per_second": round(statistics.median(self.tokens_per_second), 2),
             "tokens_per_second_runs": [round(value, 2) for value in self.tokens_per_second],
             "tokens_per_step": round(self.tokens / self.steps, 4),
             **{f"{phase}_ms_per_step": round(1e3 * s / self.steps, 4) for phase, s in self.seconds.items()},
-            "weights_read_gb_per_second": round(bandwidth / 1e9, 2),
-            "share_of_measured_bandwidth": round(bandwidth / read_bytes_per_second, 3),
         }
 
 
@@ -94,7 +89,6 @@ def collect(
 ) -> dict[str, Any]:
     """The figures of a run, as they are printed and saved."""
     runner = runtime.runner
-    weight_bytes, bandwidth = runner.weight_bytes, read_bytes_per_second(runner)
     return {
         "model": settings.model.served_name,
         "dtype": runner.dtypes[0],
@@ -103,14 +97,12 @@ def collect(
         "prompts": len(plan.prompts),
         "max_tokens": plan.max_tokens,
         "max_nodes": settings.speculation.max_nodes,
-        "peak_memory_mb": peak_memory_mb(),
-        "weights_mb": round(weight_bytes / 1e6, 1),
-        "measured_read_gb_per_second": round(bandwidth / 1e9, 2),
+        "weights_mb": round(runner.weight_bytes / 1e6, 1),
         "results": [
             {
                 "drafter": name,
                 "temperature": temperature,
-                **tally.figures(weight_bytes, bandwidth),
+                **tally.figures(),
                 "same_tokens_as_first": count_equal(tallies[temperature, plan.drafters[0]].answers, tally.answers),
             }
             for (temperature, name), tally in tallies.items()
@@ -125,15 +117,10 @@ def encode(runtime: Runtime, prompt: str) -> Ints:
 
 def answer(runtime: Runtime, settings: Settings, drafter: DrafterName, prompt: Ints, temperature: float, plan: Plan) -> Decoded:
     """Decodes one answer with fresh state, like a request without a session."""
-    return finish(begin(runtime, settings, drafter, prompt, temperature, plan))
-
-
-def begin(runtime: Runtime, settings: Settings, drafter: DrafterName, prompt: Ints, temperature: float, plan: Plan) -> Stream:
-    """The stream of one answer, to be run step by step."""
     verifier = Verifier(runtime.runner, runtime.runner.new_cache())
     params = SamplingParams(temperature=temperature, seed=plan.seed)
     options = DecodeOptions(params, plan.max_tokens, runtime.stop_ids, *runtime.budget(settings.speculation.max_nodes))
-    return Stream(verifier, make(drafter, runtime.resources), prompt, options)
+    return finish(Stream(verifier, make(drafter, runtime.resources), prompt, options))
 
 
 def count_equal(expected: Sequence[list[int]], answers: Sequence[list[int]]) -> str:
@@ -162,10 +149,6 @@ def show(figures: dict[str, Any]) -> None:
             "temp.": "temperature",
             "drafter": "drafter",
             **{f"{phase}\nms": f"{phase}_ms_per_step:.3f" for phase in PHASES},
-            "weights\nGB/s": "weights_read_gb_per_second:.1f",
-            "share of\nbandwidth": "share_of_measured_bandwidth:.0%",
         },
         rows,
-        f"weights: read once per verification; bandwidth: {figures['measured_read_gb_per_second']} GB/s, measured here.",
     )
-    Console(highlight=False).print(f"Weights {figures['weights_mb']} MB; peak memory {figures['peak_memory_mb']} MB.")

@@ -6,7 +6,7 @@ import json
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def of_library(file: Path, threads: int) -> dict[str, float]:
 def timed_steps(runner: ModelRunner, rows: int) -> list[float]:
     """Milliseconds of steps over `rows` rows of random tokens. In a mixture, equal ones would all use the same experts."""
     cache = runner.new_cache()
-    commit(runner, any_tokens(CONTEXT, runner.vocabulary))(cache)
+    read(runner, cache, any_tokens(CONTEXT, runner.vocabulary))
     random, times = np.random.default_rng(rows), list[float]()
     for _ in range(STEPS[rows]):
         batch = ForwardBatch.chain(random.integers(runner.vocabulary, size=rows))
@@ -73,21 +73,16 @@ def timed_steps(runner: ModelRunner, rows: int) -> list[float]:
 def prompt_seconds(runner: ModelRunner) -> float:
     """Seconds of reading a prompt in chunks."""
     cache, tokens = runner.new_cache(), any_tokens(PROMPT, runner.vocabulary)
-    chunks = [commit(runner, tokens[start : start + CHUNK]) for start in range(0, PROMPT, CHUNK)]
     started = time.perf_counter()
-    for chunk in chunks:
-        chunk(cache)
+    for first in range(0, PROMPT, CHUNK):
+        read(runner, cache, tokens[first : first + CHUNK])
     return time.perf_counter() - started
 
 
-def commit(runner: ModelRunner, tokens: Any) -> Callable[[Any], None]:
-    """What reads these tokens into a cache."""
-
-    def read(cache: Any) -> None:
-        runner.forward(cache, ForwardBatch.chain(tokens), logits=False)
-        cache.commit(list(range(len(tokens))))
-
-    return read
+def read(runner: ModelRunner, cache: Any, tokens: Any) -> None:
+    """Reads tokens into a cache."""
+    runner.forward(cache, ForwardBatch.chain(tokens), logits=False)
+    cache.commit(list(range(len(tokens))))
 
 
 def of_llama(file: Path, program: Path, threads: int) -> dict[str, float]:

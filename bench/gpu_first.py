@@ -23,7 +23,6 @@ from rich.console import Console
 
 from bench import report
 from bench.model import gpu_probes, gpu_streams
-from bench.model.bandwidth import read_bytes_per_second
 from bench.model.shapes import random_runner
 from bench.options import errors_as_sentences
 from bench.plan import PROMPTS, BenchError, Plan, read_prompts
@@ -33,7 +32,7 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.shape import KVDtype
 from outrider.verify.model.gpu.text_work import INVARIANT_ROWS
 from outrider.verify.model.invariance import TREES, holds
-from outrider.verify.model.load_options import Quantization, Quantize
+from outrider.verify.model.load_options import Quantize
 from outrider.verify.model.torch_runner import TorchRunner
 
 TESTS = "tests/verify/model/gpu"
@@ -51,8 +50,6 @@ class Prediction(NamedTuple):
 
 
 PREDICTIONS = (
-    Prediction("gaps.plain_us", "0.8 to 1.3", "the price of a launch in a graph"),
-    Prediction("gaps.dependent_us", "0.4 less", "programmatic dependent launch: at 0.4 and more"),
     Prediction("products.best_over_rule", "0.9 to 1.0", "sizes of tiles by timing"),
     Prediction("bits16.rows_64.1", "4.1", "the aim of a plain step in 16 bits"),
     Prediction("bits16.rows_64.64", "5.0", "the aim of 64 rows"),
@@ -98,7 +95,7 @@ def forwards(shape: str, bits: Quantize = "none", kv: KVDtype = "auto") -> dict[
     """Forwards of a shape by rows and context in milliseconds, what its kernels take, and what a start takes."""
     started = time.perf_counter()
     context = max(CONTEXTS) + 512
-    runner = random_runner(shape, torch.bfloat16, "cuda", context, compile="auto", quantization=Quantization(bits), kv_dtype=kv)
+    runner = random_runner(shape, torch.bfloat16, "cuda", context, bits, kv)
     runner.start(context, INVARIANT_ROWS)  # as the server does where rows are invariant
     torch.cuda.synchronize()
     figures: dict[str, Any] = {"start_seconds": round(time.perf_counter() - started, 1)}
@@ -184,13 +181,11 @@ def memory() -> dict[str, Any]:
     for _ in range(4):
         answer(runtime, settings, "fusion", prompt, 0.8, plan)
         segments.append(torch.cuda.memory_stats()["segment.all.allocated"])
-    speed = read_bytes_per_second(runtime.runner)
-    return {"segments_allocated_after_answers": segments, "read_gb_per_second": round(speed / 1e9, 1)}
+    return {"segments_allocated_after_answers": segments}
 
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "machine": machine,
-    "gaps": gpu_probes.gaps,
     "bits16": partial(forwards, SHAPE),
     "bits4": partial(forwards, SHAPE, "int4"),
     "products": gpu_probes.products,

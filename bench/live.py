@@ -10,6 +10,7 @@ import json
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -20,8 +21,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench import report
-from bench.http.chat import Answer, ask
+from bench.http.chat import Answer
 from bench.http.process import start_server
+from bench.pair.prompts import Question, user
+from bench.pair.run import Server, in_turns
 from bench.plan import BenchError
 from outrider.server.settings import parse_flags
 from outrider.server.settings.sources import load_served
@@ -80,17 +83,18 @@ def run(config: Path | None, flags: Sequence[str], choice: Choice, out: Path | N
     found: dict[str, Any] = {"model": model.served_name, "dtype": model.dtype, "quantize": model.quantize, "threads": threads}
     found |= {"max_tokens": choice.max_tokens, "summary": [], "parts": []}
     measured: dict[tuple[str, float], Answers] = {}
-    with start_server(arguments) as server, Progress() as progress:
+    with start_server(arguments) as server, ExitStack() as stack, Progress() as progress:
+        fields = [{"speculation": {"drafter": each}, "seed": SEED, "return_token_ids": True} for each in choice.drafters]
+        drafters = [stack.enter_context(closing(Server(server.url, fields=each))) for each in fields]
         cases = list(product(chosen, choice.temperatures))
         steps = progress.add_task("answering", total=len(cases) * (choice.questions + 1))
         for task, temperature in cases:
-            questions = fitting(server.client, tasks[task], choice)
-            answers: Answers = {drafter: [] for drafter in choice.drafters}
-            measured[task, temperature] = answers
-            for turn in take_turns(server.client, questions, choice, temperature):
-                for drafter, answer in turn.items():
-                    answers[drafter].append(answer)
+            turns, (*texts, warm_up) = list[list[Answer]](), fitting(server.client, tasks[task], choice)
+            for number, text in enumerate((warm_up, *texts), start=-1):
+                turns.append(in_turns(drafters, Question([user(text)]), number, temperature, choice.max_tokens))
                 progress.advance(steps)
+            answers = dict(zip(choice.drafters, map(list, zip(*turns[1:], strict=True)), strict=True))
+            measured[task, temperature] = answers
             found["parts"].append({"task": task, "temperature": temperature, "rows": record(answers)})
             found["summary"] = list(summaries(measured))
             if out:
@@ -135,26 +139,6 @@ def fitting(client: httpx.Client, texts: Sequence[str], choice: Choice) -> list[
         if len(questions) > choice.questions:
             return questions
     raise BenchError(f"Only {len(questions)} questions of a task fit the context; --questions must be less than that.")
-
-
-def take_turns(
-    client: httpx.Client, questions: Sequence[str], choice: Choice, temperature: float
-) -> Iterator[dict[str, Answer]]:
-    """The drafters' answers to each question but the last, which warms up. Each question begins with another drafter."""
-    *measured, warm_up = questions
-    model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
-
-    def answer(question: str, drafter: str) -> Answer:
-        fields = {"model": model, "messages": [{"role": "user", "content": question}], "max_tokens": choice.max_tokens}
-        sampling = {"temperature": temperature, "seed": SEED, "return_token_ids": True}
-        return ask(client, fields | sampling | {"speculation": {"drafter": drafter, "report": True}})
-
-    for drafter in choice.drafters:
-        answer(warm_up, drafter)
-    for number, question in enumerate(measured):
-        turn = number % len(choice.drafters)
-        order = (*choice.drafters[turn:], *choice.drafters[:turn])
-        yield {drafter: answer(question, drafter) for drafter in order}
 
 
 def record(answers: Answers) -> list[Row]:

@@ -20,8 +20,6 @@ Temperatures = Annotated[str, typer.Option(help="Temperatures, separated by comm
 Limit = Annotated[int | None, typer.Option(help="Use only the first LIMIT prompts.", min=1)]
 MaxTokens = Annotated[int, typer.Option(help="Tokens per answer.", min=1)]
 Repeats = Annotated[int, typer.Option(help="Measured rounds; one more warms up.", min=1)]
-Corpus = Annotated[list[Path] | None, typer.Option(help="Texts to index before the replay; repeatable.")]
-StreamTokenizer = Annotated[str, typer.Option(help="Folder, Hugging Face id, or a sentencepiece .model file.")]
 Out = Annotated[Path | None, typer.Option(help="Save the figures as JSON.")]
 
 

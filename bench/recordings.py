@@ -39,16 +39,6 @@ class Line:
     category: str | None = None
 
 
-@dataclass(frozen=True)
-class Recordings:
-    """Files of recorded answers and how to read them."""
-
-    streams: Sequence[Path]  # .jsonl files
-    tokenizer: str
-    corpus: Sequence[Path] = ()  # texts to index
-    limit: int | None = None  # lines per stream
-
-
 def load_encoder(path: str) -> Encoder:
     """A sentencepiece .model file, or a tokenizer folder or Hugging Face id. Raises BenchError."""
     if path.endswith(".model"):
@@ -77,28 +67,20 @@ def load_stream(path: Path, encoder: Encoder, limit: int | None) -> list[Line]:
     return lines
 
 
-def load_corpus(paths: Sequence[Path], encoder: Encoder) -> NDArray[np.uint32]:
-    """Token ids of all texts, each preceded by the separator `len(encoder)`. Raises BenchError."""
-    separator = len(encoder)
-    parts = [np.empty(0, np.uint32)]
+def load_resources(corpus: Sequence[Path], encoder: Encoder, options: Options) -> Resources:
+    """The corpus as n-gram table and suffix index for the drafters; empty tables for an empty corpus. Raises BenchError.
+
+    Each text is preceded by the separator `len(encoder)`.
+    """
+    separator, parts = len(encoder), list[NDArray[np.uint32]]()
     try:
-        for file in find_files(paths):
+        for file in find_files(corpus) if corpus else ():
             parts += [np.array([separator, *encoder.encode(text)], np.uint32) for text in read_texts(file)]
     except DatastoreError as error:
         raise BenchError(str(error)) from None
-    return np.concatenate(parts)
-
-
-def load_resources(corpus: Sequence[Path], encoder: Encoder, options: Options) -> Resources:
-    """The corpus as n-gram table and suffix index for the drafters; empty tables for an empty corpus. Raises BenchError."""
-    tokens = load_corpus(corpus, encoder) if corpus else np.empty(0, np.uint32)
-    return index_tokens(tokens, len(encoder), options)
-
-
-def index_tokens(tokens: NDArray[np.uint32], separator: int, options: Options) -> Resources:
-    """The same for the tokens of a corpus, whose texts begin with `separator`."""
-    if not len(tokens):
+    if not parts:
         return Resources(options, vocabulary=separator + 1)
+    tokens = np.concatenate(parts)
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "table"
         base_table.build(table, [tokens], "replay", separator)

@@ -17,7 +17,7 @@ import numpy as np
 from rich.progress import Progress
 
 from bench import report
-from bench.recordings import Line, Recordings, load_encoder, load_resources, load_stream
+from bench.recordings import Line, load_encoder, load_resources, load_stream
 from outrider.drafters.interface import EMPTY, Drafter, Verdict
 from outrider.drafters.library.learned import LearnedText
 from outrider.drafters.options import DrafterName, Options
@@ -81,7 +81,10 @@ def learned(resources: Resources, lines: Sequence[Line]) -> Resources:
 
 
 def run(
-    recordings: Recordings,
+    recordings: Sequence[Path],
+    tokenizer: str,
+    corpus: Sequence[Path],
+    limit: int | None,
     drafters: Collection[DrafterName],
     budgets: Collection[int],
     options: Options,
@@ -90,14 +93,16 @@ def run(
 ) -> dict[str, Any]:
     """Replays every stream with every drafter at every node budget; prints, and saves if `out` is given. Raises BenchError.
 
+    `corpus` are texts to index, and `limit` is the number of lines that are read of a stream.
+
     With `learn`, only the last half of each stream is replayed: alone, and after the first half was learned as sessions of a
     key are (`sessions.learn: key`).
     """
-    encoder = load_encoder(recordings.tokenizer)
-    resources = load_resources(recordings.corpus, encoder, options)
+    encoder = load_encoder(tokenizer)
+    resources = load_resources(corpus, encoder, options)
     streams: dict[str, tuple[list[Line], Resources]] = {}
-    for path in recordings.streams:
-        lines = load_stream(path, encoder, recordings.limit)
+    for path in recordings:
+        lines = load_stream(path, encoder, limit)
         middle = len(lines) // 2 if learn else 0
         streams[path.stem] = lines[middle:], resources
         if learn:
@@ -115,8 +120,8 @@ def run(
                         progress.advance(task)
                     rows.append({"stream": stream, "drafter": name, "nodes": budget, **tally.figures()})
     figures = {
-        "tokenizer": Path(recordings.tokenizer).name,
-        "corpus": [path.name for path in recordings.corpus],
+        "tokenizer": Path(tokenizer).name,
+        "corpus": [path.name for path in corpus],
         "results": rows,
     }
     show(rows)

@@ -1,4 +1,4 @@
-"""The embedded models: target, draft model, EAGLE head, and a base tri-gram table; embedded/train.py is the recipe."""
+"""The embedded models: target, draft model, EAGLE head, and a base tri-gram table."""
 
 from pathlib import Path
 

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +22,7 @@ import httpx
 import openai
 import pytest
 
-from bench.http.process import find_worker
+from bench.http.process import children
 from outrider import models
 
 ROOT = Path(__file__).parents[1]
@@ -90,9 +90,11 @@ def read_metrics(server: Served) -> str:
 
 def worker_of(server: Served) -> int:
     """The process id of the server's worker."""
-    worker = find_worker(server.process.pid)
-    assert worker is not None
-    return worker
+    for child in children(server.process.pid):
+        with suppress(OSError):  # it has ended
+            if b"outrider.server.worker.main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return child
+    raise AssertionError("the server has no worker")
 
 
 @lru_cache

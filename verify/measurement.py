@@ -43,8 +43,6 @@ DEAR_ROWS = 8.0
 # Times agree if the second smallest is at most this multiple of the smallest.
 AGREEMENT = 1.1
 STREAMS = 4
-
-
 # The rows of the larger step of an estimate, and what a further stream costs there, over a step of one row.
 ESTIMATED_ROWS, STREAM_SHARE = 9, 0.05
 
@@ -62,8 +60,7 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     Times whole steps, sampled and with feedback: on a small model, a node costs as much outside the forward as inside. Rows
     have any tokens: in a mixture, equal ones would all use the same experts.
     """
-    nodes = (*(count for count in nodes if count < runner.draft_nodes), runner.draft_nodes)
-    contexts = tuple(c for c in CONTEXTS if c + MAX_NODES < runner.context_tokens) or (1,)
+    nodes, contexts = grid(runner, nodes)
     if not runner.can_assume:  # a text for each context would have to be read
         contexts = contexts[:2][-1:]
     streams = [started(runner, contexts[-1])]
@@ -81,6 +78,12 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
         more = STREAMS * (STREAM_NODES + 1) - (nodes[-1] + 1)  # rows beyond those of one stream's largest step
         row_seconds = (found[many] - seconds[0][-1] - stream_seconds * (STREAMS - 1)) / more
     return CostCurve(nodes, contexts, seconds, max(0.0, row_seconds), stream_seconds)
+
+
+def grid(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The numbers of nodes and the context lengths of the model's curve."""
+    contexts = tuple(each for each in CONTEXTS if each + MAX_NODES < runner.context_tokens) or (1,)
+    return (*(count for count in nodes if count < runner.draft_nodes), runner.draft_nodes), contexts
 
 
 def started(runner: ModelRunner, context: int) -> Verifier:
@@ -126,7 +129,7 @@ def step_seconds(streams: Sequence[Verifier], point: Point) -> float:
         stream.cache.assume(point.context)
     started_at = time.perf_counter()
     logits = streams[0].runner.forward_all([stream.segment(tree) for stream, tree in zip(streams, trees, strict=True)])
-    verdicts = [stream.judge(tree, rows, FEEDBACK)() for stream, tree, rows in zip(streams, trees, logits, strict=True)]
+    verdicts = [stream.judge(tree, rows, FEEDBACK).verdict() for stream, tree, rows in zip(streams, trees, logits, strict=True)]
     seconds = time.perf_counter() - started_at
     for stream, verdict in zip(streams, verdicts, strict=True):
         stream.commit(verdict)
@@ -188,8 +191,7 @@ def estimate(runner: ModelRunner) -> CostCurve:
         experts = ExpertCost(count, used, max(0.0, of_one))
         more -= experts.of(touched)
     row = max(0.0, more - one) / (ESTIMATED_ROWS - 1)
-    nodes = (*(count for count in NODES if count < runner.draft_nodes), runner.draft_nodes)
-    contexts = tuple(each for each in CONTEXTS if each + MAX_NODES < runner.context_tokens) or (1,)
+    nodes, contexts = grid(runner)
     seconds = [[one + count * row for count in nodes]] * len(contexts)  # steps correct what further text costs
     return CostCurve(nodes, contexts, seconds, row, STREAM_SHARE * one, experts)
 

@@ -13,13 +13,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from outrider.drafters.interface import Verdict
 from outrider.verify.budget import Draft
 from outrider.verify.controller import Controller, Plan, Times
 from outrider.verify.cost import Touched, kinds_of_step
 from outrider.verify.errors import lost_device
 from outrider.verify.sampling.rows import Logits, copies, together
 from outrider.verify.stream import Part, Step, StepPart, Stream
+from outrider.verify.verifier import Judgement
 
 log = logging.getLogger("outrider.worker")
 # The oldest prompt gets at least one in this many tokens of a chunk.
@@ -66,7 +66,7 @@ class Round:
         self._outcomes: dict[Stream, Outcome] = {}
         self._parts: dict[Stream, Part] = {}  # the forward's parts
         self._rows: dict[Stream, Logits] | None = None  # the logits of each part; None if the forward has failed
-        self._verdicts: dict[Stream, Callable[[], Verdict]] = {}  # what waits for the verdict of each step
+        self._judgements: dict[Stream, Judgement] = {}  # of steps
         self._plan = Plan([])
         self._reads_plan = True  # whether the prompts have as many tokens as planned
         self._touched = 0.0  # experts that the forward used
@@ -113,14 +113,14 @@ class Round:
         started, drafts = time.perf_counter(), dict[Stream, Draft]()
         self._outcomes |= {stream: Step([], "length") for stream in streams if not stream.remaining}
         going_on = [stream for stream in streams if stream.remaining]
-
-        def draft(stream: Stream) -> None:
-            if (found := self._attempt(stream, stream.draft)) is not None:
-                drafts[stream] = found
-
-        self._run_drafts([partial(draft, stream) for stream in going_on])
+        self._run_drafts([partial(self._draft_of, stream, drafts) for stream in going_on])
         in_order = {stream: drafts[stream] for stream in going_on if stream in drafts}  # they may have run side by side
         return with_shared_seconds(in_order, time.perf_counter() - started)
+
+    def _draft_of(self, stream: Stream, drafts: dict[Stream, Draft]) -> None:
+        """Adds the draft of one stream to `drafts`."""
+        if (found := self._attempt(stream, stream.draft)) is not None:
+            drafts[stream] = found
 
     def _read(self, readers: Sequence[Stream]) -> dict[Stream, Part]:
         """Chunks of prompts, as many tokens in all as planned, if they have as many."""
@@ -159,7 +159,7 @@ class Round:
         steps = {stream: part for stream, part in self._parts.items() if isinstance(part, StepPart)}
         try:
             decisions = together([*rows.values()])
-            self._verdicts = self._each(steps, lambda stream: stream.judge(steps[stream], rows[stream], decisions))
+            self._judgements = self._each(steps, lambda stream: stream.judge(steps[stream], rows[stream], decisions))
             if decisions is not None:
                 decisions.end()
         except lost_device():
@@ -175,15 +175,15 @@ class Round:
         if rows is None:
             return
         if isinstance(part, StepPart):
-            self._verdicts |= self._each([stream], lambda _: stream.judge(part, rows))
+            self._judgements |= self._each([stream], lambda _: stream.judge(part, rows))
         self._commit(stream, part, rows, time.perf_counter() - started)
 
     def _commit(self, stream: Stream, part: Part, rows: Logits, forward_seconds: float) -> None:
         """Ends a stream's part of the round, unless its judgement has failed."""
         if not isinstance(part, StepPart):
             outcome = self._attempt(stream, lambda: stream.commit_chunk(part, rows))
-        elif stream in self._verdicts:
-            outcome = self._attempt(stream, lambda: stream.accept(part, self._verdicts[stream], forward_seconds))
+        elif stream in self._judgements:
+            outcome = self._attempt(stream, lambda: stream.accept(part, self._judgements[stream], forward_seconds))
         else:
             return
         if outcome is not None:

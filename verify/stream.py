@@ -7,14 +7,14 @@ streams' steps at once. What one phase finds is a value that the next one gets. 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.interface import EMPTY, MAX_NODES, Corpora, Drafter, DraftTree, Ints, Logprobs, Verdict
+from outrider.drafters.interface import EMPTY, MAX_NODES, Corpora, Drafter, DraftTree, Ints, Logprobs
 from outrider.drafters.sequence import Finish
 from outrider.verify.budget import Budget, Choice, Draft
 from outrider.verify.constraints.reasoning import Constraint
@@ -22,7 +22,7 @@ from outrider.verify.cost import CostCurve
 from outrider.verify.model.batch import Segment
 from outrider.verify.sampling.rows import Logits
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import PREFILL_CHUNK_TOKENS, Verifier
+from outrider.verify.verifier import PREFILL_CHUNK_TOKENS, Judgement, Verifier
 
 if TYPE_CHECKING:
     from outrider.verify.model.adapter import Adapter
@@ -170,21 +170,21 @@ class Stream:
             tree, allowed = self._grammar.visit(tree, draft.depth)
         return StepPart(self.verifier.segment(tree), draft, choice, tree, allowed)
 
-    def judge(self, part: StepPart, logits: Logits, together: Together | None = None) -> Callable[[], Verdict]:
-        """Starts to judge a step by its logits [N+1, V]; the returned function waits for the verdict.
+    def judge(self, part: StepPart, logits: Logits, together: Together | None = None) -> Judgement:
+        """Starts to judge a step by its logits [N+1, V].
 
         Where drafting does not pay, ranking the likeliest tokens for the drafter does not pay, either.
         """
         feedback = self._drafter.feedback if part.draft.nodes else 0
         return self.verifier.judge(part.tree, logits, feedback, part.allowed, together)
 
-    def accept(self, part: StepPart, judged: Callable[[], Verdict], forward_seconds: float) -> Step:
+    def accept(self, part: StepPart, judgement: Judgement, forward_seconds: float) -> Step:
         """Waits for the verdict of a step, and commits the tokens up to the end of the answer.
 
         The grammar, the drafter and the budget learn the outcome.
         """
         started = time.perf_counter()
-        verdict = judged()
+        verdict = judgement.verdict()
         verified = time.perf_counter()
         verdict = replace(verdict, seconds=forward_seconds + verified - started)
         verdict = verdict.cut(self._sequence.admits(verdict.tokens))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Listed
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,7 @@ from outrider.drafters.sequence import Reader, Sequence
 from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.kv_cache import KVCache, Rows, SwappedRows
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.sampling.acceptance import Rule, rule_of
+from outrider.verify.sampling.acceptance import Decision, Rule, rule_of
 from outrider.verify.sampling.logits import LogitsProcessor, ProcessedLogits
 from outrider.verify.sampling.rows import Logits, in_place
 from outrider.verify.sampling.topk import likeliest, logprobs_of
@@ -42,6 +42,24 @@ class CachedText(Sequence):
     def cache(self) -> KVCache | None:
         """The cache, unless the session is swapped out."""
         return self.rows if isinstance(self.rows, KVCache) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Judgement:
+    """A tree that is being judged: a device may still compute the decision."""
+
+    tree: DraftTree
+    logits: Logits  # [N+1, V]
+    decision: Callable[[], Decision]  # waits for it
+    logprobs: int | None  # as in SamplingParams
+
+    def verdict(self) -> Verdict:
+        """Waits for the verdict. Raises ModelError if the logits are not finite."""
+        path, tokens, (ids, probabilities) = self.decision()
+        logprobs = None
+        if self.logprobs is not None:
+            logprobs = logprobs_of(self.logits[[0, *(path + 1).tolist()]], tokens, self.logprobs)
+        return Verdict(self.tree, path, tokens, ids, probabilities, logprobs=logprobs)
 
 
 class Verifier:
@@ -223,27 +241,20 @@ class Verifier:
         feedback: int = 0,
         allowed: NDArray[np.bool_] | None = None,
         together: Together | None = None,
-    ) -> Callable[[], Verdict]:
-        """Starts to judge a tree after its forward, by its logits [N+1, V]; the returned function waits for the verdict.
+    ) -> Judgement:
+        """Starts to judge a tree after its forward, by its logits [N+1, V].
 
-        It holds the target's `feedback` likeliest tokens at every node, and emits only tokens in `allowed` [N+1, V].
+        The verdict holds the target's `feedback` likeliest tokens at every node, and emits only tokens in `allowed` [N+1, V].
         """
         assert self._processor is not None
         position, rows = self.sequence.emitted, in_place(logits)  # the position of the next token in the answer
         processed = ProcessedLogits(self._processor, rows, tree, position, allowed)
         decision = self._rule.decide(processed, tree, position, likeliest(rows, feedback, together), together)
-        count = self._params.logprobs
-
-        def verdict() -> Verdict:
-            path, tokens, (ids, probabilities) = decision()
-            logprobs = None if count is None else logprobs_of(rows[[0, *(path + 1).tolist()]], tokens, count)
-            return Verdict(tree, path, tokens, ids, probabilities, logprobs=logprobs)
-
-        return verdict
+        return Judgement(tree, rows, decision, self._params.logprobs)
 
     def verify(self, tree: DraftTree, feedback: int = 0, allowed: NDArray[np.bool_] | None = None) -> Verdict:
         """`judge` after a forward of this step alone."""
-        return self.judge(tree, self.runner.forward_all([self.segment(tree)])[0], feedback, allowed)()
+        return self.judge(tree, self.runner.forward_all([self.segment(tree)])[0], feedback, allowed).verdict()
 
     def commit(self, verdict: Verdict) -> None:
         """Appends a verdict's tokens to the text. The verdict may have been cut."""

@@ -1,1 +1,1 @@
-"""Benchmarks over HTTP: clients, load, and the front end's own cost."""
+"""Benchmarks over HTTP: clients, load, and servers that a benchmark starts."""

@@ -7,11 +7,13 @@ at a given rate, however slow the server is, which shows queueing. Goodput count
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import random
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,9 @@ import httpx
 from rich.progress import Progress
 
 from bench import report
-from bench.http.client import Outcome, new_client, served_model, sleep_until, stream
 from bench.plan import BenchError
 
-SESSIONS = 4
+TIMEOUT_SECONDS = 120.0
 TIMES = ("first_token_ms", "between_packets_ms", "end_to_end_ms")
 
 
@@ -35,10 +36,62 @@ class Load:
     max_tokens: int
     temperature: float
     drafter: str
-    sessions: float  # share of requests that belong to one of SESSIONS sessions
     target_ms: float  # limit of the time to first token
     key: str | None = None
     seed: int = 0
+
+
+@dataclass
+class Outcome:
+    """Result of one request."""
+
+    status: int = 0  # 0 = no response
+    started: float = 0.0  # time.perf_counter()
+    seconds: float = 0.0
+    first_token: float = 0.0  # seconds from the start
+    gaps: list[float] = field(default_factory=list)  # between packets, seconds
+    tokens: list[int] = field(default_factory=list)  # ids
+    error: str = ""  # message of an error in the stream, or name of a connection error
+
+    @property
+    def answered(self) -> bool:
+        """Whether the answer is complete."""
+        return self.status == 200 and not self.error
+
+
+async def stream(client: httpx.AsyncClient, fields: dict[str, Any]) -> Outcome:
+    """Sends a streaming completion request, and times its packets."""
+    outcome = Outcome(started=time.perf_counter())
+    arrivals: list[float] = []
+    try:
+        body = fields | {"stream": True, "return_token_ids": True}
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            outcome.status = response.status_code
+            if outcome.status != 200:
+                await response.aread()
+            else:
+                async for line in response.aiter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    arrivals.append(time.perf_counter())
+                    chunk = json.loads(line[6:])
+                    if "error" in chunk:
+                        outcome.error = chunk["error"]["message"]
+                    for choice in chunk.get("choices", ()):
+                        outcome.tokens += choice.get("token_ids") or ()
+    except httpx.HTTPError as error:
+        outcome.error = type(error).__name__
+    outcome.seconds = time.perf_counter() - outcome.started
+    if arrivals:
+        outcome.first_token = arrivals[0] - outcome.started
+        outcome.gaps = [b - a for a, b in itertools.pairwise(arrivals)]
+    return outcome
+
+
+def new_client(url: str) -> httpx.AsyncClient:
+    """A client without a limit on concurrent connections."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    return httpx.AsyncClient(base_url=url, timeout=TIMEOUT_SECONDS, limits=limits)
 
 
 class Clients:
@@ -62,8 +115,6 @@ class Clients:
             "seed": number,
             "speculation": {"drafter": load.drafter},
         }
-        if self._rng.random() < load.sessions:
-            fields["session_id"] = f"load {self._rng.randrange(SESSIONS)}"
         self.outcomes.append(await stream(self._client, fields))
 
     async def closed(self, clients: int) -> None:
@@ -81,7 +132,7 @@ class Clients:
         start = arrival = time.perf_counter()
         tasks = []
         while (arrival := arrival + self._rng.expovariate(rate)) < start + self._load.seconds:
-            await sleep_until(arrival)
+            await asyncio.sleep(max(0.0, arrival - time.perf_counter()))
             tasks.append(asyncio.ensure_future(self.send()))
         await asyncio.gather(*tasks)
 
@@ -109,7 +160,7 @@ async def run_levels(url: str, load: Load, rates: Sequence[float], concurrencies
     async with new_client(url) as client:
         if load.key:
             client.headers["Authorization"] = f"Bearer {load.key}"
-        model = await served_model(client)
+        model = str((await client.get("/v1/models")).json()["data"][0]["id"])
         levels = [("closed", float(count)) for count in concurrencies] + [("open", rate) for rate in rates]
         with Progress() as progress:
             task = progress.add_task("load", total=len(levels))

@@ -1,8 +1,7 @@
-"""Server processes: starts one on a free port, finds its worker, reads its log and memory."""
+"""Server processes: starts one on a free port, and reads its log."""
 
 from __future__ import annotations
 
-import re
 import socket
 import subprocess
 import sys
@@ -86,11 +85,9 @@ def start(arguments: Sequence[str], ready: str = "", environment: Mapping[str, s
                 process.kill()
 
 
-def start_server(
-    flags: Sequence[str], program: str = "outrider.server.cli", environment: Mapping[str, str] | None = None
-) -> AbstractContextManager[ServerProcess]:
-    """`outrider serve`, until it is ready; `program` is the module of its command line."""
-    return start([program, "serve", *flags], "/ready", environment)
+def start_server(flags: Sequence[str], environment: Mapping[str, str] | None = None) -> AbstractContextManager[ServerProcess]:
+    """`outrider serve`, until it is ready."""
+    return start(["outrider.server.cli", "serve", *flags], "/ready", environment)
 
 
 def free_port() -> int:
@@ -100,28 +97,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def find_worker(process_id: int) -> int | None:
-    """Process id of a server's worker, found by its command line; None while there is none."""
-    for child in children(process_id):
-        try:
-            if b"outrider.server.worker.main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return child
-        except OSError:
-            continue
-    return None
-
-
 def children(process_id: int) -> list[int]:
     """Process ids of a process's children."""
     tasks = Path(f"/proc/{process_id}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]
-
-
-def resident_mb(process_id: int) -> float:
-    """Resident memory of a process in MiB, without pages of mapped files. 0 if it has ended."""
-    try:
-        status = Path(f"/proc/{process_id}/status").read_text()
-    except OSError:
-        return 0.0
-    match = re.search(r"RssAnon:\s+(\d+) kB", status)
-    return int(match[1]) / 1024 if match else 0.0

@@ -1,1 +1,1 @@
-"""Benchmarks of the model: the cost of a forward, streams in shared rounds, and what needs a GPU."""
+"""Benchmarks of the model: streams in shared rounds, and what needs a GPU."""

@@ -1,4 +1,4 @@
-"""What a GPU itself does: the price of launches, of products by their tiles, and of a step's kernels. Needs Triton."""
+"""What a GPU itself does: products by their tiles, and a step's kernels. Needs Triton."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-import triton
-import triton.language as tl
 from torch.profiler import ProfilerActivity, profile
-from triton.language.extra import cuda as gdc
 
 from outrider.verify.model.gpu import triton_products
 from outrider.verify.model.gpu.quantized import quantized
 from outrider.verify.model.gpu.triton_products import Tile, use_kernel
 
-NODES = 400  # of the graph of launches
 COPIED_BYTES = 3e8  # of a product's weights, so that the cache holds none
 SHAPES = {"qkv": (4096, 6144), "o": (4096, 4096), "gate_up": (4096, 28672), "down": (14336, 4096)}
 COUNTS = (1, 16, 64)
@@ -47,31 +42,6 @@ def replayed(work: Callable[[], Any]) -> float:
         work()
     graph.replay()
     return statistics.median(seconds_of(graph.replay) for _ in range(7))
-
-
-@triton.jit
-def add_one(values: Any, count: Any, dependent: tl.constexpr, block: tl.constexpr) -> None:
-    if dependent:
-        gdc.gdc_launch_dependents()
-        gdc.gdc_wait()
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    tl.store(values + at, tl.load(values + at, at < count) + 1.0, at < count)
-
-
-def gaps() -> dict[str, Any]:
-    """Microseconds of a small kernel in a graph of many, launched after its predecessor's end, and before."""
-    values = torch.zeros(132 * 128, device="cuda")
-
-    def chain(dependent: bool) -> None:
-        for _ in range(NODES):
-            add_one[132,](values, values.numel(), dependent, 128, num_warps=4, launch_pdl=dependent)
-
-    found = {}
-    for name, dependent in (("plain_us", False), ("dependent_us", True)):
-        values.zero_()
-        found[name] = round(1e6 * replayed(partial(chain, dependent)) / NODES, 3)
-        found[name.replace("us", "right")] = len(values.unique()) == 1
-    return found
 
 
 class Job(NamedTuple):

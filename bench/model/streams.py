@@ -1,8 +1,8 @@
-"""`outrider bench decode --shape --forced --streams`: several recorded answers at once, in shared rounds and in turns.
+"""`outrider bench decode --forced --streams`: several recorded answers at once, in shared rounds and in turns.
 
-Forced replay: real forwards of random weights emit recorded answers. The costs are those of this machine, the acceptance is
-that of the model that wrote the answers. Logits of random weights are meaningless, so drafters get no feedback. In turns, each
-stream has a forward of its own, as if it were alone.
+Forced replay: forwards of the model emit recorded answers. The costs are those of the model on this machine, the acceptance is
+that of the model that wrote the answers. The logits are of other answers, so drafters get no feedback. In turns, each stream
+has a forward of its own, as if it were alone.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 
 from bench import report
-from bench.model.shapes import SHAPES, check_shape
-from bench.model.steps import make_runner, node_budget
 from bench.plan import BenchError
-from bench.recordings import Line, Recordings, load_encoder, load_resources, load_stream
+from bench.recordings import Line, load_stream
 from outrider.drafters.interface import DraftTree, Ints
 from outrider.drafters.options import DrafterName, Options
 from outrider.drafters.registry import Resources, make
 from outrider.server.settings import Settings
+from outrider.server.worker.runtime import load
 from outrider.verify.cost import CostCurve
 from outrider.verify.decode import step
-from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.transfer import Download
 from outrider.verify.round import run_round
 from outrider.verify.sampling.acceptance import Decision, NodeLogits, Rule, walk
@@ -75,7 +74,7 @@ def _after_greedy_choice(logits: NDArray[np.float32], token: int) -> int:
 
 
 def forced_stream(
-    runner: TorchRunner, name: DrafterName, resources: Resources, line: Line, max_nodes: int, curve: CostCurve | None
+    runner: ModelRunner, name: DrafterName, resources: Resources, line: Line, max_nodes: int, curve: CostCurve | None
 ) -> Stream:
     """A stream that reads the prompt of a recorded line and emits its answer, at the cost of greedy decoding."""
     drafter = make(name, resources)
@@ -86,25 +85,27 @@ def forced_stream(
 
 
 def run_streams(
-    shape: str,
     settings: Settings,
     options: Options,
-    recordings: Recordings,
+    recording: Path,
     drafter: DrafterName,
     counts: Sequence[int],
+    limit: int | None,
     max_tokens: int,
     repeats: int,
     out: Path | None,
 ) -> dict[str, Any]:
     """Measures, prints, and saves the figures if `out` is given. Answers are cut to `max_tokens`. Raises BenchError."""
-    lines, resources = load_replay(recordings, options, context_of(shape, settings))
+    runtime = load(settings)
+    resources = replace(runtime.resources, options=options)
+    lines = load_stream(recording, runtime.tokenizer, limit)
+    lines = select_fitting(lines, runtime.runner.context_tokens)
     lines = [replace(line, answer=line.answer[:max_tokens]) for line in lines]
-    runner = make_runner(shape, settings)
-    budget = node_budget(runner, settings)
+    budget = runtime.budget(settings.speculation.max_nodes)
     gc.freeze()  # as the worker does: collections would delay rounds
 
     def start(line: Line) -> Stream:
-        return forced_stream(runner, drafter, resources, line, *budget)
+        return forced_stream(runtime.runner, drafter, resources, line, *budget)
 
     runs = {str(count): partial(tokens_per_second, lines, start, count, together) for count in counts}
     runs[IN_TURNS] = partial(tokens_per_second, lines, start, max(counts), in_turns)
@@ -116,9 +117,9 @@ def run_streams(
                 found[name].append(run())
                 progress.advance(task)
     figures = {
-        "shape": shape,
-        "dtype": str(runner.cache_shape.dtype),
-        "stream": recordings.streams[0].name,
+        "model": settings.model.served_name,
+        "dtype": runtime.runner.dtypes[0],
+        "stream": recording.name,
         "drafter": drafter,
         "answers": len(lines),
         "results": rates(found),
@@ -128,21 +129,6 @@ def run_streams(
     if out:
         report.save(out, figures)
     return figures
-
-
-def context_of(shape: str, settings: Settings) -> int:
-    """The context in tokens of random weights of this shape. Raises BenchError for an unknown one."""
-    check_shape(shape)
-    return settings.model.context_tokens or int(SHAPES[shape]().max_position_embeddings)
-
-
-def load_replay(recordings: Recordings, options: Options, context: int) -> tuple[list[Line], Resources]:
-    """The lines of the first stream that fit the context, and what drafters know of the corpus. Raises BenchError."""
-    encoder = load_encoder(recordings.tokenizer)
-    lines = load_stream(recordings.streams[0], encoder, recordings.limit)
-    fitting = select_fitting(lines, context)
-    resources = load_resources(recordings.corpus, encoder, options)
-    return fitting, resources
 
 
 def select_fitting(lines: Sequence[Line], context: int) -> list[Line]:

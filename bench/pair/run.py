@@ -17,19 +17,19 @@ from rich.progress import Progress
 
 from bench import report
 from bench.http.chat import Answer, ask
-from bench.pair.chart import draw
 from bench.pair.prompts import TASKS, Question, after, apart
-from bench.pair.race import draw as draw_race
+from bench.pair.race import draw
 from bench.plan import BenchError
 
 TIMEOUT_SECONDS = 3600.0
+SEED = 1
 
 
 class Server:
     """A server's model, and its answers. Raises BenchError for one that does not answer."""
 
     def __init__(self, url: str, key: str | None = None, fields: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """`fields` replace those of each question; `speculation` is for Outrider's servers."""
+        """`fields` replace those of each question; some are for Outrider's servers alone, such as `speculation`."""
         self._fields = fields
         self.url = url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -62,16 +62,15 @@ class Server:
         """The model's name without folder, ending and case: equal for servers of the same file."""
         return self.model.rpartition("/")[2].removesuffix(".gguf").casefold()
 
-    def answer(self, question: Question, temperature: float, max_tokens: int, seed: int) -> Answer:
+    def answer(self, question: Question, temperature: float, max_tokens: int) -> Answer:
         """Streams an answer. Raises BenchError."""
         body = {"model": self.model, "messages": question.messages, "temperature": temperature, "max_tokens": max_tokens}
         fields = {**question.fields, **self._fields}
         if self._is_outrider:
             fields["speculation"] = {**fields.get("speculation", {}), "report": True}
-        return ask(self._client, body | {"seed": seed} | fields)
+        return ask(self._client, body | {"seed": SEED} | fields)
 
 
-SEED = 1
 ALL = "all"
 COLUMNS = {
     "task": "task",
@@ -112,10 +111,9 @@ def run(
     key: str | None,
     force: bool,
     out: Path | None,
-    chart: Path | None,
     race: Path | None = None,
 ) -> dict[str, Any]:
-    """Measures, prints, and saves the figures, the chart and the race where asked. Raises BenchError."""
+    """Measures, prints, and saves the figures and the race where asked. Raises BenchError."""
     if unknown := [task for task in choice.tasks if task not in TASKS]:
         raise BenchError(f"There is no task {', '.join(unknown)}; choose from {', '.join(TASKS)}.")
     if any(context < 0 for context in choice.contexts):
@@ -139,10 +137,8 @@ def run(
     show(figures)
     if out:
         report.save(out, figures)
-    if chart:
-        chart.write_text(draw(figures))
     if race:
-        race.write_text(draw_race([each["program"] for each in figures["servers"][:2]], parts[0].answers[0][:2]))
+        race.write_text(draw([each["program"] for each in figures["servers"][:2]], parts[0].answers[0][:2]))
     return figures
 
 
@@ -150,20 +146,25 @@ def measure(servers: Sequence[Server], choice: Choice) -> Iterator[Part]:
     """Asks all servers each question, and begins with another server each time."""
     cases, run_name = list(product(choice.tasks, choice.contexts, choice.temperatures)), secrets.token_hex(3)
     with Progress() as progress:
-        steps = progress.add_task("answering", total=len(cases) * choice.questions * len(servers))
+        steps = progress.add_task("answering", total=len(cases) * choice.questions)
         for server in servers:  # the first answer of a process is slower
-            server.answer(Question([{"role": "user", "content": "Hello"}]), 0.0, 8, SEED)
+            server.answer(Question([{"role": "user", "content": "Hello"}]), 0.0, 8)
         for case, (task, context, temperature) in enumerate(cases):
             found = []
             for number in range(choice.questions):
                 question = apart(after(context, TASKS[task](number)), f"{run_name}-{case}-{number}")
-                answers: dict[int, Answer] = {}
-                for turn in range(len(servers)):
-                    place = (turn + number) % len(servers)
-                    answers[place] = servers[place].answer(question, temperature, choice.max_tokens, SEED)
-                    progress.advance(steps)
-                found.append([answers[place] for place in range(len(servers))])
+                found.append(in_turns(servers, question, number, temperature, choice.max_tokens))
+                progress.advance(steps)
             yield Part(task, context, temperature, found)
+
+
+def in_turns(servers: Sequence[Server], question: Question, number: int, temperature: float, max_tokens: int) -> list[Answer]:
+    """The servers' answers to a question, whose `number` says which server begins."""
+    answers: dict[int, Answer] = {}
+    for turn in range(len(servers)):
+        place = (turn + number) % len(servers)
+        answers[place] = servers[place].answer(question, temperature, max_tokens)
+    return [answers[place] for place in range(len(servers))]
 
 
 def part_rows(part: Part) -> Iterator[dict[str, Any]]:

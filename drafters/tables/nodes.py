@@ -48,22 +48,16 @@ def _lay_out(nodes: Nodes, size: int, budget: int) -> int:
     """
 
 
-def lay_out(nodes: Nodes, size: int, budget: int) -> tuple[DraftTree, NDArray[np.int32]]:
-    """The marked nodes among the first `size` as a DraftTree of at most `budget` nodes, and each row's node, int32 [N]."""
+def draft_tree(nodes: Nodes, size: int, budget: int) -> DraftTree:
+    """The marked nodes among the first `size` as a DraftTree of at most `budget` nodes."""
     count = _lay_out(nodes, size, budget)
-    rows = nodes.rows[:count].copy()
     if not count:
-        return EMPTY, rows
-    tree = DraftTree(
+        return EMPTY
+    rows = nodes.rows[:count]
+    return DraftTree(
         tokens=nodes.tokens[rows],
         parents=nodes.row_parents[:count].copy(),
         depths=nodes.depths[rows],
         probability=nodes.path[rows],
         source=nodes.source[rows],
     )
-    return tree, rows
-
-
-def draft_tree(nodes: Nodes, size: int, budget: int) -> DraftTree:
-    """The marked nodes among the first `size` as a DraftTree of at most `budget` nodes."""
-    return lay_out(nodes, size, budget)[0]

@@ -29,7 +29,7 @@ from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.findings import save_finding
 from outrider.verify.measurement import cost_file, load_or_measure, machine_key
 from outrider.verify.model import backend
-from outrider.verify.model.load_options import LoadOptions, Quantization
+from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.memory import HOST, Device, free_bytes
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.packages import TORCH, TRANSFORMERS, require
@@ -182,7 +182,7 @@ def shared_options(settings: Settings, model: Model | DraftModel) -> LoadOptions
         trust_remote_code=target.trust_remote_code,
         backend=target.backend if model is target else "torch" if target.backend == "torch" else "outrider",
         packed_folder=target.packed_folder,
-        quantization=Quantization(model.quantize),
+        quantize=model.quantize,
     )
 
 

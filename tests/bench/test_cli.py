@@ -36,7 +36,7 @@ def test_nothing_heavy_is_imported_with_the_commands() -> None:
     [
         (["verify-lossless", "--drafter", "magic"], "no drafter magic"),
         (["bench", "decode", "--temperature", "warm"], "--temperature takes numbers"),
-        (["bench", "decode", "--shape", "llama-1b", "--forced", "x.jsonl"], "--forced needs --shape and --tokenizer"),
+        (["bench", "decode", "--forced", "x.jsonl", "--streams", "0"], "--streams takes whole numbers"),
         (["bench", "decode", "--model.no_such", "1"], "model.no_such"),
         (["bench", "decode", "--draft.no_such", "1"], "no option --draft.no_such"),
         (["bench", "live", "--prompts", "no-such-file"], "Cannot read questions from no-such-file"),

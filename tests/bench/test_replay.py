@@ -11,7 +11,7 @@ import pytest
 
 from bench import report
 from bench.plan import parse_drafters
-from bench.recordings import Line, Recordings
+from bench.recordings import Line
 from bench.replay import Tally, replay, run
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import Options
@@ -39,7 +39,7 @@ def test_the_whole_command(stream: Path, tmp_path: Path, printed: Callable[[], s
     (tmp_path / "corpus.txt").write_text("def add(a, b):\n    return a + b\n")
     names = parse_drafters("none,lookup,fusion")
     out, corpus = tmp_path / "r.json", [tmp_path / "corpus.txt"]
-    figures = run(Recordings([stream], str(TARGET), corpus), names, [8, 16], Options(), out)
+    figures = run([stream], str(TARGET), corpus, None, names, [8, 16], Options(), out)
     rows = {(row["drafter"], row["nodes"]): row["tokens_per_step"] for row in figures["results"]}
     assert rows["none", 8] == 1.0
     assert rows["fusion", 16] >= rows["fusion", 8] > 1.5
@@ -50,7 +50,7 @@ def test_the_whole_command(stream: Path, tmp_path: Path, printed: Callable[[], s
 def test_repeated_answers_are_drafted_from_earlier_sessions(tmp_path: Path, printed: Callable[[], str]) -> None:
     words = " ".join(f"word{number}" for number in range(40))
     (tmp_path / "s.jsonl").write_text((json.dumps({"prompt": words[:12], "response": words[12:]}) + "\n") * 2)
-    figures = run(Recordings([tmp_path / "s.jsonl"], str(TARGET)), ["fusion"], [64], Options(), None, learn=True)
+    figures = run([tmp_path / "s.jsonl"], str(TARGET), [], None, ["fusion"], [64], Options(), None, learn=True)
     alone, known = figures["results"]
     assert (alone["stream"], known["stream"]) == ("s", "s, learned")
     assert known["tokens_per_step"] > 2 * alone["tokens_per_step"]

@@ -22,7 +22,7 @@ import yaml
 from rich.console import Console
 
 from bench import report
-from bench.http.client import new_client
+from bench.http.load import new_client
 from bench.http.process import ServerProcess, start_server
 from tests.soak import memory
 from tests.soak.connections import survey

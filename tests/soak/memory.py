@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.http.process import children, resident_mb
+from bench.http.process import children
 
 PROGRAM = re.compile(rb"outrider\.server\.(worker|\w+\.\w*(?:indexer|encod|process|prepar|validator)\w*|encoders|pictures)")
 SETTLING_SECONDS = 60.0  # the memory of a process counts after this time
@@ -44,6 +44,16 @@ class Memory:
     def growth(self, full_at: float) -> dict[str, dict[str, float]]:
         """`growth` by the name of a process."""
         return {name: growth(samples, full_at) for name, samples in self.samples.items()}
+
+
+def resident_mb(process_id: int) -> float:
+    """Resident memory of a process in MiB, without pages of mapped files. 0 if it has ended."""
+    try:
+        status = Path(f"/proc/{process_id}/status").read_text()
+    except OSError:
+        return 0.0
+    match = re.search(r"RssAnon:\s+(\d+) kB", status)
+    return int(match[1]) / 1024 if match else 0.0
 
 
 def processes_of(server_id: int) -> Iterator[tuple[str, int]]:

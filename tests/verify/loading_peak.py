@@ -13,7 +13,7 @@ from outrider.verify.model.backend import load
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.structures import PROJECTIONS
-from outrider.verify.model.load_options import LoadOptions, Quantization
+from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.system_memory import own_bytes
 
 INTERVAL_SECONDS = 0.002
@@ -28,9 +28,7 @@ if __name__ == "__main__":
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    runner = load(
-        LoadOptions(sys.argv[1], device="cpu", quantization=Quantization("int8" if sys.argv[2] == "int8" else "int4"))
-    )
+    runner = load(LoadOptions(sys.argv[1], device="cpu", quantize=("int8" if sys.argv[2] == "int8" else "int4")))
     ended.set()
     watcher.join()
     assert isinstance(runner, NativeRunner)

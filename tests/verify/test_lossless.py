@@ -19,7 +19,7 @@ from outrider.server.worker.detokenizer import AnswerText, Detokenizer
 from outrider.verify.decode import Decoded, step
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.model.backend import load_model
-from outrider.verify.model.load_options import UNQUANTIZED, LoadOptions, Quantization
+from outrider.verify.model.load_options import LoadOptions, Quantize
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.tokenizer import load_tokenizer, stop_ids
@@ -38,7 +38,7 @@ CODE = [
         "<|user|>\nWrite a function to {verb} a file.<|end|>\n<|assistant|>\n",
     )
 ]
-FORMATS: dict[str, Quantization] = {"float32": UNQUANTIZED, "int8": Quantization("int8"), "int4": Quantization("int4")}
+FORMATS: dict[str, Quantize] = {"float32": "none", "int8": "int8", "int4": "int4"}
 ANSWER_TOKENS = 32
 ERROR_INTERVAL = 7  # every 7th token of a prediction is wrong
 
@@ -46,9 +46,9 @@ ERROR_INTERVAL = 7  # every 7th token of a prediction is wrong
 class Subject:
     """The embedded model, its prompts and its plain answers."""
 
-    def __init__(self, quantization: Quantization) -> None:
+    def __init__(self, quantize: Quantize) -> None:
         self.tokenizer = tokenizer = load_tokenizer(str(models.TARGET))
-        self.runner = load_model(LoadOptions(str(models.TARGET), dtype="float32", device="cpu", quantization=quantization))
+        self.runner = load_model(LoadOptions(str(models.TARGET), dtype="float32", device="cpu", quantize=quantize))
         self.prompts = [np.array(tokenizer.encode(text), np.int32) for text in CODE]
         self.stop_ids = stop_ids(self.runner.stop_tokens, tokenizer)
         draft = load_model(LoadOptions(str(models.DRAFT), dtype="float32", device="cpu"))

@@ -113,7 +113,13 @@ class Vocabulary:
     def likely_ends(self) -> frozenset[int]:
         """The tokens that end answers by their texts, unless the chat template writes them within an answer."""
         others = np.flatnonzero((self.types != NORMAL) & (self.types != BYTE)).tolist()
-        return ends_by_text({self.tokens[id]: id for id in others}, self.types.tolist())
+        special = {self.tokens[id]: id for id in others}
+        found = special.keys() & TEXTS
+        found |= {text for text in CONTROL_TEXTS if text in special and self.types[special[text]] == CONTROL}
+        found |= {text for text, other in PAIRS.items() if text in special and other in special}
+        if found & ANSWER_ENDS:
+            found -= {MESSAGE_END, *PAIRS}
+        return frozenset(special[text] for text in found)
 
     @property
     def chat_template(self) -> str | dict[str, str] | None:
@@ -163,14 +169,3 @@ def text_ends(vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
     ends = {"bos": vocabulary.get("add_bos_token", is_sentencepiece), "eos": vocabulary.get("add_eos_token", False)}
     before, after = ([token] if wanted and (token := vocabulary.token(role)) else [] for role, wanted in ends.items())
     return before, after
-
-
-def ends_by_text(ids: Mapping[str, int], types: Sequence[int]) -> frozenset[int]:
-    """The tokens whose texts end answers, in a vocabulary of ids by text and of types by id."""
-    special = {text: id for text, id in ids.items() if types[id] not in (NORMAL, BYTE)}
-    found = special.keys() & TEXTS
-    found |= {text for text in CONTROL_TEXTS if text in special and types[special[text]] == CONTROL}
-    found |= {text for text, other in PAIRS.items() if text in special and other in special}
-    if found & ANSWER_ENDS:
-        found -= {MESSAGE_END, *PAIRS}
-    return frozenset(special[text] for text in found)

@@ -97,7 +97,7 @@ def is_for_llama(options: LoadOptions) -> bool:
     """Whether llama.cpp computes the model: as the options say, or where nothing else has a GPU for a GGUF file."""
     if options.backend != "auto":
         return options.backend == "llama.cpp"
-    names_precision = options.dtype != "auto" or options.quantization
+    names_precision = options.dtype != "auto" or options.quantize != "none"
     if options.device != "auto" or names_precision or not is_installed() or not is_cpu("auto"):
         return False
     return locate(options.path, options.revision).gguf is not None and library.has_gpu()
@@ -118,7 +118,7 @@ def load_llama(options: LoadOptions) -> LlamaRunner:
     location = locate(options.path, options.revision)
     if location.gguf is None:
         raise ModelError(f"model.backend is llama.cpp, but the model at {options.path!r} is no GGUF file; name one.")
-    if options.quantization or options.dtype != "auto":
+    if options.quantize != "none" or options.dtype != "auto":
         raise ModelError(
             "model.backend is llama.cpp, which serves a file's weights as they are; leave out model.quantize and model.dtype."
         )

@@ -15,20 +15,9 @@ Backend = Literal["auto", "outrider", "torch", "llama.cpp"]
 Compile = Literal["auto", "on", "off"]
 # Invariant rows on a GPU: auto = if the kernels give them; on = an error if they do not.
 Invariant = Literal["auto", "on", "off"]
+# The format of linear layers; the one that computes logits gets 8 bits. The embedding table stays as it is: a step reads few of
+# its rows.
 Quantize = Literal["none", "int8", "int4"]
-
-
-@dataclass(frozen=True)
-class Quantization:
-    """The format of a model's linear layers. The embedding table is not quantised: a step reads a few rows of it."""
-
-    layers: Quantize = "none"  # the layer that computes logits gets 8 bits
-
-    def __bool__(self) -> bool:
-        return self.layers != "none"
-
-
-UNQUANTIZED = Quantization()
 
 
 @dataclass(frozen=True)
@@ -43,7 +32,7 @@ class LoadOptions:
     trust_remote_code: bool = False
     backend: Backend = "auto"
     compile: Compile = "auto"
-    quantization: Quantization = UNQUANTIZED
+    quantize: Quantize = "none"
     kv_dtype: KVDtype = "auto"
     packed_folder: Path | None = None  # of packed weights that later starts map; None = every start packs them
 

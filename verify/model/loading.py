@@ -55,7 +55,7 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
     if (stored_bytes(options.path) or SMALL_MODEL_BYTES) < SMALL_MODEL_BYTES:
         torch.set_num_threads(1)  # while other processes start, a second thread slows loading down
     devices = resolve_devices(options.device)
-    check_quantization(options.quantization, devices[0])
+    check_quantization(options.quantize, devices[0])
     return_freed_memory()
     torch.set_float32_matmul_precision("highest")  # rotary angles are such products, and containers may allow TF32
     model = read_model(options, location, devices[0])
@@ -65,7 +65,7 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
     placement = Placement(model, devices)
     try:
         with timed("quantising weights and moving them to the device"):
-            quantize_model(model, options.quantization, placement)
+            quantize_model(model, options.quantize, placement)
             placement.move()
     except torch.OutOfMemoryError:
         size, free = model.get_memory_footprint() / 1e9, sum(map(free_bytes, devices)) / 1e9
@@ -95,7 +95,7 @@ def read_model(options: LoadOptions, location: Location, device: torch.device) -
     except hub_errors() as error:
         raise does_not_load(f"The model at {options.path!r}", error) from None
     kind = AutoModelForImageTextToText if config.model_type in READERS else AutoModelForCausalLM
-    arguments = loading_arguments(config, location, bool(options.quantization) or device.type == "cpu")
+    arguments = loading_arguments(config, location, options.quantize != "none" or device.type == "cpu")
     try:
         return cast(Any, kind).from_pretrained(
             location.source,

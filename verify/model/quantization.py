@@ -20,7 +20,7 @@ from outrider.verify.model.cpu.native.weights import BLOCK
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.experts import quantize_experts, way_of
 from outrider.verify.model.gpu.quantized import quantized
-from outrider.verify.model.load_options import Quantization, Quantize
+from outrider.verify.model.load_options import Quantize
 from outrider.verify.model.sizes import is_plain, packed_layers, text_modules
 
 # The bits of a weight.
@@ -30,35 +30,35 @@ HEAD_BITS = 8
 DEQUANTIZED = ("compressed-tensors", "fp8")
 
 
-def check_quantization(quantization: Quantization, device: torch.device) -> None:
+def check_quantization(quantize: Quantize, device: torch.device) -> None:
     """Raises ModelError if the device cannot compute with such weights."""
-    if quantization and device.type == "cpu" and compiled_library() is None:
+    if quantize != "none" and device.type == "cpu" and compiled_library() is None:
         raise ModelError("model.quantize needs Outrider's compiled library; install a C++ compiler, and then Outrider again.")
 
 
-def layer_bits(quantization: Quantization, model: PreTrainedModel) -> dict[str, int]:
+def layer_bits(quantize: Quantize, model: PreTrainedModel) -> dict[str, int]:
     """The bits of linear layers' weights by name. The others stay as they are, as do those that read pictures."""
     texts, head = set(text_modules(model).modules()), model.get_output_embeddings()
     return {
-        name: HEAD_BITS if module is head else BITS[quantization.layers]
+        name: HEAD_BITS if module is head else BITS[quantize]
         for name, module in model.named_modules()
         if is_plain(module) and module in texts and not module.in_features % BLOCK
     }
 
 
-def quantize_model(model: PreTrainedModel, quantization: Quantization, placement: Placement) -> None:
+def quantize_model(model: PreTrainedModel, quantize: Quantize, placement: Placement) -> None:
     """Quantises the linear layers of a loaded model that are not quantised yet, and on a GPU the experts of mixtures, in place.
 
     Raises ModelError if the model has no linear layers to quantise.
     """
-    if not quantization:
+    if quantize == "none":
         return
     for device, modules in placement.modules.items():
         for module in modules if device.type != "cpu" else ():
             if way_of(module) is not None:
-                quantize_experts(module, BITS[quantization.layers], device)
+                quantize_experts(module, BITS[quantize], device)
         among = set(modules)
-        for name, bits in layer_bits(quantization, model).items():
+        for name, bits in layer_bits(quantize, model).items():
             linear = model.get_submodule(name)
             if linear in among:
                 assert isinstance(linear, torch.nn.Linear)

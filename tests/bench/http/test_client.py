@@ -1,4 +1,4 @@
-"""The measuring clients: answers that are timed and counted by chunks, errors, and values from /metrics."""
+"""The measuring clients: answers that are timed and counted by chunks, and errors."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from bench.http.chat import ask, read
-from bench.http.client import complete, metric, stream
+from bench.http.load import stream
 from bench.plan import BenchError
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -36,31 +36,20 @@ def test_a_stream_is_timed_by_packet() -> None:
     assert 0 < outcome.first_token <= outcome.seconds
 
 
-def test_a_client_disconnects_after_some_packets() -> None:
-    outcome = asyncio.run(stream(client(events(*(tokens(number) for number in range(9)))), {}, disconnect_after=2))
-    assert outcome.tokens == [0, 1]
-
-
 def test_an_error_in_the_stream_is_recorded() -> None:
     outcome = asyncio.run(stream(client(events(tokens(1), {"error": {"message": "the worker was replaced"}})), {}))
     assert (outcome.status, outcome.error, outcome.answered) == (200, "the worker was replaced", False)
 
 
-@pytest.mark.parametrize("send", [stream, complete])
-def test_refusals_and_lost_connections_are_outcomes(send: Callable[..., Any]) -> None:
-    refused = asyncio.run(send(client(lambda request: httpx.Response(429, json={})), {}))
+def test_refusals_and_lost_connections_are_outcomes() -> None:
+    refused = asyncio.run(stream(client(lambda request: httpx.Response(429, json={})), {}))
     assert (refused.status, refused.answered) == (429, False)
 
     def lose(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
 
-    lost = asyncio.run(send(client(lose), {}))
+    lost = asyncio.run(stream(client(lose), {}))
     assert (lost.status, lost.error, lost.answered) == (0, "ConnectError", False)
-
-
-def test_a_metric_is_summed_over_its_labels() -> None:
-    text = 'queue_waiting{kind="a"} 2.0\nqueue_waiting{kind="b"} 3.0\nqueue_waiting_total 9.0\n'
-    assert asyncio.run(metric(client(lambda request: httpx.Response(200, text=text)), "queue_waiting")) == 5.0
 
 
 def piece(**chunk: Any) -> bytes:

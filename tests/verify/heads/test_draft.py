@@ -17,7 +17,7 @@ from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.model import HeadModel, HeadRunner
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.cpu.native.runner import NativeRunner
-from outrider.verify.model.load_options import Backend, LoadOptions, Quantization, Quantize
+from outrider.verify.model.load_options import Backend, LoadOptions, Quantize
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
@@ -143,7 +143,7 @@ def run_on(verifier: Verifier, session: Any, tokens: list[int]) -> None:
 
 @pytest.mark.parametrize(("backend", "quantize"), [("torch", "none"), ("auto", "int4")])
 def test_the_embedded_targets_head_drafts_its_tokens(backend: Backend, quantize: Quantize) -> None:
-    loaded = LoadOptions(str(models.TARGET), dtype="float32", backend=backend, quantization=Quantization(quantize))
+    loaded = LoadOptions(str(models.TARGET), dtype="float32", backend=backend, quantize=quantize)
     target = load_weights(loaded)
     head = load_head(str(models.HEAD), target)
     assert head is not None

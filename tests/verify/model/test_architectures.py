@@ -18,7 +18,7 @@ from outrider.verify.model.backend import load_model
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.gpu.devices import Placement
-from outrider.verify.model.load_options import LoadOptions, Quantization
+from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.quantization import quantize_model
 from outrider.verify.model.recurrent import states
@@ -73,9 +73,9 @@ def test_loading_gives_the_bits_of_quantising_the_loaded_model(tmp_path: Path) -
     """transformers initialises what a checkpoint lacks, which must not be the layers around replaced ones."""
     build(FAST, "eager").save_pretrained(tmp_path)
     model = build(FAST, NAME)
-    quantize_model(model, Quantization("int8"), Placement(model, [torch.device("cpu")]))
+    quantize_model(model, "int8", Placement(model, [torch.device("cpu")]))
     plain = TorchRunner(model)
-    loaded = load_weights(LoadOptions(str(tmp_path), device="cpu", backend="torch", quantization=Quantization("int8")))
+    loaded = load_weights(LoadOptions(str(tmp_path), device="cpu", backend="torch", quantize="int8"))
     expected, found = (each.forward(each.new_cache(), ForwardBatch.chain(text_of(20))) for each in (plain, loaded))
     assert torch.equal(found, expected)
 
@@ -85,7 +85,7 @@ def test_a_layer_whose_weights_are_read_by_another_is_refused() -> None:
     model = build("stablelm", NAME)
     layer = model.model.layers[0].mlp
     layer.forward = lambda rows: torch.nn.functional.linear(rows, layer.up_proj.weight.clamp(-1, 1)[:32])
-    quantize_model(model, Quantization("int8"), Placement(model, [torch.device("cpu")]))
+    quantize_model(model, "int8", Placement(model, [torch.device("cpu")]))
     with pytest.raises(ModelError, match="its forward fails"):
         TorchRunner(model)
 

@@ -18,7 +18,7 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.llama import library
-from outrider.verify.model.load_options import LoadOptions, Quantization
+from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import check_rotary, prepare, resolve_device, resolve_devices, resolve_dtype
 from outrider.verify.model.sizes import end_tokens
 from outrider.verify.model.torch_runner import TorchRunner
@@ -204,7 +204,7 @@ def test_llama_computes_files_where_it_alone_has_a_gpu(file: str, monkeypatch: p
         LoadOptions(str(models.TARGET)),
         LoadOptions(file, device="cpu"),
         LoadOptions(file, dtype="bfloat16"),
-        LoadOptions(file, quantization=Quantization("int8")),
+        LoadOptions(file, quantize="int8"),
         LoadOptions(file, backend="outrider"),
         LoadOptions(file, backend="torch"),
     ):

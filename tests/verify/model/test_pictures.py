@@ -14,7 +14,7 @@ from outrider.verify.decode import decode
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.cpu.native.layers import NativeLinear
-from outrider.verify.model.load_options import LoadOptions, Quantization
+from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.pictures import Picture
 from outrider.verify.model.sizes import context_limit, text_modules
 from outrider.verify.model.torch_runner import TorchRunner
@@ -135,7 +135,7 @@ def test_a_context_ends_with_the_first_chunk_of_chunked_attention() -> None:
 def test_a_checkpoint_is_loaded_and_its_text_alone_is_quantised(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     family.model().save_pretrained(tmp_path)
-    runner = load_model(LoadOptions(str(tmp_path), quantization=Quantization("int8")))
+    runner = load_model(LoadOptions(str(tmp_path), quantize="int8"))
     assert isinstance(runner, TorchRunner) and runner.pictures is not None
     texts = set(text_modules(runner.model).modules())
     packed = {module for module in runner.model.modules() if isinstance(module, NativeLinear) and module.is_quantized}

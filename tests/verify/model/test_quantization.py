@@ -16,7 +16,7 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.gpu.devices import Placement
-from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
+from outrider.verify.model.load_options import LoadOptions, Quantize
 from outrider.verify.model.quantization import quantize_model
 from tests.verify.model.cpu.native.models import build, runner_of
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library 
 
 
 def load(path: Path, quantize: Quantize) -> NativeRunner:
-    found = load_weights(LoadOptions(str(path), device="cpu", quantization=Quantization(quantize)))
+    found = load_weights(LoadOptions(str(path), device="cpu", quantize=quantize))
     assert isinstance(found, NativeRunner)
     return found
 
@@ -43,7 +43,7 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_loading_gives_the_bits_of_quantising_the_loaded_model(saved: Path, quantize: Quantize) -> None:
     loaded, whole = load(saved, quantize), load(saved, "none")
     expected = AutoModelForCausalLM.from_pretrained(saved)
-    reference = runner_of(expected, 128, quantization=Quantization(quantize))
+    reference = runner_of(expected, 128, quantize=quantize)
     batch = ForwardBatch.chain(torch.arange(3, 20))
     loaded.start(128)
     given = loaded.forward(loaded.new_cache(), batch)
@@ -74,4 +74,4 @@ def test_a_model_without_full_weights_is_reported(tiny_config: LlamaConfig) -> N
         if isinstance(module, torch.nn.Linear):
             module.__class__ = type("Other", (torch.nn.Linear,), {})
     with pytest.raises(ModelError, match=r"set model\.quantize to none"):
-        quantize_model(model, Quantization("int8"), Placement(model, [torch.device("cpu")]))
+        quantize_model(model, "int8", Placement(model, [torch.device("cpu")]))

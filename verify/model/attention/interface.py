@@ -73,7 +73,6 @@ class ShapeProbe:
 
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[torch.Size, torch.Size]] = {}  # of keys and values, by layer
-        self.windows: list[int | None] = []  # distinct
         self._devices: dict[int, torch.device] = {}  # by layer
         self.group_sizes: set[int] = set()  # query heads per key head, of all layers
         self._keys: dict[int, torch.Tensor] = {}  # by layer
@@ -90,8 +89,6 @@ class ShapeProbe:
         else:
             self._sources[layer.index] = source
         self._reach.setdefault(layer.index if source is None else source, []).append(layer.window)
-        if layer.window not in self.windows:
-            self.windows.append(layer.window)
         self.group_sizes.add(len(query) // len(key))
         return torch.zeros_like(query[..., :1]).expand(-1, -1, value.shape[2])
 

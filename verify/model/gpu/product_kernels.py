@@ -192,6 +192,15 @@ def _end_tile(
             )  # fmt: skip
 
 
+@triton.jit
+def _place(block_rows: tl.constexpr, more_rows: tl.constexpr, block_outputs: tl.constexpr, split_inputs: tl.constexpr):
+    """The rows of this program's two blocks, its outputs, and the first of its inputs."""
+    first_row = tl.program_id(1) * (block_rows + more_rows)
+    row, more = first_row + tl.arange(0, block_rows), first_row + block_rows + tl.arange(0, max(1, more_rows))
+    output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
+    return row, more, output, tl.program_id(2) * split_inputs
+
+
 @triton.jit(do_not_specialize=["count"])
 def multiply(
     rows,  # [N, inputs]
@@ -226,10 +235,7 @@ def multiply(
     ahead: tl.constexpr,  # lines of each output's weights that are fetched while the kernel before still runs
 ):
     """A tile of `out`, or its part from a split of the inputs."""
-    first_row = tl.program_id(1) * (block_rows + more_rows)
-    row, more = first_row + tl.arange(0, block_rows), first_row + block_rows + tl.arange(0, max(1, more_rows))
-    output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
-    start = tl.program_id(2) * split_inputs
+    row, more, output, start = _place(block_rows, more_rows, block_outputs, split_inputs)
     if ahead:
         _fetch(weight, output, outputs, start, inputs, bits, ahead)
     enter(pdl)

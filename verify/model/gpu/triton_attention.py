@@ -65,14 +65,7 @@ def tree_attention(
     """Writes the new keys and values; returns attention over the text, a row's ancestors and itself, [heads, N, head_dim]."""
     query, key, value = (each if each.stride(2) == 1 else each.contiguous() for each in (query, key, value))
     kv_heads, count, head_dim = key.shape
-    page = {
-        "pool": pool.view(torch.uint8) if pool.dtype == torch.float8_e4m3fn else pool,  # not all GPUs have the type
-        "page_stride": pool.stride(0),
-        "layer_offset": layer * pool.stride(1),
-        "head_stride": pool.stride(3),
-        "value_offset": pool.stride(2),
-        "page_tokens": pool.shape[4],
-    }
+    page = _pages(pool, layer)
     inputs = {
         "rows": rows,
         "size": rows.shape[1],
@@ -104,6 +97,18 @@ def tree_attention(
 @tree_attention.register_fake
 def _(query: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return rows_first(query)
+
+
+def _pages(pool: torch.Tensor, layer: int) -> dict[str, Any]:
+    """A layer's keys and values in the pool's pages, as kernels take them."""
+    return {
+        "pool": pool.view(torch.uint8) if pool.dtype == torch.float8_e4m3fn else pool,  # not all GPUs have the type
+        "page_stride": pool.stride(0),
+        "layer_offset": layer * pool.stride(1),
+        "head_stride": pool.stride(3),
+        "value_offset": pool.stride(2),
+        "page_tokens": pool.shape[4],
+    }
 
 
 def _strided(**tensors: torch.Tensor) -> dict[str, Any]:

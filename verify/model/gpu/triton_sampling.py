@@ -19,8 +19,6 @@ from outrider.verify.sampling_params import SamplingParams
 BLOCK, CHOICE_BLOCK = 4096, 2048
 # The tokens of a block among which one is chosen without filters; with them, all blocks have this room together.
 SLOTS, LEAST_ROOM = 32, 4096
-# More tokens of a row would leave no slots for scores that are as good as equal.
-MOST_DRAWS = SLOTS // 2
 WARPS = 4
 CHOICE_WARPS = 8
 # The low bits of a float32 that are zero if it was converted from another type.

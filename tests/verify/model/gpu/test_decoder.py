@@ -15,7 +15,7 @@ from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.gpu.quantized import quantized
-from outrider.verify.model.load_options import Quantization, Quantize
+from outrider.verify.model.load_options import Quantize
 from outrider.verify.model.loading import prepare, start_model
 from outrider.verify.model.quantization import layer_bits
 from outrider.verify.model.torch_runner import TorchRunner
@@ -42,7 +42,7 @@ def fused(
     reference = build(name, NAME, **SIZES | (sizes or {})).to(DEVICE)
     prepare(reference, None)
     model = deepcopy(reference).bfloat16()
-    for layer, width in layer_bits(Quantization(bits), model).items() if bits != "none" else ():
+    for layer, width in layer_bits(bits, model).items() if bits != "none" else ():
         blocks = quantized(model.get_submodule(layer), width, DEVICE)
         model.set_submodule(layer, blocks)
         reference.get_submodule(layer).weight = torch.nn.Parameter(blocks.blocks.weights(), requires_grad=False)

@@ -23,9 +23,7 @@ class NativeLinear(PackedLayer):
         self.bias = None if linear.bias is None else torch.nn.Parameter(linear.bias.detach().float(), requires_grad=False)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        values = rows.float().contiguous().view(-1, self.in_features).numpy()
-        found = multiply(Engine.shared(), self.weights.matrix, values, None if self.bias is None else self.bias.data_ptr())
-        return torch.from_numpy(found).view(*rows.shape[:-1], self.out_features).to(rows.dtype)
+        return product(rows, self.weights, None if self.bias is None else self.bias.data_ptr()).to(rows.dtype)
 
 
 class NativeEmbedding(torch.nn.Module):
@@ -50,9 +48,14 @@ class NativeHead(torch.nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., inputs] to float32 [..., outputs]."""
-        values = rows.float().contiguous().view(-1, self.weights.inputs).numpy()
-        found = multiply(Engine.shared(), self.weights.matrix, values)
-        return torch.from_numpy(found).view(*rows.shape[:-1], self.weights.outputs)
+        return product(rows, self.weights)
+
+
+def product(rows: torch.Tensor, weights: Weights, bias: int | None = None) -> torch.Tensor:
+    """[..., inputs] to float32 [..., outputs]; `bias` is the address of float32 [outputs]."""
+    values = rows.float().contiguous().view(-1, weights.inputs).numpy()
+    found = multiply(Engine.shared(), weights.matrix, values, bias)
+    return torch.from_numpy(found).view(*rows.shape[:-1], weights.outputs)
 
 
 def quantized(linear: torch.nn.Linear, bits: int) -> NativeLinear:

@@ -23,7 +23,7 @@ from outrider.verify.model.cpu.native.packed_file import NOT_KEPT, PackedFile, f
 from outrider.verify.model.cpu.native.packing import Precision
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import Kind
-from outrider.verify.model.load_options import LoadOptions, Quantization
+from outrider.verify.model.load_options import LoadOptions, Quantize
 from outrider.verify.model.memory import BFLOAT16, FLOAT16, FLOAT32, HostType
 from outrider.verify.model.quantized.formats import METHODS, whole_layers
 from outrider.verify.model.quantized.integers import UnknownFormatError
@@ -165,7 +165,7 @@ def build(
     """Packs the weights, or maps them if an earlier start has packed the same files."""
     if not supports(known):
         return None
-    rounding = precision(options.quantization, options.dtype)
+    rounding = precision(options.quantize, options.dtype)
     path = file_of(options.packed_folder if files else None, files, known, rounding)
     decoder, file = packed(known, tensors, rounding, path, sum(each.stat().st_size for each in files))
     if decoder is None:
@@ -191,12 +191,12 @@ def packed(
     return pack(known, tensors, Engine.shared(), rounding, file), file
 
 
-def precision(quantization: Quantization, dtype: str) -> Precision:
+def precision(quantize: Quantize, dtype: str) -> Precision:
     """How weights are rounded."""
     rest = None if dtype == "auto" else Kind.BFLOAT16 if dtype == "bfloat16" else Kind.FLOAT32
-    if not quantization:
+    if quantize == "none":
         return Precision(None, rest, rest)
-    return Precision(Kind.INT4 if quantization.layers == "int4" else Kind.INT8, Kind.INT8, rest)
+    return Precision(Kind.INT4 if quantize == "int4" else Kind.INT8, Kind.INT8, rest)
 
 
 def resolve_dtype(name: str, config: Mapping[str, Any]) -> HostType:

@@ -22,7 +22,7 @@ from outrider.verify.model.cache.shape import KVDtype
 from outrider.verify.model.cpu.native import loading as native
 from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.cpu.native.runner import NativeRunner
-from outrider.verify.model.load_options import LoadOptions, Quantization
+from outrider.verify.model.load_options import LoadOptions, Quantize
 from outrider.verify.model.transfer import tensor_of
 from tests.trees import trees
 from tests.verify.model.cpu.native.models import FAMILIES, build, runner_of
@@ -34,9 +34,9 @@ EIGHT_BITS: tuple[KVDtype, ...] = ("int8", "fp8")
 
 def runner(family: str, form: str = "float32") -> NativeRunner:
     model = build(family, torch.bfloat16 if form == "bfloat16" else torch.float32)
-    quantization = Quantization("int8" if form == "int8" else "int4" if form == "int4" else "none")
+    quantize: Quantize = "int8" if form == "int8" else "int4" if form == "int4" else "none"
     kv_dtype: KVDtype = next((each for each in EIGHT_BITS if form == f"{each} cache"), "auto")
-    return runner_of(model, quantization=quantization, kv_dtype=kv_dtype)
+    return runner_of(model, quantize=quantize, kv_dtype=kv_dtype)
 
 
 CASES = [

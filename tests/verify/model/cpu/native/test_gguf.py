@@ -22,7 +22,7 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import GRIDS, Kind
-from outrider.verify.model.load_options import LoadOptions, Quantization
+from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.tensors import read_gguf
 from tests.gguf_folders import write_folder
 from tests.verify.model.cpu.native import files
@@ -133,7 +133,7 @@ def test_a_quantised_file_is_quantised_again(tmp_path: Path, caplog: pytest.LogC
     options = LoadOptions(str(models.TARGET), dtype="float32", device="cpu", context_tokens=128)
     tokens, whole = ForwardBatch.chain(torch.arange(20, 60)), load_model(options)
     with caplog.at_level("INFO", "outrider.worker"):
-        again = load_model(replace(options, path=str(tmp_path / "x.gguf"), quantization=Quantization("int8")))
+        again = load_model(replace(options, path=str(tmp_path / "x.gguf"), quantize="int8"))
     found, wanted = (each.forward(each.new_cache(), tokens) for each in (again, whole))
     assert norm(found - wanted) < 0.03 * norm(wanted)
     assert any("8.5 bits per weight in the file" in record.message for record in caplog.records)

@@ -16,7 +16,7 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import packed_file, weights
 from outrider.verify.model.cpu.native.huge_pages import ALIGNMENT, SHARED_BYTES, HugePages
 from outrider.verify.model.cpu.native.packed_file import SUFFIX, make_room
-from outrider.verify.model.load_options import LoadOptions, Quantization
+from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
 
 TOKENS = ForwardBatch.chain(np.arange(5, 40))
@@ -53,7 +53,7 @@ def test_a_later_start_maps_what_an_earlier_one_has_packed(tmp_path: Path, monke
 
 
 def test_another_rounding_has_a_file_of_its_own(tmp_path: Path) -> None:
-    found = [logits(load(tmp_path, quantization=Quantization(kind))) for kind in ("none", "int8", "none", "int8")]
+    found = [logits(load(tmp_path, quantize=kind)) for kind in ("none", "int8", "none", "int8")]
     assert len([*tmp_path.iterdir()]) == 2
     assert np.array_equal(found[0], found[2]) and np.array_equal(found[1], found[3])
 

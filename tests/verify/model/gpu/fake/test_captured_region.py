@@ -20,7 +20,7 @@ from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.projections import use_kernels
-from outrider.verify.model.load_options import Quantization, Quantize
+from outrider.verify.model.load_options import Quantize
 from outrider.verify.model.quantization import quantize_model
 from outrider.verify.model.sizes import packed_layers
 from outrider.verify.model.torch_runner import TorchRunner
@@ -40,7 +40,7 @@ def captured(name: str, devices: Sequence[torch.device], quantize: Quantize = "n
     """What is captured of a small model of the family over these devices, for each of ROWS."""
     with fake_cuda() as device:
         model = fake_model(families.config_of(name, NAME, **sizes), devices)
-        quantize_model(model, Quantization(quantize), Placement(model, devices))
+        quantize_model(model, quantize, Placement(model, devices))
         assert quantize == "none" or not any(weight.dim() == 3 for weight in model.parameters())  # experts have few bits, too
         assert bool(packed_layers(model)) == (quantize != "none")
         assert all(layer.weight.device in devices for layer in packed_layers(model))
