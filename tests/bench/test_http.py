@@ -1,7 +1,10 @@
-"""The measuring clients: answers that are timed and counted by chunks, errors, and values from /metrics."""
+"""The measuring clients: answers timed and counted by chunks, errors, values from /metrics; and the processes of a server."""
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from bench.http.chat import ask, read
 from bench.http.client import complete, metric, stream
+from bench.http.process import children, find_worker, start
 from bench.plan import BenchError
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -116,3 +120,30 @@ def test_what_is_no_answer_is_reported() -> None:
     )
     with pytest.raises(BenchError, match="503: loading"):
         ask(client, {})
+
+
+def test_a_worker_is_found_among_the_children() -> None:
+    program = "input()  # outrider.server.worker.main"
+    command = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {program!r}], stdin=0).wait()"
+    parent = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE)
+    try:
+        assert parent.pid in children(os.getpid())
+        while (worker := find_worker(parent.pid)) is None:
+            assert parent.poll() is None
+        assert worker in children(parent.pid)
+        assert find_worker(worker) is None
+    finally:
+        parent.communicate(b"\n", timeout=30)
+
+
+def test_a_server_that_ends_is_reported_with_its_last_line() -> None:
+    failing = start(["json.tool"], "/health")  # does not know --port
+    with pytest.raises(BenchError, match=r"json\.tool did not start: .*error: argument infile"), failing:
+        pass
+
+
+def test_a_server_answers_and_ends() -> None:
+    with start(["uvicorn", "fastapi:FastAPI", "--factory"], "/docs") as server:
+        assert server.client.get("/docs").status_code == 200
+        assert any("/docs" in line for line in server.log)
+    assert server.process.wait(0) is not None
