@@ -178,4 +178,11 @@ def crowded() -> Iterator[Served]:
         yield server
 
 
+def resident_mb(process_id: int) -> float:
+    """Resident memory of a process in MiB, without pages of mapped files."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{process_id}/status").read_text())
+    assert found
+    return int(found[1]) / 1024
+
+
 SHARED_SERVERS = ("served", "guarded", "crowded")

@@ -4,20 +4,25 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
+from typing import Any, ClassVar
+
+# By path: the status, the body, and pairs of a header's name and value.
+Answers = dict[str, Any]
 
 
 class Handler(BaseHTTPRequestHandler):
     """Answers by path."""
 
-    answers: ClassVar[dict[str, tuple[int, str]]]
+    answers: ClassVar[Answers]
     keys: ClassVar[list[str | None]]
 
     def do_GET(self) -> None:
         self.keys.append(self.headers["Authorization"])
-        status, body = self.answers.get(self.path, (404, "no such page"))
+        status, body, *headers = self.answers.get(self.path, (404, "no such page"))
         self.rfile.read(int(self.headers["Content-Length"] or 0))
         self.send_response(status)
+        for name, value in (("Content-Length", str(len(body.encode()))), *headers):
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body.encode())
 
@@ -28,7 +33,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def answering(answers: dict[str, tuple[int, str]], keys: list[str | None] | None = None) -> Iterator[str]:
+def answering(answers: Answers, keys: list[str | None] | None = None) -> Iterator[str]:
     """A server with these answers."""
     handler = type("Answering", (Handler,), {"answers": answers, "keys": [] if keys is None else keys})
     with handling(handler) as url:

@@ -137,7 +137,7 @@ def test_properties_of_the_order(tokens: int, prompts: Prompts) -> None:
 
 
 @settings(max_examples=20)
-@given(st.integers(1, 64), st.lists(st.integers(1, 300), min_size=1, max_size=6), st.data())
+@given(st.integers(1, 64), st.lists(st.integers(1, 60), min_size=1, max_size=6), st.data())
 def test_every_prompt_ends_however_many_come(tokens: int, first: list[int], data: st.DataObject) -> None:
     """Whatever arrives later, the prompts that are there are read after OLDEST_SHARE chunks for each chunk of theirs."""
     waiting = [[number, left] for number, left in enumerate(first)]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.drafters.tables.base_table import empty_base
 from outrider.drafters.tables.contexts import Contexts, Sources, enter, new_contexts
 from outrider.drafters.tables.history import (
     COPY_STATE,
@@ -21,17 +22,20 @@ from outrider.drafters.tables.history import (
     followers,
     new_history,
 )
+from outrider.drafters.tables.learned_table import new_rows
 from outrider.drafters.tables.levels import BUCKETS, DISCOUNT, Scratch, new_scratch
 from outrider.drafters.tables.mixture import CELLS, MIN_MASS, commit, load_prior, predict
 from outrider.drafters.tables.suffix import LONGEST_CONTEXT, index
-from tests.drafters.tables.sources import new_sources
 
 VOCABULARY = 50
 
 
 def session(corpus: list[int], trust: float = 0.5) -> tuple[Sources, Contexts, Scratch]:
+    """Empty session state over a corpus; all levels have the same `trust`, from 8 tokens."""
     block = index(np.array(corpus, np.int64), VOCABULARY)
-    sources = new_sources((block,), trust, 8.0)
+    expected, boost = np.zeros(1, np.int32), np.ones(CELLS)
+    hits, tries = np.full(BUCKETS, 8 * trust), np.full(BUCKETS, 8.0)
+    sources = Sources((block,), new_history(512), empty_base(), new_rows(64, 4), expected, hits, tries, boost)
     contexts = new_contexts(4, 1)
     enter(sources, contexts, np.empty(0, np.int32))
     return sources, contexts, new_scratch(VOCABULARY + 1, 1, 8)

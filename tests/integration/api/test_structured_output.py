@@ -1,14 +1,16 @@
-"""Structured output: always valid, and equal with and without drafts."""
+"""Structured output: always valid, and equal with and without drafts, also beside other answers."""
 
 import json
+import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
 import pytest
 
 from tests.grammars import reference_chain, rule_chain
-from tests.requests import MESSAGES, complete, text
+from tests.requests import MESSAGES, TOOLS, complete, text
 from tests.servers import Served
 
 WORD = {"type": "string", "maxLength": 12}
@@ -34,6 +36,10 @@ SCHEMAS: list[dict[str, Any]] = [
     {**record(tree={"$ref": "#/$defs/node"}), "$defs": {"node": record(left=SMALL, right={"enum": ["leaf"]})}},
     {"type": "array", "items": record(x=SMALL), "minItems": 1, "maxItems": 2},
 ]
+
+
+def function(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": fields}
 
 
 def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
@@ -89,24 +95,12 @@ def test_other_structures(served: Served, structure: dict[str, Any], pattern: st
         assert re.fullmatch(pattern, found[0])
 
 
-def chat(**fields: Any) -> tuple[str, dict[str, Any]]:
-    return "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4, **fields}
-
-
-def completion(**fields: Any) -> tuple[str, dict[str, Any]]:
-    return "/v1/completions", {"prompt": "x", "max_tokens": 4, **fields}
-
-
 DEEP = reference_chain(900)
-TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"a": DEEP}, "$defs": DEEP["$defs"]}}
+TOOL = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"a": DEEP}, "$defs": DEEP["$defs"]}}
 BOMBS = [
-    completion(grammar=rule_chain(2900)),
-    completion(grammar="start: " + "(" * 30_000 + '"x"' + ")" * 30_000),
-    completion(choice=[f"w{number}" for number in range(6000)]),
-    completion(response_format=schema_format(DEEP)),
-    chat(tools=[{"type": "function", "function": {**TOOL, "strict": True}}], tool_choice="required"),
+    ("/v1/completions", {"prompt": "x", "grammar": rule_chain(2900)}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "tools": [function(TOOL)], "tool_choice": "required"}),
     ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": DEEP, "strict": True}}}),
-    ("/v1/responses", {"input": "x", "tools": [{"type": "function", **TOOL, "strict": True}], "tool_choice": "required"}),
 ]
 
 
@@ -118,3 +112,69 @@ def test_a_chain_of_rules_does_not_end_the_server(served: Served, path: str, fie
     assert served.process.poll() is None
     assert "outrider_worker_restarts_total 0.0" in served.http.get("/metrics").text
     assert text(complete(served, choice=["yes"], max_tokens=8)) == "yes"
+
+
+ARITHMETIC = {"grammar": 'root ::= term ([-+*/] term)*\nterm ::= [0-9]+ | "(" root ")"'}
+RECORDS = [{"response_format": schema_format(schema)} for schema in SCHEMAS if schema is not NUMBER]
+CALLS: list[dict[str, Any]] = [
+    {"tools": TOOLS, "tool_choice": "required"},
+    {"tools": TOOLS, **RECORDS[0]},
+    {"tools": TOOLS, **ARITHMETIC},
+]
+LINES = [
+    {"grammar": 'start: line+\nline: "- " /[a-z ]{3,30}/ "\\n"'},
+    {"grammar": 'root ::= item{2,6}\nitem ::= "- " [^\\n]{3,30} "\\n"'},
+]
+STRUCTURES = [
+    *RECORDS,
+    *CALLS,
+    *LINES,
+    ARITHMETIC,
+    {"regex": r"[A-Z][a-z]+( [a-z]+){2,12}\."},
+    {"choice": ["yes", "yes, of course"]},
+]
+SAMPLERS: list[dict[str, Any]] = [
+    {},
+    {"top_p": 0.9},
+    {"top_k": 20, "min_p": 0.05},
+    {"frequency_penalty": 0.7},
+    {"repetition_penalty": 1.2},
+]
+QUESTIONS = [
+    "Tell me a story about a fox.",
+    'Repeat this: {"a": [{"b": {"c": "d", "e": ["f", "g"]}}, "h"], "i": {}}',
+    "What is 12 * (3 + 4)?",
+]
+DRAFTERS = ["fusion", "fusion", "trigram", "lookup", "lookahead", "prediction"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_answer_of_a_storm_depends_on_drafts(served: Served) -> None:
+    """Hundreds of answers under any structure and sampler, three at a time."""
+    chooser = random.Random(0)
+
+    def asked(seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        question = chooser.choice(QUESTIONS)
+        body = {"model": served.model, "messages": [{"role": "user", "content": question}], "seed": seed}
+        body |= {"prediction": {"type": "content", "content": question}, "temperature": chooser.choice([0.0, 0.8, 1.3])}
+        body |= {
+            "max_completion_tokens": chooser.choice([16, 48, 96]),
+            **chooser.choice(SAMPLERS),
+            **chooser.choice(STRUCTURES),
+        }
+        return body, {"drafter": chooser.choice(DRAFTERS), "max_nodes": chooser.choice([8, 16, 32])}
+
+    def answer(body: dict[str, Any], speculation: dict[str, Any]) -> Any:
+        """What the model has said, without ids."""
+        response = served.http.post("/v1/chat/completions", json=body | {"speculation": speculation})
+        assert response.status_code == 200, response.text
+        [choice] = response.json()["choices"]
+        calls = [call["function"] for call in choice["message"].get("tool_calls", ())]
+        return choice["finish_reason"], choice["message"]["content"], calls
+
+    def check(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
+        assert answer(*pair) == answer(pair[0], {"drafter": "none"}), pair
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(check, [asked(number) for number in range(150)]))

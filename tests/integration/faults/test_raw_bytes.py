@@ -7,8 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.servers import Served
-from tests.soak.memory import resident_mb
+from tests.servers import Served, resident_mb
 
 WHOLE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 # Twelve of the largest pieces are three times what the memory may grow by.

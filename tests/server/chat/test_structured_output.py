@@ -14,7 +14,6 @@ from outrider.server.chat.reasoning_parser import REASONING_FORMATS, THINK, Reas
 from outrider.server.chat.structured_output import Enforced, GrammarChecker
 from outrider.server.chat.tools import FORMATS
 from outrider.server.http.errors import APIError
-from tests.grammars import json_grammar, reference_chain, rule_chain, terminal_chain
 from tests.server.chat.following import accepts
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
@@ -33,26 +32,6 @@ def calls_of(checker: GrammarChecker, functions: dict[str, Any], **fields: Any) 
 def checker() -> Iterator[GrammarChecker]:
     with closing(GrammarChecker()) as checker:
         yield checker
-
-
-@pytest.mark.parametrize(
-    "structure",
-    [
-        Structure("grammar", rule_chain(2900)),
-        Structure("grammar", terminal_chain(2500)),
-        Structure("grammar", json_grammar(reference_chain(1000))),
-        Structure("json_schema", reference_chain(1000)),
-        Structure("json_schema", reference_chain(500, "properties")),
-        Structure("regex", "(" * 30_000 + ")" * 30_000),
-        Structure("choice", [f"w{number}" for number in range(6000)]),
-    ],
-    ids=range(7),
-)
-def test_a_chain_of_rules_does_not_end_the_server(checker: GrammarChecker, structure: Structure) -> None:
-    with pytest.raises(APIError) as raised:
-        asyncio.run(checker.grammar({"field": structure}))
-    assert (raised.value.status_code, raised.value.param) == (400, "field")
-    assert "\n" not in raised.value.message
 
 
 def test_tool_calls_are_checked_and_bounded() -> None:

@@ -79,8 +79,7 @@ def test_the_queue_is_fair_between_principals() -> None:
     assert not rig.queue._last_turn.keys() - {"a", "b", "c"}
 
 
-@pytest.mark.parametrize("max_active", [1, 3])
-@pytest.mark.parametrize("kept", [1, 2, 10])
+@pytest.mark.parametrize(("max_active", "kept"), [(1, 1), (3, 2), (1, 10), (3, 10)])
 def test_whoever_comes_back_after_each_answer_gets_no_more_turns_than_those_that_wait(max_active: int, kept: int) -> None:
     """Alice has `kept` requests at a time, and sends the next one when one has ended; the others always have some waiting."""
     rig = Rig(max_active, max_waiting=1000)

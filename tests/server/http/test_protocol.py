@@ -1,14 +1,11 @@
 """Bounds of connections, by a virtual clock. test_server.py has the same bounds on real sockets."""
 
 import asyncio
-import inspect
 import json
-from importlib.metadata import version
 from typing import Any, cast
 
 import pytest
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from outrider.server.http.protocol import (
@@ -100,32 +97,6 @@ def closed(metrics: Metrics) -> dict[str, int]:
     """How many connections were closed, by reason."""
     samples = next(iter(metrics.closed_connections.collect())).samples
     return {s.labels["reason"]: int(s.value) for s in samples if s.name.endswith("_total") and s.value}
-
-
-# The methods of uvicorn's that are overridden or called, and their parameters.
-METHODS = """connection_made transport, connection_lost exc, data_received data, _unset_keepalive_if_required,
-on_message_begin, on_header name value, on_body body, on_message_complete, on_headers_complete, on_response_complete,
-pause_writing, resume_writing"""
-
-
-async def test_uvicorns_protocol_has_what_is_overridden_and_read() -> None:
-    here = f"uvicorn {version('uvicorn')}; protocol.py says what to use instead."
-    for name, *parameters in map(str.split, METHODS.split(",")):
-        method = getattr(HttpToolsProtocol, name, None)
-        assert method is not None, f"HttpToolsProtocol has no {name} in {here}"
-        found = [*inspect.signature(method).parameters]
-        assert found == ["self", *parameters], f"The parameters of {name} are others in {here}"
-    source = inspect.getsource(HttpToolsProtocol)
-    for call in ("httptools.HttpRequestParser(self)", "self.pipeline.appendleft(", "on_response=self.on_response_complete"):
-        assert call in source, f"HttpToolsProtocol does not have {call!r} any more in {here}"
-    protocol, _ = Served().connect()
-    protocol.data_received(GET.replace(b"/health", b"/stream"))
-    for name in ("loop", "transport", "connections", "pipeline", "flow", "parser", "headers", "url"):
-        assert hasattr(protocol, name), f"HttpToolsProtocol does not set {name} in {here}"
-    assert isinstance(protocol.cycle, RequestResponseCycle), f"HttpToolsProtocol does not set cycle in {here}"
-    for name in ("disconnected", "message_event", "response_started"):
-        assert hasattr(protocol.cycle, name), f"RequestResponseCycle does not set {name} in {here}"
-    protocol.connection_lost(None)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -19,9 +17,14 @@ from outrider.server.cli import app
 from outrider.server.launch import command
 from outrider.server.launch.programs import Server, prepare, read_programs
 from outrider.server.terminal.client import Client
-from tests.stand_in import handling
+from tests.stand_in import answering
 
-CARDS: list[dict[str, Any]] = [{"id": "Qwen3-8B", "max_model_len": 40960}, {"id": "other"}]
+
+def listed(*cards: dict[str, object]) -> tuple[int, str]:
+    return 200, json.dumps({"data": cards})
+
+
+MODELS = {"/v1/models": listed({"id": "Qwen3-8B", "max_model_len": 40960}, {"id": "other"})}
 # Prints its name, its arguments, a variable, and a file that an argument or a variable names; the exit code is 3.
 PROGRAM = f"""#!{sys.executable}
 import os, sys
@@ -34,26 +37,10 @@ sys.exit(3)
 """
 
 
-class ModelsHandler(BaseHTTPRequestHandler):
-    """Answers /v1/models."""
-
-    cards: list[dict[str, Any]] = CARDS
-
-    def do_GET(self) -> None:
-        data = json.dumps({"data": self.cards}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-
 @pytest.fixture
 def url() -> Iterator[str]:
     """A server with two models, the second of which is not loaded."""
-    with handling(ModelsHandler) as address:
+    with answering(MODELS) as address:
         yield address
 
 
@@ -95,7 +82,7 @@ def test_a_running_server_is_used_for_a_model_that_it_has(url: str) -> None:
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("told", ["much", -1, None, [8]])
 def test_a_server_that_tells_no_context_is_used(monkeypatch: pytest.MonkeyPatch, url: str, told: object) -> None:
-    monkeypatch.setattr(ModelsHandler, "cards", [{"id": "x", "max_model_len": told}])
+    monkeypatch.setitem(MODELS, "/v1/models", listed({"id": "x", "max_model_len": told}))
     assert "contextWindow: 32768, maxTokens: 8192" in outrider("pi", "--url", url).stdout
 
 
@@ -134,7 +121,7 @@ def test_errors_are_one_sentence(url: str, arguments: list[str], words: str) -> 
 
 @pytest.mark.usefixtures("folder")
 def test_a_name_that_would_end_its_quotes_is_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    monkeypatch.setattr(ModelsHandler, "cards", [{"id": 'x"}); process.exit()', "max_model_len": 1}])
+    monkeypatch.setitem(MODELS, "/v1/models", listed({"id": 'x"}); process.exit()', "max_model_len": 1}))
     assert "has characters that programs may misread" in outrider("pi", "--url", url).stderr
 
 

@@ -1,5 +1,6 @@
-"""Ollama's answers: the same message however the text is cut, whole calls, reasons and times."""
+"""Ollama's answers: the same message however the text is cut, whole calls, reasons and times; and how durations are written."""
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from outrider.server.chat.reasoning_parser import ReasoningParser
 from outrider.server.chat.tools import tool_parser
 from outrider.server.http.errors import APIError
 from outrider.server.ollama.formatter import AnswerFormatter, Times
-from outrider.server.ollama.schema import AnswerBody, ChatRequest, GenerateRequest
+from outrider.server.ollama.schema import AnswerBody, ChatRequest, GenerateRequest, seconds_of
 from outrider.server.openai.usage import Usage
 from tests.server.fakes import VOCABULARY
 from tests.server.openai.test_output_parser import output
@@ -75,3 +76,29 @@ def test_generated_text_is_no_message() -> None:
 def test_an_error_is_a_line() -> None:
     [line] = formatter().error(APIError(503, "lost"))
     assert line.encode() == b'{"error":"lost"}\n'
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (None, None),
+        (0, 0),
+        (2.5, 2.5),
+        ("0", 0),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("1.5s", 1.5),
+        ("300ms", 0.3),
+        (-1, math.inf),
+        ("-1m", math.inf),
+        (10**400, math.inf),
+    ],
+)
+def test_durations(given: Any, seconds: float | None) -> None:
+    assert seconds_of(given) == seconds
+
+
+@pytest.mark.parametrize("given", ["", "soon", "5 m", "m", True, [], "5mm"])
+def test_what_is_no_duration(given: Any) -> None:
+    with pytest.raises(ValueError, match="a number of seconds, or a duration"):
+        seconds_of(given)

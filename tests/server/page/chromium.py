@@ -1,28 +1,14 @@
-"""Chromium for the tests of the page, driven by Playwright. Both are optional."""
+"""What tests of the page do in a browser."""
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-EXECUTABLE = next(filter(None, map(shutil.which, NAMES)), None)
 DESKTOP = {"width": 1200, "height": 900}
 PHONE = {"width": 360, "height": 740}
 NETWORK = "Failed to load resource"  # Chromium's words for a response that the page expects, such as a 401
-
-
-@contextmanager
-def launched(sync_api: Any) -> Iterator[Any]:
-    """A headless browser. `sync_api` is the module of Playwright."""
-    with sync_api.sync_playwright() as driver:
-        sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has none for root
-        browser = driver.chromium.launch(executable_path=EXECUTABLE, args=sandbox)
-        yield browser
-        browser.close()
 
 
 @contextmanager

@@ -11,12 +11,9 @@ import pytest
 from outrider import models
 from outrider.models import packaged
 from tests.hub import installed
-from tests.server.page.chromium import EXECUTABLE, PHONE, answer, ask, chatting, launched, said, visit, write_conversation
+from tests.server.page.chromium import PHONE, answer, ask, chatting, said, visit, write_conversation
 from tests.server.pictures.models import picture, write_qwen
 from tests.servers import ALICE, Served, serving
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")]
 
 QUESTION, OTHER = "Name three colours.", "Name three animals."
 DROP = """async (element, [name, type, encoded]) => {
@@ -24,12 +21,6 @@ DROP = """async (element, [name, type, encoded]) => {
   data.items.add(new File([Uint8Array.from(atob(encoded), (letter) => letter.charCodeAt(0))], name, { type }));
   element.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched(sync_api) as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.page.chromium import EXECUTABLE, launched, said, visit
+from tests.server.page.chromium import said, visit
 from tests.servers import Served
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")]
 
 # The nodes of texts as HTML, without attributes but links' and classes'; shown at once, and in pieces of `size` characters.
 RENDER = """async ([text, size]) => {
@@ -28,8 +25,8 @@ RENDER = """async ([text, size]) => {
 
 
 @pytest.fixture(scope="module")
-def page(served: Served) -> Iterator[Any]:
-    with launched(sync_api) as browser, visit(browser, served.url) as page:
+def page(browser: Any, served: Served) -> Iterator[Any]:
+    with visit(browser, served.url) as page:
         yield page
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import socket
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from outrider.server.http.errors import APIError
 from outrider.server.pictures import source
 from outrider.server.pictures.source import is_public, public_address, read_data_url, read_picture
-from tests.stand_in import handling
+from tests.stand_in import answering
 
 FILE = b"a picture"
 # Of IPv4 and IPv6: reserved, private, multicast, and those that lead to an IPv4 address.
@@ -27,25 +26,13 @@ fec0::1 feff::1 ff02::1 ff05::1 ff0e::1
 """
 
 
-class Pages(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        pages: dict[str, tuple[int, dict[str, str], bytes]] = {
-            "/picture": (200, {}, FILE),
-            "/moved": (302, {"Location": "/picture"}, b""),
-            "/private": (302, {"Location": "http://10.0.0.1/picture"}, b""),
-            "/circle": (302, {"Location": "/circle"}, b""),
-            "/large": (200, {}, b"x" * 2000),
-        }
-        status, headers, body = pages.get(self.path, (404, {}, b"none"))
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+PAGES = {
+    "/picture": (200, FILE.decode()),
+    "/moved": (302, "", ("Location", "/picture")),
+    "/private": (302, "", ("Location", "http://10.0.0.1/picture")),
+    "/circle": (302, "", ("Location", "/circle")),
+    "/large": (200, "x" * 2000),
+}
 
 
 def fetch(url: str, fetches: bool = True) -> bytes:
@@ -85,7 +72,7 @@ def test_pictures_are_fetched_only_if_the_settings_allow_it() -> None:
 
 @pytest.mark.usefixtures("local")
 def test_fetching(monkeypatch: pytest.MonkeyPatch) -> None:
-    with handling(Pages) as address:
+    with answering(PAGES) as address:
         assert fetch(f"{address}/picture") == fetch(f"{address}/moved") == FILE
         for path in ("/none", "/circle"):
             assert "could not be fetched" in refusal(address + path)

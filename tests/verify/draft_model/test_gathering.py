@@ -1,6 +1,7 @@
 """Sessions that draft at the same time: one forward for all, an error for one alone, and the answers of each alone."""
 
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -13,10 +14,10 @@ from outrider.verify.decode import finish
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.model.batch import Segment
 from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.round import RunDrafts, run_round
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.verifier import Verifier
-from tests.rounds import answers_in_rounds
 from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, close_relative, started
 
 
@@ -137,3 +138,16 @@ def test_a_session_whose_cache_was_taken_reads_its_text_again(tiny_runner: Torch
     first.advance(np.array([token, 2], np.int32))
     expected = started(DraftRunner(shared.runner, 97), [3, 5, 7, token, 2])[0].root(5).tokens
     assert first.root(5).tokens.tolist() == expected.tolist()
+
+
+def answers_in_rounds(streams: Sequence[Stream], run_drafts: RunDrafts) -> list[list[int]]:
+    """The tokens of all streams, each of which takes part in every round until it ends."""
+    active, found = dict(enumerate(streams)), [list[int]() for _ in streams]
+    while active:
+        outcomes = run_round(list(active.values()), run_drafts=run_drafts)
+        for number, outcome in zip(list(active), outcomes, strict=True):
+            assert outcome is not None and not isinstance(outcome, Exception), outcome
+            found[number] += outcome.tokens
+            if outcome.finish:
+                active.pop(number).close()
+    return found

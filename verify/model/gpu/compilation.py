@@ -1,7 +1,7 @@
 """torch.compile for the layers of a model, with options of `torch._dynamo` and `torch.fx.experimental`, which are private.
 
 They are the base class of the compiler's errors and two settings. `_no_split_modules`, which names the classes of layers, is
-private to transformers. Tested with PyTorch 2.13 and transformers 5.23. `tests/verify/model/gpu/test_compilation.py` fails if
+private to transformers. Tested with PyTorch 2.13 and transformers 5.23. `tests/verify/model/gpu/test_graphs.py` fails if
 a name is missing.
 
 Without the error's class, every exception of the first forward has to count as a failed compilation. Without the limit, layers

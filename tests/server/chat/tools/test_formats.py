@@ -2,13 +2,12 @@
 
 import copy
 import re
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from outrider.server.chat.tools import FORMATS, detect_format
 from outrider.server.chat.tools.call_ids import with_model_ids
-from outrider.server.settings import Model
 from tests.docs.markdown import ROOT
 from tests.server.chat.tools.samples import SAMPLES, Sample
 
@@ -16,12 +15,6 @@ from tests.server.chat.tools.samples import SAMPLES, Sample
 @pytest.mark.parametrize("sample", SAMPLES, ids=[sample.format for sample in SAMPLES])
 def test_the_format_is_detected_from_the_template(sample: Sample) -> None:
     assert detect_format(f"{{% if tools %}} {sample.template}") == FORMATS[sample.format]
-
-
-def test_every_format_has_a_sample_and_can_be_set() -> None:
-    assert {sample.format for sample in SAMPLES} == set(FORMATS)
-    assert {"auto", *FORMATS} == set(get_args(Model.model_fields["tool_format"].annotation))
-    assert all(other in FORMATS for format in FORMATS.values() for other in format.also)
 
 
 def test_the_documentation_has_every_format() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
+from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from outrider.drafters.interface import Source, arrange
 from outrider.verify.model.attention.interface import NAME
@@ -19,6 +21,7 @@ from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu import graphs as graphs_module
+from outrider.verify.model.gpu.compilation import CompileError, compiled_layers
 from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
 from outrider.verify.model.gpu.graphs import Forward, GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
@@ -177,3 +180,42 @@ def test_a_forward_that_cannot_be_captured_is_launched_kernel_by_kernel(
     fails = False
     expected, found = graphs.both(chain(3))
     assert torch.allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    """Code compiled for a few layers and numbers of rows serves all, with unchanged results. All other sizes are constants."""
+    caplog.set_level(logging.WARNING, "torch.__trace")  # verbose
+    runner = TorchRunner(build("llama", NAME).to(DEVICE), started=False)
+    compiled: list[torch.fx.GraphModule] = []
+
+    def count(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        compiled.append(graph)
+        values = [node.meta.get("example_value") for node in graph.graph.nodes if node.op.startswith("call")]
+        sizes = {symbol for value in values if isinstance(value, torch.Tensor) for symbol in free_symbols(value.shape)}
+        assert len(sizes) <= 1  # the number of rows
+        return graph
+
+    graphs = Graphed(runner, capture=False)
+    before = [module.forward for module in runner.model.modules()]
+    for size in (64, 4, 2, 1):  # attention has larger blocks for the first one, which is also the size of a page
+        batch = ForwardBatch.chain(torch.arange(3, 3 + size))
+        reference, cache = graphs.filled()
+        expected = runner.forward(reference, batch)
+        with compiled_layers(runner.model, count):
+            assert torch.allclose(graphs(Segment(cache, batch)), expected, atol=1e-4)
+    # The layers for any number of rows, and for one; and the last norm for any number, and for one.
+    assert len(compiled) == 2 + 2
+    assert [module.forward for module in runner.model.modules()] == before
+
+
+def test_a_failed_compilation_is_reported() -> None:
+    runner = TorchRunner(build("llama", NAME).to(DEVICE), started=False)
+    graphs = Graphed(runner, capture=False)
+    _, cache = graphs.filled()
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(CompileError, match="no"), compiled_layers(runner.model, refuse):
+        graphs(Segment(cache, ForwardBatch.chain(torch.tensor([11]))))

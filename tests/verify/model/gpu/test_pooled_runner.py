@@ -214,7 +214,9 @@ def drafts(pair: Pair, tokens: int) -> tuple[list[list[list[int]]], HeadCache]:
 
 
 @pytest.mark.parametrize("tokens", [12, pytest.param(70, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", pytest.param("mtp", marks=[pytest.mark.slow, LOADS_MTP])])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("eagle", marks=pytest.mark.slow), "eagle3", pytest.param("mtp", marks=[pytest.mark.slow, LOADS_MTP])]
+)
 def test_a_head_in_pages_drafts_the_same(kind: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after a text whose first states were not kept."""
     expected, reference = drafts(load_pair(tmp_path, kind), tokens)

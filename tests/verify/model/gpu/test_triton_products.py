@@ -21,7 +21,7 @@ from tests.verify.model.families import ATTENDING, build
 from tests.verify.model.gpu.conftest import DEVICE
 
 # Numbers of rows: on a GPU, all that are captured; the interpreter takes seconds for a hundred.
-COUNTS = (*ROWS[:-1], 3, 20, 200) if DEVICE.type == "cuda" else (1, 3, 20, 72, 136)
+COUNTS = (*ROWS[:-1], 3, 20, 200) if DEVICE.type == "cuda" else (1, 20, 72, 136)
 A100, H100, ADA = Gpu(108, 162 << 10, 80), Gpu(132, 226 << 10, 90), Gpu(128, 98 << 10, 89)
 
 
@@ -51,7 +51,7 @@ def test_products_are_pytorchs(inputs: int, outputs: int, bias: bool, dtype: tor
     linear = computed(layer(inputs, outputs, bias, dtype))
     assert splits_of(inputs, outputs) == splits
     weight, added = linear.weight.double(), 0 if not bias else linear.bias.double()
-    for rows in (1, 20, 72):
+    for rows in (1, 72):
         given = torch.randn(1, rows, inputs, device=DEVICE).to(dtype)
         found, expected = linear(given), given.double() @ weight.T + added
         assert found.shape == (1, rows, outputs) and found.dtype == dtype

@@ -69,7 +69,7 @@ def test_more_tokens_than_there_is_room_for(top_k: int, monkeypatch: pytest.Monk
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
 @pytest.mark.parametrize(
     ("value", "filters"),
-    [(torch.inf, {}), (torch.nan, {}), (torch.nan, {"top_k": 40}), (torch.nan, {"top_p": 0.9}), (-torch.nan, {"top_p": 0.9})],
+    [(torch.inf, {}), (torch.nan, {"top_k": 40}), (-torch.nan, {"top_p": 0.9})],
 )
 def test_a_row_that_is_not_finite_changes_no_other(value: float, filters: dict[str, Any]) -> None:
     params, rows = SamplingParams(seed=1, **filters), logits_of(9000, 0.0, torch.float32, 5, rows=4).to(DEVICE)

@@ -24,9 +24,8 @@ from tests.verify.model.quantized.checkpoints import BY_NAME, FORMS, ROUNDED, Fo
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 SIZES: dict[str, Any] = {"intermediate_size": 128}  # NVFP4 has blocks of 64 inputs
-# Models whose layers are stacked or fused have one form of each kind.
-CASES = [("llama", form) for form in FORMS]
-CASES += [(family, form) for family in ("qwen3_moe", "phi3") for form in {form.kind: form for form in FORMS}.values()]
+# One form of each kind, also for models whose layers are stacked or fused.
+CASES = [(family, form) for family in ("llama", "qwen3_moe", "phi3") for form in {form.kind: form for form in FORMS}.values()]
 TOKENS = ForwardBatch.chain(np.arange(40))
 
 

@@ -32,8 +32,9 @@ from tests.verify.model.cpu.native.test_weights import STORED, dequantized, rand
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 IN_FILES = [kind for kind in STORED if kind < Kind.ZERO4]
-# All but one of the kinds with grids, of which tables become bfloat16.
-IN_TABLES = [STORED[kind] for kind in IN_FILES if kind not in GRIDS[1:]] + [GGMLQuantizationType.BF16, GGMLQuantizationType.F16]
+# Blocks of 32 and of 256, with a scale and with a minimum, and one of the kinds with grids, of which tables become bfloat16.
+IN_TABLES = [STORED[kind] for kind in (Kind.INT8, Kind.INT4, Kind.Q3_K, Kind.Q4_K, GRIDS[0])]
+IN_TABLES += [GGMLQuantizationType.BF16, GGMLQuantizationType.F16]
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 CONFIG = LlamaConfig(
     vocab_size=100, hidden_size=256, intermediate_size=512, num_hidden_layers=2, max_position_embeddings=256, **HEADS
@@ -204,7 +205,7 @@ TENSORS = {
 
 
 @pytest.mark.parametrize(("family", "name"), [(family, each) for family, names in TENSORS.items() for each in names.split()])
-@pytest.mark.parametrize("factor", [2, 0.5])
+@pytest.mark.parametrize("factor", [pytest.param(2, marks=pytest.mark.slow), 0.5])
 def test_a_tensor_of_another_size_is_one_sentence(
     family: str, name: str, factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""The measuring clients: answers that are timed and counted by chunks, and errors."""
+"""The measuring clients: answers timed and counted by chunks, and errors; and the processes of a server."""
 
 import asyncio
 import json
@@ -10,6 +10,7 @@ import pytest
 
 from bench.http.chat import ask, read
 from bench.http.load import stream
+from bench.http.process import start
 from bench.plan import BenchError
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -105,3 +106,16 @@ def test_what_is_no_answer_is_reported() -> None:
     )
     with pytest.raises(BenchError, match="503: loading"):
         ask(client, {})
+
+
+def test_a_server_that_ends_is_reported_with_its_last_line() -> None:
+    failing = start(["json.tool"], "/health")  # does not know --port
+    with pytest.raises(BenchError, match=r"json\.tool did not start: .*error: argument infile"), failing:
+        pass
+
+
+def test_a_server_answers_and_ends() -> None:
+    with start(["uvicorn", "fastapi:FastAPI", "--factory"], "/docs") as server:
+        assert server.client.get("/docs").status_code == 200
+        assert any("/docs" in line for line in server.log)
+    assert server.process.wait(0) is not None
