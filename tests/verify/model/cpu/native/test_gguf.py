@@ -33,7 +33,7 @@ from tests.verify.model.cpu.native.test_weights import STORED, dequantized, rand
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 IN_FILES = [kind for kind in STORED if kind < Kind.ZERO4]
 # Blocks of 32 and of 256, with a scale and with a minimum, and one of the kinds with grids, of which tables become bfloat16.
-IN_TABLES = [STORED[kind] for kind in (Kind.INT8, Kind.INT4, Kind.Q3_K, Kind.Q4_K, GRIDS[0])]
+IN_TABLES = [STORED[kind] for kind in (Kind.INT8, Kind.INT4, Kind.Q3_K, Kind.Q4_K, Kind(GRIDS[0]))]
 IN_TABLES += [GGMLQuantizationType.BF16, GGMLQuantizationType.F16]
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 CONFIG = LlamaConfig(
