@@ -62,5 +62,7 @@ def test_the_view_of_drafts_is_accessible(browser: Any, served: Served, axe: str
         submit(page, PROMPT, max_tokens="20")
         said(page, "Done")
         page.locator("#transcript .token.drafted").first.click()
+        page.click("#server summary")
+        page.get_by_role("row", name="Cache used").wait_for()
         page.evaluate(axe)
         assert page.evaluate(VIOLATIONS) == []
