@@ -84,7 +84,7 @@ def split(name: str) -> tuple[str, str, str]:
 
 
 def show(context: typer.Context, config: ConfigOption = None) -> None:
-    """List the models of models.paths, of the hub's cache and of other programs. Settings also work as flags."""
+    """List the models of models.paths, those that were pulled, and those of other programs. Settings also work as flags."""
     from rich.console import Console
     from rich.filesize import decimal
     from rich.table import Table
@@ -97,12 +97,18 @@ def show(context: typer.Context, config: ConfigOption = None) -> None:
     with failing(SettingsError):
         settings = load_settings(config, parse_flags(context.args))
         entries = find_models(settings)
-    table = Table("model", "size", "where", box=None)
+    table = Table(box=None)
+    for column in ("model", "size"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("where", overflow="fold")
     for entry in entries.values():
         table.add_row(entry.name, "" if entry.size_bytes is None else decimal(entry.size_bytes), entry.path)
     for repository in sorted(cache().repos, key=lambda each: each.repo_id):
         if repository.repo_type == "model":
             table.add_row(repository.repo_id, decimal(repository.size_on_disk), str(repository.repo_path))
+    for name, file in ((each, packaged.place(each)) for each in packaged.NAMES):
+        if file.is_file():
+            table.add_row(name, decimal(file.stat().st_size), str(file))
     for model in stored_models():
         table.add_row(model.name, decimal(stored_bytes(str(model.path)) or 0), f"{model.program}: {model.path}")
     if table.rows:
@@ -111,10 +117,19 @@ def show(context: typer.Context, config: ConfigOption = None) -> None:
         print("No models: models.paths is not set, and no cache has any; download one with outrider pull.")
 
 
-def remove(name: Annotated[str, typer.Argument(help="Hugging Face id, as `outrider list` shows it.")]) -> None:
-    """Remove a model from the hub's cache, in all revisions."""
+def remove(
+    name: Annotated[str, typer.Argument(help="Hugging Face id, or a model of the package index, as `outrider list` shows it.")],
+) -> None:
+    """Remove a model that `outrider pull` has downloaded, in all revisions."""
     from rich.filesize import decimal
 
+    if name in packaged.NAMES:
+        if not (file := packaged.FOLDER / f"{name}.gguf").is_file():
+            raise fail(f"outrider pull has not downloaded {name}; outrider list shows what is here.")
+        size = file.stat().st_size
+        with failing(OSError):
+            file.unlink()
+        return print(f"Removed {name}: {decimal(size)}.")
     found = cache()
     revisions = [
         revision.commit_hash

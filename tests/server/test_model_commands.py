@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from outrider.models import packaged
 from outrider.server.command import EXTRA_FLAGS, SettingsCommand
 from tests.hub import LARGE_BYTES, MODEL, HubHandler, commit_of, serving_hub
 from tests.stand_in import handling
@@ -29,9 +30,9 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def outrider(cache: Path, *arguments: str, hub: str = "") -> subprocess.CompletedProcess[str]:
+def outrider(cache: Path, *arguments: str, hub: str = "", columns: int = 200) -> subprocess.CompletedProcess[str]:
     network = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0"} if hub else {"HF_HUB_OFFLINE": "1"}
-    environment = os.environ | {"HOME": str(cache), "HF_HOME": str(cache), "COLUMNS": "200"} | network
+    environment = os.environ | {"HOME": str(cache), "HF_HOME": str(cache), "COLUMNS": str(columns)} | network
     command = [sys.executable, "-m", "outrider.server.cli", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
@@ -44,7 +45,22 @@ def test_models_are_listed_and_removed(cache: Path) -> None:
     assert lines[1][:3] == ["a", "2.0", "kB"] and lines[2][:3] == ["owner/small", "1.0", "kB"]
     assert outrider(cache, "remove", "owner/small").stdout == "Removed owner/small: 1.0 kB.\n"
     assert not (cache / "hub" / "models--owner--small" / "blobs").exists()
-    assert outrider(cache, "list").stdout.startswith("No models: ")
+    assert "owner/small" not in outrider(cache, "list").stdout
+
+
+@pytest.mark.parametrize("name", packaged.NAMES)
+def test_models_of_the_package_index_are_listed_and_removed(cache: Path, name: str) -> None:
+    file = cache / ".cache" / "outrider" / "models" / f"{name}.gguf"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(bytes(3000))
+    if packaged.place(name).parent == packaged.FOLDER:  # its package is not installed
+        rows = [" ".join(line.split()) for line in outrider(cache, "list").stdout.splitlines()]
+        assert f"{name} 3.0 kB {file}" in rows
+        assert f"{name} " in outrider(cache, "list", columns=80).stdout  # whole, to be pasted
+    assert outrider(cache, "remove", name).stdout == f"Removed {name}: 3.0 kB.\n"
+    assert not file.exists()
+    again = outrider(cache, "remove", name)
+    assert again.returncode == 2 and f"outrider pull has not downloaded {name}" in again.stderr
 
 
 def test_models_of_other_programs_are_listed(cache: Path) -> None:

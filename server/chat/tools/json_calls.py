@@ -103,6 +103,28 @@ def bare_calls(source: Source, writer: CallWriter, functions: Collection[str], k
             return
 
 
+def last_calls(source: Source, writer: CallWriter, functions: Collection[str], keys: Collection[str]) -> Reader[None]:
+    """Reads such objects after a line break, each perhaps in a code fence, if nothing follows them. Raises Malformed."""
+    calls: list[tuple[str, str]] = []
+    yield from source.skip_space()
+    while (yield from source.peek()):
+        fenced = yield from source.match(FENCE)
+        if fenced:
+            yield from source.run(NAME, lambda _: None)
+            yield from source.skip_space()
+        doubled = yield from open_call(source)
+        calls.append((yield from exact_object(source, functions, keys)))
+        if doubled:
+            yield from close_call(source)
+        yield from source.skip_space()
+        if fenced:
+            yield from source.match(FENCE)
+            yield from source.skip_space()
+    for name, arguments in calls:
+        writer.begin(name)
+        writer.arguments(arguments)
+
+
 def exact_object(source: Source, functions: Collection[str], keys: Collection[str]) -> Reader[tuple[str, str]]:
     """Reads an opened object of two fields, in any order: a function's name, and its arguments as JSON. Raises Malformed."""
     name, arguments = "", ""

@@ -12,7 +12,7 @@ from typing import Any
 from outrider.server.chat.tools.formats import BRACKET, FORMATS, ToolFormat, Words, is_slot
 from outrider.server.chat.tools.gemma import fields_call
 from outrider.server.chat.tools.harmony import HarmonyParser
-from outrider.server.chat.tools.json_calls import FENCE, arguments_call, bare_calls, object_call
+from outrider.server.chat.tools.json_calls import FENCE, arguments_call, bare_calls, last_calls, object_call
 from outrider.server.chat.tools.parts import SourceParser, ToolParser
 from outrider.server.chat.tools.python_calls import python_call
 from outrider.server.chat.tools.source import DIGITS, NAME, Malformed, Reader
@@ -28,23 +28,29 @@ def tool_parser(format: str | ToolFormat, functions: Mapping[str, Any] | None = 
 
 
 class MarkedParser(SourceParser):
-    """Finds calls after a format's opening marker, and at the beginning of the answer without one.
+    """Finds calls after a format's opening marker, and at the beginning and the end of the answer without one.
 
-    There, the format may need no marker; in every format, an object that can only be a call of a tool of the request is one.
+    At the beginning, the format may need no marker; in every format, an object that can only be a call of a tool of the request
+    is one there, and in lines that end the answer.
     """
 
     def __init__(self, format: ToolFormat, functions: Mapping[str, Any]) -> None:
         self._formats = (format, *(FORMATS[name] for name in format.also))
         self._openings = sorted({each.opening for each in self._formats if each.opening})
         self._functions = functions
+        self._keys = {"arguments", format.key}
+        self._lines = (f"\n{FENCE}", "\n{") if functions else ()  # what calls without a marker begin with
         self._spaces: list[str] = []  # they are not content if a call follows
         super().__init__()
 
     def _read(self) -> Reader[None]:
         """Reads the whole answer."""
         yield from self._read_start()
-        while opening := (yield from self._source.until(self._openings, self._write)):
-            yield from self._try(self._read_marked(opening))
+        while opening := (yield from self._source.until((*self._openings, *self._lines), self._write)):
+            if opening in self._lines:
+                yield from self._try(last_calls(self._source, self._writer, self._functions, self._keys))
+            else:
+                yield from self._try(self._read_marked(opening))
         self._writer.content("".join(self._spaces))
 
     def _read_start(self) -> Reader[None]:
@@ -54,7 +60,7 @@ class MarkedParser(SourceParser):
         if format.bare and (yield from self._begins(BRACKET if BRACKET in format.before else format.first_word)):
             yield from self._try(self._read_calls([format], marked=False))
         elif self._functions and (yield from self._source.peek()) in ("{", FENCE[0]):
-            yield from self._try(bare_calls(self._source, self._writer, self._functions, {"arguments", format.key}))
+            yield from self._try(bare_calls(self._source, self._writer, self._functions, self._keys))
 
     def _write(self, text: str) -> None:
         """Writes content, except for spaces at its end."""

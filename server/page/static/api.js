@@ -87,6 +87,12 @@ export async function load(name) {
   if (!response.ok) throw await problemOf(response);
 }
 
+// The server's version and memory, or {} if it does not tell.
+export async function version() {
+  const response = await request("version");
+  return response.ok ? response.json() : {};
+}
+
 // The text of /metrics, or null if this server does not show it here.
 export async function metrics() {
   const response = await request("metrics");

@@ -3,7 +3,7 @@
 import { Answer, TreePanel, showLegend, showStats } from "./answer.js";
 import * as api from "./api.js";
 import { copy, download, find, make } from "./dom.js";
-import { show as showMetrics } from "./metrics.js";
+import { ServerView } from "./metrics.js";
 import { Race } from "./race.js";
 import { Run } from "./run.js";
 import { complain, say, ServerState } from "./status.js";
@@ -165,14 +165,6 @@ async function loadModels() {
   }
 }
 
-async function refreshMetrics() {
-  try {
-    showMetrics(find("metrics"), await api.metrics());
-  } catch (error) {
-    complain(error);
-  }
-}
-
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   if (!stopper) answerPrompt();
@@ -198,7 +190,7 @@ find("file").addEventListener("change", (event) => {
   if (event.target.files.length) loadRun(event.target.files[0]);
   event.target.value = "";
 });
-find("server").addEventListener("toggle", () => find("server").open && refreshMetrics());
-find("refresh").addEventListener("click", refreshMetrics);
-if (matchMedia("(min-width: 60rem)").matches) find("settings").open = true;
+new ServerView(find("server"));
+const asked = location.hash === "#server" ? "server" : matchMedia("(min-width: 60rem)").matches && "settings";
+if (asked) find(asked).open = true;
 keepTheme();

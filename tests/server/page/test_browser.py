@@ -136,6 +136,8 @@ def test_a_phone_shows_everything_without_scrolling_sideways(browser: Any, serve
         page.locator("#chart canvas").wait_for()
         page.locator("#transcript .token.drafted").nth(2).click()
         page.locator("#tree svg").wait_for()
+        page.click("#server summary")
+        page.get_by_role("row", name="Cache used").wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
         page.click("#start-race")
         page.locator("#race .verdict", has_text="Equal texts.").wait_for()
@@ -207,5 +209,7 @@ def test_the_view_of_drafts_is_accessible(browser: Any, served: Served, axe: str
         submit(page, PROMPT, max_tokens="20")
         said(page, "Done")
         page.locator("#transcript .token.drafted").first.click()
+        page.click("#server summary")
+        page.get_by_role("row", name="Cache used").wait_for()
         page.evaluate(axe)
         assert page.evaluate(VIOLATIONS) == []

@@ -48,6 +48,47 @@ def test_an_object_at_the_beginning_is_a_call(format: str, text: str, content: s
 
 
 @each_format
+@pytest.mark.parametrize("before", ["<mode>act</mode>", "```python\n{}\n```\nSo I call:"])
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        (OSLO, 1),
+        (f"```json\n{OSLO}\n```", 1),
+        (f"```\n{json.dumps(json.loads(OSLO), indent=2)}\n```\n\n", 1),
+        (f"```json\n{OSLO}\n```\n\n```json\n{PARIS}", 2),
+        ("{" + OSLO + "}\n" + PARIS, 2),
+    ],
+)
+def test_objects_that_end_the_answer_are_calls(format: str, before: str, text: str, calls: int) -> None:
+    if format == "harmony":
+        return  # its calls are messages
+    text = f"{before}\n\n{text}"
+    parts = parse(format, [text])
+    content, found = content_and_calls(parts)
+    assert (content, found[:1], len(found)) == (before, CALLED, calls)
+    for at in range(len(before), len(text)):
+        assert parse(format, [text[:at], text[at:]]) == parts
+
+
+@each_format
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Such as:\n```json\n{OSLO}\n```\nwhich asks for Oslo.",
+        f"Such as:\n{OSLO}\n\nAnd:\n{PARIS}.",
+        f"Such as:\n```json\n{OSLO}\n```\n```json\n[1]\n```",
+        'An answer:\n{"name": "no_tool", "arguments": {}}',
+        'An answer:\n{"name": "get_weather", "arguments": {"city": "Os',
+        "Code:\n```c\nint f()\n{\n}\n```",
+    ],
+)
+def test_objects_before_other_text_are_content(format: str, text: str) -> None:
+    parts = parse(format, list(in_format(format, text)))
+    assert content_and_calls(parts) == (text, [])
+    assert parse(format, [in_format(format, text)]) == parts
+
+
+@each_format
 @pytest.mark.parametrize(
     "text",
     [

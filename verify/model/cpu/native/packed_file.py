@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import logging
 import mmap
@@ -62,7 +63,7 @@ class PackedFile:
         if nbytes > room:
             return
         make_room(folder, nbytes)
-        self._new, self._partial = tempfile.mkstemp(PARTIAL, dir=folder)
+        self._new, self._partial = new_partial(folder)
         try:  # weights keep their addresses, and the sum of their bytes is known at last
             os.truncate(self._new, room)
             self._content = np.frombuffer(mmap.mmap(self._new, room, access=mmap.ACCESS_READ), np.uint8)
@@ -124,18 +125,16 @@ def write(file: int, content: memoryview) -> None:
 
 def keep(new: int, partial: str, file: Path) -> None:
     """Names a new file once the disk has all of it: whatever ends the machine leaves a whole file, or none of this name."""
-    try:
-        os.fsync(new)
-    except OSError as error:  # the system may lose what it could not write
-        log.error("%s cannot be written (%s); restart with another model.packed_folder, or null", file.parent, error)
-        Path(partial).unlink(missing_ok=True)
-        return
-    finally:
-        os.close(new)
-    try:
-        os.replace(partial, file)
-    except OSError as error:  # another server has removed it, and the next start packs again
-        log.debug(NOT_KEPT, error)
+    with open(new, "wb"):  # which holds its lock until the name is the file's
+        try:
+            os.fsync(new)
+        except OSError as error:  # the system may lose what it could not write
+            log.error("%s cannot be written (%s); restart with another model.packed_folder, or null", file.parent, error)
+            return Path(partial).unlink(missing_ok=True)
+        try:
+            os.replace(partial, file)
+        except OSError as error:  # someone has removed it, and the next start packs again
+            log.debug(NOT_KEPT, error)
 
 
 def padded(size: int) -> int:
@@ -155,10 +154,23 @@ def mapped(file: Path) -> NDArray[np.uint8] | None:
     return np.frombuffer(content, np.uint8)
 
 
+def new_partial(folder: Path) -> tuple[int, str]:
+    """A new file's descriptor and name, locked while its writer lives, so that no other start removes it. Raises OSError."""
+    while True:
+        new, name = tempfile.mkstemp(PARTIAL, dir=folder)
+        with contextlib.suppress(OSError):  # a disk without locks
+            fcntl.flock(new, fcntl.LOCK_EX)
+        if os.fstat(new).st_nlink:
+            return new, name
+        os.close(new)  # it was removed before the lock
+
+
 def make_room(folder: Path, size: int) -> None:
     """Removes what interrupted writers have left, and the files that were used longest ago, until `size` bytes are left."""
     for left in folder.glob(f"*{PARTIAL}"):
-        left.unlink(missing_ok=True)
+        with contextlib.suppress(OSError), left.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer lives
+            left.unlink(missing_ok=True)
     files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda each: each.stat().st_mtime)
     while files and sum(each.stat().st_size for each in files) + size > MOST_BYTES:
         files.pop(0).unlink(missing_ok=True)

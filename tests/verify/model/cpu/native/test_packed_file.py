@@ -2,6 +2,7 @@
 
 import errno
 import os
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from outrider.verify.model import backend
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import packed_file, weights
 from outrider.verify.model.cpu.native.huge_pages import ALIGNMENT, SHARED_BYTES, HugePages
-from outrider.verify.model.cpu.native.packed_file import SUFFIX, make_room
+from outrider.verify.model.cpu.native.packed_file import SUFFIX, PackedFile, make_room
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
 
@@ -116,6 +117,33 @@ def test_what_interrupted_writers_have_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / "x.partial").write_bytes(bytes(1000))
     load(tmp_path)
     assert [each.suffix for each in tmp_path.iterdir()] == [SUFFIX]
+
+
+def test_two_first_starts_at_once_both_keep_their_files(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 16
+    with PackedFile(tmp_path / f"slow{SUFFIX}", len(content)) as slow:
+        slow.take(len(content), lambda place: iter([np.frombuffer(content, np.uint8)]))
+        load(tmp_path)
+    for thread in threading.enumerate():
+        if thread.name == "outrider-packed":
+            thread.join()
+    assert {each.suffix for each in tmp_path.iterdir()} == {SUFFIX} and len([*tmp_path.iterdir()]) == 2
+    assert (tmp_path / f"slow{SUFFIX}").read_bytes() == content
+
+
+def test_a_file_that_is_removed_before_it_is_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, mkstemp = list[str](), tempfile.mkstemp
+
+    def removed_once(suffix: str, dir: Path) -> tuple[int, str]:
+        file, name = mkstemp(suffix, dir=dir)
+        if not made:
+            os.unlink(name)
+        made.append(name)
+        return file, name
+
+    monkeypatch.setattr(tempfile, "mkstemp", removed_once)
+    load(tmp_path)
+    assert len(made) == 2 and [each.suffix for each in tmp_path.iterdir()] == [SUFFIX]
 
 
 def test_files_that_were_used_longest_ago_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
