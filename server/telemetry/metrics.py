@@ -131,6 +131,10 @@ class Metrics:
             "The model that the worker serves: 1, with the data types of model and cache, and the mean bits per weight.",
             ["dtype", "weight_bits", "kv_dtype"],
         )
+        self._add_server(counter, gauge)
+
+    def _add_server(self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]) -> None:
+        """Adds metrics of the queue, the connections, the sessions and the memory."""
         self.rejected_requests = counter(
             "rejected_requests_total", "Requests refused, or ended at their deadline, by reason.", ["reason"]
         )
