@@ -12,19 +12,10 @@ from outrider import models
 from outrider.models import packaged
 from tests.hub import installed
 from tests.requests import PROMPT
-from tests.server.page.chromium import EXECUTABLE, launched, said, submit, visit
+from tests.server.page.chromium import said, submit, visit
 from tests.servers import Served, serving
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")]
-
 VIEW = "/page/drafts.html#server"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched(sync_api) as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
