@@ -35,16 +35,16 @@ def checker() -> Iterator[GrammarChecker]:
 
 
 def test_tool_calls_are_checked_and_bounded() -> None:
-    checker = GrammarChecker(60)
     call = '<tool_call>\n{"name": "f", "arguments": {%s}}\n</tool_call>'
-    grammar = calls_of(checker, {"f": {}}).grammar
-    assert grammar and accepts(grammar, call % "")
-    with pytest.raises(APIError) as raised:
-        calls_of(checker, {"f": POINT}, strict=["f"])
-    assert (raised.value.param, raised.value.code) == ("tools", "too_long")
-    grammar, ignored = calls_of(checker, {"f": POINT, "g": {"maxProperties": 0}})
-    assert grammar and accepts(grammar, call % '"y": 1') and ignored == ["tools.f.parameters"]
-    assert not accepts(grammar, (call % '"y": 1').replace('"f"', '"g"'))
+    with closing(GrammarChecker(60)) as checker:
+        grammar = calls_of(checker, {"f": {}}).grammar
+        assert grammar and accepts(grammar, call % "")
+        with pytest.raises(APIError) as raised:
+            calls_of(checker, {"f": POINT}, strict=["f"])
+        assert (raised.value.param, raised.value.code) == ("tools", "too_long")
+        grammar, ignored = calls_of(checker, {"f": POINT, "g": {"maxProperties": 0}})
+        assert grammar and accepts(grammar, call % '"y": 1') and ignored == ["tools.f.parameters"]
+        assert not accepts(grammar, (call % '"y": 1').replace('"f"', '"g"'))
 
 
 @pytest.mark.parametrize(
