@@ -143,9 +143,10 @@ def _joined(gate, up, how: tl.constexpr, alpha: tl.constexpr, limit: tl.constexp
 def gate_up(
     rows,  # [N, inputs]
     row_stride,
-    weight,  # [experts, 2 * outputs, inputs], or as `multiply`'s of fewer bits, and so are scales and minimums
+    weight,  # [experts, 2 * outputs, inputs], or as `multiply`'s of fewer bits, and so are the planes after it
     scales,
     minimums,
+    factors,
     bias,  # [experts, 2 * outputs]; unused without has_bias
     index,  # as `list_work`'s
     order,
@@ -157,6 +158,7 @@ def gate_up(
     chosen: tl.constexpr,  # by a row
     inputs: tl.constexpr,
     bits: tl.constexpr,
+    group: tl.constexpr,
     has_bias: tl.constexpr,
     in_turns: tl.constexpr,  # outputs of gate and up take turns; else all of gate come first
     how: tl.constexpr,
@@ -177,8 +179,8 @@ def gate_up(
         output = tl.where(output < 2 * outputs, expert * 2 * outputs + output, experts * 2 * outputs)
         row = slot // chosen
         found, _ = products(
-            weight, scales, minimums, rows, row_stride, output, row, row, 0, inputs, slots // chosen, experts * 2 * outputs,
-            inputs, bits, tile, 0, block_outputs, block_inputs,
+            weight, scales, minimums, factors, rows, row_stride, output, row, row, 0, inputs, slots // chosen,
+            experts * 2 * outputs, inputs, bits, group, tile, 0, block_outputs, block_inputs,
         )  # fmt: skip
         if has_bias:
             found += tl.load(bias + output, output < experts * 2 * outputs, 0.0).to(tl.float32)[:, None]
@@ -219,6 +221,7 @@ def down(
     weight,  # [experts, outputs, inputs], as `gate_up`'s
     scales,
     minimums,
+    factors,
     bias,  # [experts, outputs]; unused without has_bias
     index,
     order,
@@ -233,6 +236,7 @@ def down(
     chosen: tl.constexpr,
     inputs: tl.constexpr,
     bits: tl.constexpr,
+    group: tl.constexpr,
     has_bias: tl.constexpr,
     is_single: tl.constexpr,
     tile: tl.constexpr,
@@ -250,8 +254,9 @@ def down(
         of_expert = tl.where(inside, expert * outputs + output, experts * outputs)
         begin = tl.program_id(2) * split_inputs
         found, _ = products(
-            weight, scales, minimums, rows, inputs, of_expert, slot, slot, begin, tl.minimum(split_inputs, inputs - begin),
-            slots, experts * outputs, inputs, bits, tile, 0, block_outputs, block_inputs,
+            weight, scales, minimums, factors, rows, inputs, of_expert, slot, slot, begin,
+            tl.minimum(split_inputs, inputs - begin), slots, experts * outputs,
+            inputs, bits, group, tile, 0, block_outputs, block_inputs,
         )  # fmt: skip
         place = (tl.program_id(2) * slots + slot).to(tl.int64)[:, None] * outputs + output[None, :]
         tl.store(partial + place, tl.trans(found), (slot < slots)[:, None] & inside[None, :])

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from transformers.integrations.moe import _default_apply_gate
 
-from outrider.verify.model.gpu.quantized import BLOCK, BlockLinear, Blocks
+from outrider.verify.model.gpu.forms import BLOCK
+from outrider.verify.model.gpu.quantized import BlockLinear, Blocks
 
 # The names of activations in configurations.
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -124,7 +125,7 @@ class KernelRouter(torch.nn.Module):
         from outrider.verify.model.gpu.triton_products import linear
 
         rows = rows.reshape(-1, self.weight.shape[1]).to(self.weight.dtype)
-        found = {"logits": linear(rows, self.weight, None, None, self.bias, self.arrived)}
+        found = {"logits": linear(rows, self.weight, None, None, None, self.bias, self.arrived)}
         bias = self.e_score_correction_bias if bias is None else bias
         how = (self.chosen, self.form.is_sigmoid, self.is_normed, self.form.epsilon, float(self.scale), self.dtype)
         found["shares"], found["index"] = choose_experts(found["logits"], bias, *how)
@@ -147,10 +148,8 @@ def quantize_experts(experts: Any, bits: int, device: torch.device) -> None:
         weight = _flat(experts, getattr(experts, name).data.to(device))
         if weight.shape[1] % BLOCK:
             continue
-        with torch.device("meta"):
-            linear = torch.nn.Linear(weight.shape[1], len(weight), bias=False, dtype=weight.dtype)
         delattr(experts, name)
-        setattr(experts, name, BlockLinear(linear, Blocks.of(weight, bits)))
+        setattr(experts, name, BlockLinear.of(Blocks.of(weight, bits), weight.dtype))
 
 
 def _flat(experts: Any, weight: torch.Tensor) -> torch.Tensor:
@@ -162,6 +161,6 @@ def _parameter(weight: torch.Tensor) -> torch.nn.Parameter:
     return torch.nn.Parameter(weight.detach(), requires_grad=False)
 
 
-def _tensors(weight: Any) -> list[torch.Tensor]:
+def _tensors(weight: Any) -> list[torch.Tensor | None]:
     """What the operation takes of a weight."""
-    return [each for each in weight.blocks[1:] if each is not None] if isinstance(weight, BlockLinear) else [weight]
+    return list(weight.blocks[1:]) if isinstance(weight, BlockLinear) else [weight, None, None, None]

@@ -12,6 +12,7 @@ import torch
 import triton
 
 from outrider.verify.model.gpu import expert_kernels as kernels
+from outrider.verify.model.gpu.forms import sizes_of
 from outrider.verify.model.gpu.triton_products import INPUTS, LEAST_ROWS, Tile, gpu_of
 from outrider.verify.model.transfer import on_device
 
@@ -101,8 +102,8 @@ def experts(
     rows: torch.Tensor,
     index: torch.Tensor,
     shares: torch.Tensor,
-    gate_up: Sequence[torch.Tensor],
-    down: Sequence[torch.Tensor],
+    gate_up: Sequence[torch.Tensor | None],
+    down: Sequence[torch.Tensor | None],
     biases: Sequence[torch.Tensor],
     arrived: torch.Tensor,
     way: str,
@@ -112,15 +113,17 @@ def experts(
 ) -> torch.Tensor:
     """Rows, [N, hidden], by the experts `index`, [N, chosen], that have these `shares` in the result, [N, hidden].
 
-    Weights are one tensor, or the values, scales and, with 4 bits, minimums of `outrider.verify.model.gpu.quantized.Blocks`:
-    of gate and up [experts * 2 * width, hidden], and of down [experts * hidden, width]. Their biases are both or none.
-    `arrived` is the mixture's, from `counters`. `way` is one of WAYS; with `in_turns`, outputs of gate and up take turns.
+    Weights are a tensor of 16 bits and three None, or the planes of `outrider.verify.model.gpu.quantized.Blocks`: of gate and
+    up [experts * 2 * width, hidden], and of down [experts * hidden, width]. Their biases are both or none. `arrived` is the
+    mixture's, from `counters`. `way` is one of WAYS; with `in_turns`, outputs of gate and up take turns.
     """
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     index, shares = index.contiguous(), shares.contiguous()
     (count, hidden), chosen, device = rows.shape, index.shape[1], rows.device
-    number = len(down[0]) // hidden
-    width, slots, work = len(gate_up[0]) // (2 * number), count * chosen, work_of(count, chosen, number)
+    (both, *_), (last, *_) = gate_up, down
+    assert both is not None and last is not None
+    number = len(last) // hidden
+    width, slots, work = len(both) // (2 * number), count * chosen, work_of(count, chosen, number)
     joined = torch.empty(slots, width, dtype=rows.dtype, device=device)
     splits = splits_of(width, hidden, chosen)
     partial = torch.empty(splits * slots * hidden, dtype=torch.float32, device=device)
@@ -171,14 +174,15 @@ def _listed(index: torch.Tensor, work: Work, experts: int) -> dict[str, torch.Te
 
 
 def _sizes(
-    weights: Sequence[torch.Tensor], bias: Sequence[torch.Tensor], inputs: int, tile: int, rows: torch.Tensor
+    weights: Sequence[torch.Tensor | None], bias: Sequence[torch.Tensor], inputs: int, tile: int, rows: torch.Tensor
 ) -> dict[str, Any]:
     """Arguments of a product's kernel, and options of its launch."""
-    values, scales, minimums = (*weights, *[weights[0]] * (3 - len(weights)))
-    bits, gpu = (16, 8, 4)[len(weights) - 1], gpu_of(rows.device)
+    values, scales, minimums, factors = weights
+    assert values is not None
+    (bits, group), gpu = sizes_of(values, scales, inputs), gpu_of(rows.device)
     sizes = Tile(tile, 0, OUTPUTS, INPUTS if rows.itemsize == 2 or bits < 16 else INPUTS // 2, 4)
-    found: dict[str, Any] = {"weight": values, "scales": scales, "minimums": minimums, "bias": [*bias, rows][0]}
-    found |= {"inputs": inputs, "bits": bits}
+    found: dict[str, Any] = {"weight": values, "scales": scales, "minimums": minimums, "factors": factors}
+    found |= {"bias": [*bias, rows][0], "inputs": inputs, "bits": bits, "group": group}
     block_bytes = sizes.block_bytes(8 * values.itemsize if bits == 16 else bits, rows.itemsize)
     stages = max(2, min(MOST_STAGES, gpu.shared_bytes // RESIDENT // block_bytes))  # blocks that a program reads ahead
     return found | {"block_inputs": sizes.inputs, "num_warps": sizes.warps, "num_stages": stages}

@@ -15,6 +15,7 @@ import torch
 import triton
 
 from outrider.verify.model.gpu import product_kernels as kernels
+from outrider.verify.model.gpu.forms import sizes_of
 from outrider.verify.model.gpu.text_work import ROWS, capability
 from outrider.verify.model.transfer import on_device
 
@@ -137,12 +138,9 @@ class Weights(NamedTuple):
     values: torch.Tensor
     scales: torch.Tensor | None
     minimums: torch.Tensor | None
+    factors: torch.Tensor | None
     bias: torch.Tensor | None
     arrived: torch.Tensor  # from `counters`; as before once a product ends
-
-    @property
-    def bits(self) -> int:
-        return 16 if self.scales is None else 8 if self.minimums is None else 4
 
 
 def overlap(device: torch.device) -> dict[str, Any]:
@@ -156,7 +154,8 @@ def _multiply(rows: torch.Tensor, weights: Weights, out: torch.Tensor, epilogue:
     flat = rows.reshape(-1, rows.shape[-1])
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
     count, inputs = flat.shape
-    outputs, bits, bias, arrived = len(weights.values), weights.bits, weights.bias, weights.arrived
+    outputs, bias, arrived = len(weights.values), weights.bias, weights.arrived
+    bits, group = sizes_of(weights.values, weights.scales, inputs)
     overlaps = overlap(rows.device)
     splits, gpu = splits_of(inputs, outputs), gpu_of(rows.device)
     is_plain = epilogue == kernels.PLAIN.value and others.get("sums") is None
@@ -172,8 +171,9 @@ def _multiply(rows: torch.Tensor, weights: Weights, out: torch.Tensor, epilogue:
             rows=flat,
             row_stride=flat.stride(0),
             weight=weights.values,
-            scales=weights.values if weights.scales is None else weights.scales,
-            minimums=weights.values if weights.minimums is None else weights.minimums,
+            scales=weights.scales,
+            minimums=weights.minimums,
+            factors=weights.factors,
             bias=rows if bias is None else bias,
             sums=rows if sums is None else sums,
             out=out,
@@ -183,6 +183,7 @@ def _multiply(rows: torch.Tensor, weights: Weights, out: torch.Tensor, epilogue:
             outputs=outputs,
             inputs=inputs,
             bits=bits,
+            group=group,
             has_bias=bias is not None,
             block_rows=tile.rows,
             more_rows=tile.more_rows,
@@ -206,6 +207,7 @@ def linear(
     values: torch.Tensor,
     scales: torch.Tensor | None,
     minimums: torch.Tensor | None,
+    factors: torch.Tensor | None,
     bias: torch.Tensor | None,
     arrived: torch.Tensor,
     sums: torch.Tensor | None = None,
@@ -218,7 +220,7 @@ def linear(
     root mean squares that `sums` are parts of. If `is_gated`, outputs are gates and values in turns, and half as many numbers
     are returned: SiLU of a gate times its value (Shazeer, GLU Variants Improve Transformer, arXiv 2002.05202, equation 5).
     """
-    weights = Weights(values, scales, minimums, bias, arrived)
+    weights = Weights(values, scales, minimums, factors, bias, arrived)
     outputs = len(values) // 2 if is_gated else len(values)
     out = torch.empty(*rows.shape[:-1], outputs, dtype=rows.dtype, device=rows.device)
     _multiply(rows, weights, out, kernels.SWIGLU.value if is_gated else kernels.PLAIN.value, sums=sums, epsilon=epsilon)
@@ -227,7 +229,7 @@ def linear(
 
 @linear.register_fake
 def _(rows: torch.Tensor, values: torch.Tensor, *others: Any, is_gated: bool = False, **_: Any) -> torch.Tensor:
-    is_gated = is_gated or (len(others) == 7 and others[6])
+    is_gated = is_gated or (len(others) == 8 and others[7])
     return rows.new_empty(*rows.shape[:-1], len(values) // 2 if is_gated else len(values))
 
 
@@ -237,13 +239,14 @@ def linear_residual(
     values: torch.Tensor,
     scales: torch.Tensor | None,
     minimums: torch.Tensor | None,
+    factors: torch.Tensor | None,
     bias: torch.Tensor | None,
     arrived: torch.Tensor,
     residual: torch.Tensor,
     gain: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The residual, [N, outputs], plus these rows' outputs; and what `linear` takes of it: itself times `gain`, and sums."""
-    weights = Weights(values, scales, minimums, bias, arrived)
+    weights = Weights(values, scales, minimums, factors, bias, arrived)
     found = states_like(residual)
     out, gained, sums = found
     others = {"residual": residual, "gain": gain, "gained": gained, "next_sums": sums}
@@ -253,7 +256,7 @@ def linear_residual(
 
 @linear_residual.register_fake
 def _(rows: torch.Tensor, values: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return states_like(others[4])
+    return states_like(others[5])
 
 
 def states_like(residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -310,7 +313,7 @@ class KernelLinear(torch.nn.Linear):
 
     @property
     def weights(self) -> Weights:
-        return Weights(self.weight, None, None, self.bias, self.arrived)
+        return Weights(self.weight, None, None, None, self.bias, self.arrived)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return cast(torch.Tensor, linear(rows, *self.weights))

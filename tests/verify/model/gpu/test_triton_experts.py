@@ -39,7 +39,7 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(bits: int, is_clamped: bo
     weights = [torch.randn(EXPERTS, *shape, device=DEVICE).bfloat16() for shape in ((2 * WIDTH, HIDDEN), (HIDDEN, WIDTH))]
     weights[0][..., HIDDEN // 2 :] = -weights[0][..., : HIDDEN // 2].flip(-1)
     flat, biases = [each.flatten(0, 1) for each in weights], [each[..., 0] for each in weights if is_clamped]
-    packed = [[each] if bits == 16 else [part for part in Blocks.of(each, bits)[1:] if part is not None] for each in flat]
+    packed = [[each, None, None, None] if bits == 16 else list(Blocks.of(each, bits)[1:]) for each in flat]
     arrived, half = counters(HIDDEN, DEVICE), torch.randn(COUNTS[-1], HIDDEN // 2, device=DEVICE).bfloat16()
     scores = torch.randn(COUNTS[-1], EXPERTS, device=DEVICE) - torch.arange(EXPERTS, device=DEVICE) / 3  # some are often chosen
     given = torch.cat([half, half.flip(1)], 1), scores.topk(CHOSEN)[1], scores.softmax(1).topk(CHOSEN)[0]
