@@ -24,7 +24,7 @@ from outrider.verify.model.load_options import Invariant
 from outrider.verify.model.torch_runner import TorchRunner
 
 # The version of saved findings. It changes with the attention, the products and the trees.
-VERSION = 11
+VERSION = 12
 
 
 class Tree(NamedTuple):

@@ -21,6 +21,7 @@ from outrider.verify.model.cache.shape import CacheShape, KVDtype
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.native.layers import pack_layers
 from outrider.verify.model.gpu.devices import Crossings
+from outrider.verify.model.gpu.experts import touched_experts
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
 from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.gpu.text_work import ROWS, depth_left
@@ -82,6 +83,8 @@ class TorchRunner(ModelRunner):
         self._tap: HiddenTap | None = None
         self.pictures = reader_of(model)
         self._crossings = Crossings(model, model.device)
+        self._touched = touched_experts(model) if model.device.type != "cpu" else None
+        self.experts = None if self._touched is None else self._touched.experts
         self._attention_probe = ShapeProbe()
         self.cache_shape = replace(self._probe(self._attention_probe), dtype=dtype, coded=STORED[kv_dtype])
         if self.in_pages:
@@ -164,6 +167,10 @@ class TorchRunner(ModelRunner):
     def draft_depth(self, length: int) -> int:
         return depth_left(length) if self.is_invariant else super().draft_depth(length)
 
+    @property
+    def touched(self) -> float:  # type: ignore[override]
+        return 0.0 if self._touched is None else self._touched.mean
+
     def _graphed(self, pool: PagePool, counts: Sequence[int]) -> GraphedForward:
         """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
         # Triton is only needed on a GPU.
@@ -174,6 +181,7 @@ class TorchRunner(ModelRunner):
         self.is_fused, run = fused is not None, fused or partial(self._run, keep=0)
         groups = self._attention_probe.groups
         graphed = GraphedForward(run, pool, self._positions, groups, counts, self._tap, self._crossings)
+        graphed.touched = self._touched
         if self.device.type == "cuda" and (fused is not None or can_capture(self.model, self.model)):
             graphed.capture_model(self.model, self._compile if fused is None else "off")
         return graphed

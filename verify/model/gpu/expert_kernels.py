@@ -74,6 +74,7 @@ def list_work(
     index,  # int64 [slots], the expert of each
     order,  # int32 [slots]: the slots of the first expert, of the second one, and so on
     work,  # int32 [pieces, WORK_FIELDS]: an expert, and the first and the number of its slots in `order`; 0 = none
+    touched,  # int32 [1], to which the number of experts with slots is added
     slots,
     pieces,
     experts: tl.constexpr,
@@ -105,6 +106,7 @@ def list_work(
         tl.store(target + FIRST, own_first + number * tile, number < own_tiles)
         tl.store(target + COUNT, tl.minimum(own_count - number * tile, tile), number < own_tiles)
     if tl.program_id(0) == 0:
+        tl.atomic_add(touched, tl.sum((counts > 0).to(tl.int32), 0))
         for begin in range(tl.sum(tiles, 0), pieces, COMPARED):
             piece = begin + tl.arange(0, COMPARED)
             tl.store(work + piece * WORK_FIELDS + COUNT, 0, piece < pieces)

@@ -25,7 +25,7 @@ from outrider.verify.model.cache.kv_cache import page_count
 from outrider.verify.model.gpu.compilation import CompileError, compiled_layers, compiled_together
 from outrider.verify.model.gpu.device_rows import DeviceRows, DeviceStates, Piece, pieces_of
 from outrider.verify.model.gpu.devices import Crossings
-from outrider.verify.model.gpu.experts import KernelExperts
+from outrider.verify.model.gpu.experts import KernelExperts, TouchedExperts
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.gpu.staged_graph import Capture, CudaCapture, StagedGraph
 from outrider.verify.model.gpu.text_work import ROWS, TextWork
@@ -74,6 +74,7 @@ class GraphedForward:
         recurrent = pool.shape.recurrent
         self._recurrent = None if recurrent is None else DeviceStates(recurrent, self.max_rows)
         self.counters: Sequence[torch.Tensor] = ()  # of products; graphs clear them first, in case a forward was interrupted
+        self.touched: TouchedExperts | None = None
         self._graphs: dict[int, StagedGraph] = {}
         self._logits: dict[int, torch.Tensor] = {}
 
@@ -96,11 +97,15 @@ class GraphedForward:
             self._set(pieces, count)
             if self._recurrent is not None:
                 enter(self._recurrent, segments)
+            if self.touched is not None:
+                self.touched.clear()
             if count in self._graphs:
                 self._graphs[count].replay()
                 logits = self._logits[count]
             else:
                 logits = self._run(count)
+            if self.touched is not None:
+                self.touched.fetch()
             if self._tap is not None:
                 keep_hidden(self._states[count] if count in self._graphs else self._tap.states, computed)
             return kept(logits, segments, [each.rows for each in computed])

@@ -97,7 +97,7 @@ def _(logits: torch.Tensor, bias: torch.Tensor | None, chosen: int, *others: Any
     return logits.new_empty(shape, dtype=others[-1]), logits.new_empty(shape, dtype=torch.int64)
 
 
-@torch.library.custom_op("outrider::experts", mutates_args=())  # `arrived` is as before once the kernels end
+@torch.library.custom_op("outrider::experts", mutates_args=())  # `arrived` is as before; nothing reads `touched`
 def experts(
     rows: torch.Tensor,
     index: torch.Tensor,
@@ -106,6 +106,7 @@ def experts(
     down: Sequence[torch.Tensor | None],
     biases: Sequence[torch.Tensor],
     arrived: torch.Tensor,
+    touched: torch.Tensor,
     way: str,
     in_turns: bool,
     alpha: float,
@@ -115,7 +116,8 @@ def experts(
 
     Weights are a tensor of 16 bits and three None, or the planes of `outrider.verify.model.gpu.quantized.Blocks`: of gate and
     up [experts * 2 * width, hidden], and of down [experts * hidden, width]. Their biases are both or none. `arrived` is the
-    mixture's, from `counters`. `way` is one of WAYS; with `in_turns`, outputs of gate and up take turns.
+    mixture's, from `counters`; to `touched`, int32 [1], the number of experts that several rows use is added. `way` is one of
+    WAYS; with `in_turns`, outputs of gate and up take turns.
     """
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     index, shares = index.contiguous(), shares.contiguous()
@@ -131,7 +133,7 @@ def experts(
     shared: dict[str, Any] = {"slots": slots, "experts": number, "chosen": chosen, "is_single": count == 1, "tile": work.tile}
     join = {"in_turns": in_turns, "how": WAYS[way], "alpha": alpha, "limit": limit}
     with on_device(device):
-        shared |= {"block_outputs": OUTPUTS, "has_bias": bool(biases)} | _listed(index, work, number)
+        shared |= {"block_outputs": OUTPUTS, "has_bias": bool(biases)} | _listed(index, work, number, touched)
         kernels.gate_up[(triton.cdiv(2 * width, OUTPUTS), work.pieces)](
             rows=rows,
             row_stride=rows.stride(0),
@@ -162,13 +164,13 @@ def _(rows: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(rows, memory_format=torch.contiguous_format)
 
 
-def _listed(index: torch.Tensor, work: Work, experts: int) -> dict[str, torch.Tensor]:
+def _listed(index: torch.Tensor, work: Work, experts: int, touched: torch.Tensor) -> dict[str, torch.Tensor]:
     """The list of the pieces, as kernels take it; that of a single row is not read."""
     listed = torch.empty(work.pieces * int(kernels.WORK_FIELDS.value), dtype=torch.int32, device=index.device)
     order = torch.empty(index.numel(), dtype=torch.int32, device=index.device)
     if len(index) > 1:
         kernels.list_work[(triton.cdiv(experts, int(kernels.LISTED.value)),)](
-            index, order, listed, index.numel(), work.pieces, experts, triton.next_power_of_2(experts + 1), work.tile
+            index, order, listed, touched, index.numel(), work.pieces, experts, triton.next_power_of_2(experts + 1), work.tile
         )
     return {"index": index, "order": order, "work": listed}
 

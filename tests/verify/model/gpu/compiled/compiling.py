@@ -110,10 +110,11 @@ def experts(capability: int, form: str = "16 bits") -> None:
     gate_up, down = (
         weights_of(count * size, inputs, form) for size, inputs in ((2 * width, hidden), (hidden, width))
     )  # fmt: skip
+    touched = torch.empty(1, dtype=torch.int32)
     for number in (1, 16, 2048):
         rows, logits = (torch.empty(number, size, dtype=BFLOAT16) for size in (hidden, count))
         shares, index = choose_experts(logits, None, 8, False, True, 0.0, 1.0, BFLOAT16)
-        compute(rows, index, shares, gate_up, down, [], counters(hidden, rows.device), "silu", False, 1.0, 0.0)
+        compute(rows, index, shares, gate_up, down, [], counters(hidden, rows.device), touched, "silu", False, 1.0, 0.0)
 
 
 def recurrence(capability: int, key_dim: int, value_dim: int, is_delta: bool) -> None:
