@@ -62,23 +62,24 @@ def part_weights(
     """
     if bits == 16:
         return stored
-    units = _of_part(units, part, bits)  # [block_outputs, scales of the part]
-    values = tl.reshape(_values(stored, part, bits), [stored.shape[0], units.shape[1], stored.shape[1] // units.shape[1]])
-    factor = units[:, :, None]
-    if scales.dtype.element_ty == tl.bfloat16:
-        weights = _of_float4(values - BASES[bits]) * factor
-    elif bits == 8 and minimums is None and HAS_PTX:  # rounded once, so the product is that of the value and the scale
-        factor, offset = tl.broadcast_to(factor, values.shape), tl.broadcast_to(-BASES[bits] * factor, values.shape)
-        weights = tl.fma(values, factor, offset)
-    elif bits == 8:
-        weights = (values - BASES[bits]) * factor
-        if minimums is not None:
-            weights += _of_part(least, part, bits)[:, :, None]
-    elif minimums is None:
-        weights = values * factor - (BASES[bits] + MIDDLE) * factor
     else:
-        weights = values * factor + (_of_part(least, part, bits) - BASES[bits] * units)[:, :, None]
-    return tl.reshape(weights, stored.shape).to(dtype)
+        units = _of_part(units, part, bits)  # [block_outputs, scales of the part]
+        values = tl.reshape(_values(stored, part, bits), [stored.shape[0], units.shape[1], stored.shape[1] // units.shape[1]])
+        factor = units[:, :, None]
+        if scales.dtype.element_ty == tl.bfloat16:
+            weights = _of_float4(values - BASES[bits]) * factor
+        elif bits == 8 and minimums is None and HAS_PTX:  # rounded once, so the product is that of the value and the scale
+            offset = tl.broadcast_to(-BASES[bits] * factor, values.shape)
+            weights = tl.fma(values, tl.broadcast_to(factor, values.shape), offset)
+        elif bits == 8 and minimums is None:
+            weights = (values - BASES[bits]) * factor
+        elif bits == 8:
+            weights = (values - BASES[bits]) * factor + _of_part(least, part, bits)[:, :, None]
+        elif minimums is None:
+            weights = values * factor - (BASES[bits] + MIDDLE) * factor
+        else:
+            weights = values * factor + (_of_part(least, part, bits) - BASES[bits] * units)[:, :, None]
+        return tl.reshape(weights, stored.shape).to(dtype)
 
 
 @triton.jit
