@@ -20,7 +20,8 @@ from triton.language.extra import cuda as gdc
 
 from outrider.verify.model.gpu import triton_products
 from outrider.verify.model.gpu.quantized import quantized
-from outrider.verify.model.gpu.triton_products import Tile, use_kernel
+from outrider.verify.model.gpu.tiles import Tile
+from outrider.verify.model.gpu.triton_products import use_kernel
 
 NODES = 400  # of the graph of launches
 COPIED_BYTES = 3e8  # of a product's weights, so that the cache holds none

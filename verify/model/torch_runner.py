@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -48,6 +49,7 @@ class TorchRunner(ModelRunner):
 
     fuses = True  # whether graphs are of `outrider.verify.model.gpu.decoder` where that computes the model
     is_fused = False  # whether they are
+    tiles_file: Path | None = None  # of the sizes of tiles that earlier starts have found on a GPU
     max_rows = MOST_ROWS
 
     def __init__(
@@ -181,7 +183,7 @@ class TorchRunner(ModelRunner):
         self.is_fused, run = fused is not None, fused or partial(self._run, keep=0)
         groups = self._attention_probe.groups
         graphed = GraphedForward(run, pool, self._positions, groups, counts, self._tap, self._crossings)
-        graphed.touched = self._touched
+        graphed.touched, graphed.tiles_file = self._touched, self.tiles_file
         if self.device.type == "cuda" and (fused is not None or can_capture(self.model, self.model)):
             graphed.capture_model(self.model, self._compile if fused is None else "off")
         return graphed

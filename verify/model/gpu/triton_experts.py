@@ -13,7 +13,7 @@ import triton
 
 from outrider.verify.model.gpu import expert_kernels as kernels
 from outrider.verify.model.gpu.forms import sizes_of
-from outrider.verify.model.gpu.triton_products import INPUTS, LEAST_ROWS, Tile, gpu_of
+from outrider.verify.model.gpu.tiles import INPUTS, LEAST_ROWS, Tile, gpu_of
 from outrider.verify.model.transfer import on_device
 
 # Outputs of a tile; of gate and up, half of them are of each. Weights are read once, so the tile is the tensor cores' smallest.

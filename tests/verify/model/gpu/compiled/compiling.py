@@ -176,11 +176,11 @@ def compiled(capability: int) -> Iterator[list[tuple[str, Any]]]:
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    from outrider.verify.model.gpu import text_work, triton_experts, triton_products
+    from outrider.verify.model.gpu import text_work, tiles, triton_experts, triton_products
 
     found: list[tuple[str, Any]] = []
     target = GPUTarget("hip", "gfx942", 64) if capability == GFX942 else GPUTarget("cuda", capability, 32)
-    gpu = triton_products.Gpu(132, SHARED_BYTES.get(capability, LOCAL_BYTES) - 1024, capability)
+    gpu = tiles.Gpu(132, SHARED_BYTES.get(capability, LOCAL_BYTES) - 1024, capability)
     functions = {"get_current_target": target, "get_current_device": 0, "get_current_stream": 0}
     here = type("Gpu", (), {name: lambda *_, value=value: value for name, value in functions.items()})()
     for module, name, value in (
