@@ -76,7 +76,10 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     found = smallest_seconds(streams, [few, many] if has_room else [few])
     one = np.interp(STREAMS - 1, nodes, seconds[0])  # the same rows in one stream
     stream_seconds = max(0.0, (found[few] - float(one)) / (STREAMS - 1))
-    experts, rows = two_steps(runner, streams[0].cache)[2], STREAMS * (STREAM_NODES + 1)
+    experts, rows = None, STREAMS * (STREAM_NODES + 1)
+    if runner.experts is not None:
+        streams[0].cache.assume(contexts[0])
+        experts = two_steps(runner, streams[0].cache)[2]
     beyond = np.zeros(rows) if experts is None else experts.of(experts.touched(NO_ROWS, rows))  # those of one row
     seconds = np.maximum(seconds - beyond[list(nodes)], seconds[:, :1])
     row_seconds = (seconds[0][-1] - seconds[0][-3]) / (nodes[-1] - nodes[-3])
