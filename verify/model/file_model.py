@@ -65,7 +65,9 @@ def load(
         return model
 
     has_blocks = bool(options.quantization) or keeps
-    path = file_of(options.packed_folder if has_blocks else None, source.files, "GPU", FORMAT, options.quantization, keeps)
+    path = file_of(
+        options.packed_folder if has_blocks else None, source.files, "GPU", FORMAT, options.quantization, keeps, len(devices)
+    )
     try:
         try:
             with PackedFile(path, sum(each.stat().st_size for each in source.files)) as file:
@@ -134,6 +136,8 @@ class FileModel:
     ) -> None:
         place, mixture = self._modules[module], way_of(module) is not None
         for name, tensor in module._buffers.items():
+            if tensor is None:
+                continue
             if name in module._non_persistent_buffers_set:
                 module._buffers[name] = tensor.to(device)
             else:
@@ -202,9 +206,12 @@ class Weight:
         if self.bits is not None:
             yield from (Blocks.of(piece.to(device), self.bits) for piece in numbers_of(part))
             return
-        rows, scales = torch.from_numpy(np.array(part.rows)), part.scales
+        rows, scales = part.rows, part.scales
+        for first in range(0, len(rows), CHUNK):
+            some = slice(first, first + CHUNK)
+            own = None if scales is None else torch.from_numpy(scales[some]).to(device)
+            yield as_blocks(torch.from_numpy(np.array(rows[some])).to(device), KINDS[part.type], own)
         part.release()
-        yield as_blocks(rows.to(device), KINDS[part.type], None if scales is None else torch.from_numpy(scales).to(device))
 
 
 def is_read(architecture: Architecture) -> bool:

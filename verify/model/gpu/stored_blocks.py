@@ -66,7 +66,7 @@ def of_plain(blocks: torch.Tensor, start: int, has_minimums: bool = False) -> Pa
 def of_five(blocks: torch.Tensor, has_minimums: bool) -> Parts:
     """The fifth bits of the 32 values are those of four bytes."""
     start = 4 if has_minimums else 2
-    fifths = blocks[..., start : start + 4, None] >> torch.arange(8, device=blocks.device) & 1
+    fifths = blocks[..., start : start + 4, None] >> torch.arange(8, dtype=torch.uint8, device=blocks.device) & 1
     values = halves(blocks[..., start + 4 :]) + 16 * fifths.flatten(-2)
     values = values + (128 if has_minimums else 128 - 16)
     return values, numbers(blocks, 0), numbers(blocks, 2) if has_minimums else None, None
@@ -107,14 +107,14 @@ def of_4_k(blocks: torch.Tensor) -> Parts:
 
 
 def of_5_k(blocks: torch.Tensor) -> Parts:
-    fifths = blocks[..., None, 16:48] >> torch.arange(8, device=blocks.device)[:, None] & 1
+    fifths = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None] & 1
     values = halves(blocks[..., 48:].unflatten(-1, (4, 32))).unflatten(-1, (2, 32)).flatten(-3, -2)
     return values + 16 * fifths + 128, *of_pairs(blocks)
 
 
 def of_6_k(blocks: torch.Tensor) -> Parts:
     lower = halves(blocks[..., :128].unflatten(-1, (2, 64)))  # [outputs, blocks, 2, 128]
-    shifts = torch.arange(0, 8, 2, device=blocks.device)[:, None]
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
     upper = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts & 3
     factor = numbers(blocks, 208)
     return lower + 16 * upper.flatten(-2) + 96, numbers(blocks, 192, WHOLE, 16), None, factor.expand(-1, -1, 2)
