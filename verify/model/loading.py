@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -72,7 +74,7 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
     folder = None if location.gguf else model_folder(location.source, options.revision, (CONFIG, MODELOPT))
     settings = {} if folder is None else quantization_settings(str(folder), options.revision)
     if devices[0].type == "cuda" and (location.gguf or options.quantization or settings):
-        with timed("reading weights and moving them to the device"):
+        with timed("reading weights and moving them to the device"), room_for(options, devices):
             filled = file_model.load(options, location, config, dtype, devices)
         if filled is not None:
             check_layers(filled, options.path)
@@ -83,17 +85,24 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
         return found
     check_layers(model, options.path)
     placement = Placement(model, devices)
+    with timed("quantising weights and moving them to the device"), room_for(options, devices, model):
+        quantize_model(model, options.quantization, placement)
+        placement.move()
+    return runner_of(model, options, location)
+
+
+@contextmanager
+def room_for(options: LoadOptions, devices: Sequence[torch.device], model: PreTrainedModel | None = None) -> Iterator[None]:
+    """Raises ModelError if the weights do not fit the devices, with the size of the model or of its files."""
     try:
-        with timed("quantising weights and moving them to the device"):
-            quantize_model(model, options.quantization, placement)
-            placement.move()
+        yield
     except torch.OutOfMemoryError:
-        size, free = model.get_memory_footprint() / 1e9, sum(map(free_bytes, devices)) / 1e9
+        size = (stored_bytes(options.path) or 0) if model is None else model.get_memory_footprint()
+        free = sum(map(free_bytes, devices)) / 1e9
         raise ModelError(
-            f"The weights of the model at {options.path!r} take {size:.1f} GB, more than the memory of {options.device}, of"
+            f"The weights of the model at {options.path!r} take {size / 1e9:.1f} GB, more than the memory of {options.device}, of"
             f" which {free:.1f} GB are free; serve a smaller or quantised model, or name more GPUs in model.device."
         ) from None
-    return runner_of(model, options, location)
 
 
 def runner_of(model: PreTrainedModel, options: LoadOptions, location: Location) -> TorchRunner:
