@@ -100,8 +100,8 @@ def room_for(options: LoadOptions, devices: Sequence[torch.device], model: PreTr
         size = (stored_bytes(options.path) or 0) if model is None else model.get_memory_footprint()
         free = sum(map(free_bytes, devices)) / 1e9
         raise ModelError(
-            f"The weights of the model at {options.path!r} take {size / 1e9:.1f} GB, more than the memory of {options.device}, of"
-            f" which {free:.1f} GB are free; serve a smaller or quantised model, or name more GPUs in model.device."
+            f"The weights of the model at {options.path!r} take {size / 1e9:.1f} GB, more than the memory of {options.device},"
+            f" of which {free:.1f} GB are free; serve a smaller or quantised model, or name more GPUs in model.device."
         ) from None
 
 

@@ -25,6 +25,9 @@ from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.quantized.checkpoints import BY_NAME, save
 
 SIZES: dict[str, Any] = {"num_hidden_layers": 2, "intermediate_size": 128, "max_window_layers": 2}
+# transformers takes these sizes of heads for granted.
+HEADS: dict[str, dict[str, Any]] = {"qwen3": {"head_dim": 128}, "gemma2": {"head_dim": 256}}
+HEADS |= {"qwen3_moe": {"head_dim": 128, "moe_intermediate_size": 64}}
 KIND = GGMLQuantizationType.Q8_0
 
 
@@ -59,8 +62,7 @@ def check_equal(found: PreTrainedModel, expected: PreTrainedModel) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe", "gemma2"])
 def test_a_file_has_the_weights_that_transformers_reads(family: str, tmp_path: Path) -> None:
-    sizes = SIZES | ({"moe_intermediate_size": 64} if family == "qwen3_moe" else {})
-    file = write_gguf(build(family, **sizes), tmp_path / "model.gguf", KIND)
+    file = write_gguf(build(family, **SIZES | HEADS.get(family, {})), tmp_path / "model.gguf", KIND)
     found = loaded(file)
     expected = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32)
     assert found.dtype == torch.bfloat16
@@ -102,7 +104,7 @@ def test_logits_are_those_of_the_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bits", ["none", "int4"])
 def test_blocks_are_kept_and_mapped(bits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
-    file = write_gguf(build("qwen3_moe", **SIZES, moe_intermediate_size=64), tmp_path / "model.gguf", KIND)
+    file = write_gguf(build("qwen3_moe", **SIZES | HEADS["qwen3_moe"]), tmp_path / "model.gguf", KIND)
     options = {"packed_folder": tmp_path / "packed", "quantization": Quantization(bits)}
     first = weights_of(loaded(file, **options))
     assert len([*(tmp_path / "packed").iterdir()]) == 1
@@ -121,5 +123,5 @@ def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path: Path, monkeyp
 
 def test_a_model_that_only_transformers_reads(tmp_path: Path) -> None:
     model = build("lfm2", **SIZES | {"num_hidden_layers": 6})
-    location = locate(str(write_gguf(model, tmp_path / "model.gguf", KIND)))
+    location = locate(str(write_gguf(model, tmp_path / "model.gguf")))
     assert load(LoadOptions("a model"), location, model.config, torch.float32, [DEVICE]) is None
