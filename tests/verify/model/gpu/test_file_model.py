@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from outrider.verify.checkpoint import locate
 from outrider.verify.model import file_model
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import packed_file
 from outrider.verify.model.file_model import load
@@ -91,8 +92,9 @@ def test_logits_are_those_of_the_weights(tmp_path: Path) -> None:
         ForwardBatch.chain(np.arange(3, 12)),
         loaded(write_gguf(build("llama", **SIZES), tmp_path / "model.gguf", KIND)),
     )
-    reference = build("llama", **SIZES)
+    reference = AutoModelForCausalLM.from_config(found.config, dtype=torch.float32, attn_implementation=NAME)
     reference.load_state_dict(weights_of(found))
+    reference.model.rotary_emb.inv_freq = found.model.rotary_emb.inv_freq
     use_kernels(found)
     given, expected = (
         runner.forward(runner.new_cache(), batch).float()
