@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import MAX_NODES, Source, chain
-from outrider.verify.cost import CostCurve, ExpertCost, parse
+from outrider.verify.cost import NO_ROWS, CostCurve, ExpertCost, parse
 from outrider.verify.findings import digest, save_finding
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
@@ -65,7 +65,7 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
         contexts = contexts[:2][-1:]
     streams = [started(runner, contexts[-1])]
     found = smallest_seconds(streams, [Point(context, count) for context in contexts for count in nodes])
-    seconds = [[found[Point(context, count)] for count in nodes] for context in contexts]
+    seconds = np.array([[found[Point(context, count)] for count in nodes] for context in contexts])
     streams.clear()  # frees the cache, which may have all pages
     streams += [started(runner, contexts[0]) for _ in range(STREAMS)]
     few, many = Point(contexts[0], 0), Point(contexts[0], STREAM_NODES)
@@ -73,11 +73,17 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     found = smallest_seconds(streams, [few, many] if has_room else [few])
     one = np.interp(STREAMS - 1, nodes, seconds[0])  # the same rows in one stream
     stream_seconds = max(0.0, (found[few] - float(one)) / (STREAMS - 1))
+    experts, rows = None, STREAMS * (STREAM_NODES + 1)
+    if runner.experts is not None:
+        streams[0].cache.assume(contexts[0])
+        experts = two_steps(runner, streams[0].cache)[2]
+    beyond = np.zeros(rows) if experts is None else experts.of(experts.touched(NO_ROWS, rows))  # those of one row
+    seconds = np.maximum(seconds - beyond[list(nodes)], seconds[:, :1])
     row_seconds = (seconds[0][-1] - seconds[0][-3]) / (nodes[-1] - nodes[-3])
     if has_room:
-        more = STREAMS * (STREAM_NODES + 1) - (nodes[-1] + 1)  # rows beyond those of one stream's largest step
-        row_seconds = (found[many] - seconds[0][-1] - stream_seconds * (STREAMS - 1)) / more
-    return CostCurve(nodes, contexts, seconds, max(0.0, row_seconds), stream_seconds)
+        more = rows - (nodes[-1] + 1)  # rows beyond those of one stream's largest step
+        row_seconds = (found[many] - beyond[-1] - seconds[0][-1] - stream_seconds * (STREAMS - 1)) / more
+    return CostCurve(nodes, contexts, seconds, max(0.0, row_seconds), stream_seconds, experts)
 
 
 def grid(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -174,26 +180,31 @@ def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:
 
 
 def estimate(runner: ModelRunner) -> CostCurve:
-    """The curve through two steps, of one row and of ESTIMATED_ROWS, timed in turns: of a server that starts in a second.
-
-    Of a mixture, a third step has equal tokens, which use fewer experts: the difference is what experts cost.
-    """
+    """The curve through two steps: of a server that starts in a second."""
     cache = runner.new_cache()
     cache.assume(min(CONTEXTS[0], runner.context_tokens - ESTIMATED_ROWS))
-    # The rest of the start disturbs the first ones. If it disturbed all steps of one row, further rows would seem free.
-    turns = [[timed_forward(runner, cache, rows - 1) for rows in (1, ESTIMATED_ROWS)] for _ in range(ROUNDS)]
-    one, more = map(min, zip(*turns, strict=True))
-    experts = None
-    if runner.experts is not None:
-        touched, (count, used) = runner.touched, runner.experts
-        equal = min(timed_forward(runner, cache, ESTIMATED_ROWS - 1, differ=False) for _ in range(2))
-        of_one = min((more - equal) / max(1.0, touched - runner.touched), (more - one) / max(1.0, touched - used))
-        experts = ExpertCost(count, used, max(0.0, of_one))
-        more -= experts.of(touched)
+    one, more, experts = two_steps(runner, cache)
     row = max(0.0, more - one) / (ESTIMATED_ROWS - 1)
     nodes, contexts = grid(runner)
     seconds = [[one + count * row for count in nodes]] * len(contexts)  # steps correct what further text costs
     return CostCurve(nodes, contexts, seconds, row, STREAM_SHARE * one, experts)
+
+
+def two_steps(runner: ModelRunner, cache: KVCache) -> tuple[float, float, ExpertCost | None]:
+    """Seconds of steps of one row and of ESTIMATED_ROWS, timed in turns, without experts beyond those of one row.
+
+    Of a mixture, a third step has equal tokens, which use fewer experts: the difference is what experts cost.
+    """
+    # The rest of the start disturbs the first ones. If it disturbed all steps of one row, further rows would seem free.
+    turns = [[timed_forward(runner, cache, rows - 1) for rows in (1, ESTIMATED_ROWS)] for _ in range(ROUNDS)]
+    one, more = map(min, zip(*turns, strict=True))
+    if runner.experts is None:
+        return one, more, None
+    touched, (count, used) = runner.touched, runner.experts
+    equal = min(timed_forward(runner, cache, ESTIMATED_ROWS - 1, differ=False) for _ in range(2))
+    of_one = min((more - equal) / max(1.0, touched - runner.touched), (more - one) / max(1.0, touched - used))
+    experts = ExpertCost(count, used, max(0.0, of_one))
+    return one, more - experts.of(touched), experts
 
 
 def cost_file(runner: ModelRunner, folder: Path | None) -> Path | None:

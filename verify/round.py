@@ -69,7 +69,6 @@ class Round:
         self._judgements: dict[Stream, Judgement] = {}  # of steps
         self._plan = Plan([])
         self._reads_plan = True  # whether the prompts have as many tokens as planned
-        self._touched = 0.0  # experts that the forward used
         self._launched_at = 0.0  # time.perf_counter() at the forward's start
         self._launch_seconds = 0.0  # seconds of drafting and of choosing nodes
         self._device_seconds = 0.0  # seconds from the forward's start to the first stream's verdict
@@ -147,7 +146,6 @@ class Round:
         try:
             runner = self._streams[0].verifier.runner
             logits = runner.forward_all([part.segment for part in self._parts.values()])
-            self._touched = runner.touched
         except lost_device():
             raise
         except Exception:
@@ -218,7 +216,8 @@ class Round:
         is_complete = len(found) == len(self._plan.choices)
         forward = seconds - sum(step.commit_seconds for step in found) if is_complete else None
         host = self._launch_seconds + seconds - self._device_seconds
-        touched = Touched(kinds_of_step([part.tree for part in steps.values()]), self._touched) if self._touched else None
+        experts = self._streams[0].verifier.runner.touched  # of the forward whose verdicts are known now
+        touched = Touched(kinds_of_step([part.tree for part in steps.values()]), experts) if experts else None
         self._controller.record(self._plan, rows, Times(host, self._device_seconds, forward), touched)
 
 

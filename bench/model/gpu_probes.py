@@ -16,7 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from outrider.verify.model.gpu import triton_products
 from outrider.verify.model.gpu.quantized import quantized
-from outrider.verify.model.gpu.triton_products import Tile, use_kernel
+from outrider.verify.model.gpu.tiles import Tile
+from outrider.verify.model.gpu.triton_products import use_kernel
 
 COPIED_BYTES = 3e8  # of a product's weights, so that the cache holds none
 SHAPES = {"qkv": (4096, 6144), "o": (4096, 4096), "gate_up": (4096, 28672), "down": (14336, 4096)}

@@ -37,11 +37,14 @@ class MemoryFigures:
     is_lazy: bool = False  # a cache takes the memory of its text, as on a CPU; otherwise, caches are in pages
     # Pairs of a sliding window and of the part of `token_bytes` that belongs to layers with this window.
     windowed: Sequence[tuple[int, int]] = ()
+    reserved_bytes: int | None = None  # what earlier starts have measured of activations, which counts if it is less
 
     @property
     def budget_bytes(self) -> int:
         """The bytes for KV caches."""
-        return int(max(0, self.free_bytes) * (1 - self.reserved_share))
+        free = max(0, self.free_bytes)
+        share = int(free * (1 - self.reserved_share))
+        return share if self.reserved_bytes is None else max(share, free - self.reserved_bytes)
 
     def cache_bytes(self, context_tokens: int) -> int:
         """The bytes of one KV cache: a context, and the margin beyond its end, in whole pages."""

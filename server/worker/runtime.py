@@ -20,6 +20,7 @@ from outrider.server.http.body_budget import TOTAL_BYTES
 from outrider.server.settings import DraftModel, Model, Settings
 from outrider.server.settings.stores import RESPONSES_BYTES
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
+from outrider.server.worker.activations import Activations
 from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
 from outrider.server.worker.resources import MAX_PRINCIPALS, ClientCorpora, LearnedTexts, Stores, Tables, load_resources
 from outrider.verify.checkpoint import SMALL_MODEL_BYTES, stored_bytes
@@ -29,6 +30,7 @@ from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.findings import save_finding
 from outrider.verify.measurement import cost_file, load_or_measure, machine_key
 from outrider.verify.model import backend
+from outrider.verify.model.cache.kv_cache import PAGE_TOKENS
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.memory import HOST, Device, free_bytes
 from outrider.verify.model.runner import ModelRunner
@@ -70,6 +72,7 @@ class Runtime:
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # the target's, by name
     has_library: bool = AVAILABLE  # of the drafters; without it, one stands in for them
     run_drafts: RunDrafts = in_turns  # runs the drafting of several requests
+    activations: Activations = field(default_factory=lambda: Activations({}, None))
 
     def owner_of(self, principal: str, adapter: str | None) -> str:
         """Who owns a session: a principal's requests with an adapter share none with its others, nor what they learn."""
@@ -102,7 +105,8 @@ class Runtime:
         return (most, self.curve) if max_nodes == "auto" else (min(max_nodes, most), None)
 
     def save_findings(self) -> None:
-        """Saves what steps have shown for the next start: the cost curve, and what is known of the draft model."""
+        """Saves what steps have shown for the next start: the cost curve, and what is known of the draft model and memory."""
+        self.activations.observe(pool_bytes(self.runner))
         if self.pair_file is not None and self.resources.pair.is_corrected:
             save_finding(self.resources.pair.state(), self.pair_file)
             self.resources.pair.is_corrected = False
@@ -128,7 +132,8 @@ def load(settings: Settings) -> Runtime:
         from outrider.server.worker.draft import load_draft, load_pair, pair_file_of, share_draft
 
         draft, differences = load_draft(settings, shared_options(settings, settings.draft_model), tokenizer, runner)
-    slots = start_models(runner, draft, settings, tokenizer)
+    activations = load_activations(runner, settings)
+    slots = start_models(runner, draft, settings, tokenizer, activations)
     curve = None
     if settings.speculation.max_nodes == "auto":
         with timed("finding the cost of steps"):
@@ -157,6 +162,7 @@ def load(settings: Settings) -> Runtime:
         curve=curve,
         curve_file=cost_file(runner, cost_folder(settings)),
         pair_file=pair_file,
+        activations=activations,
         run_drafts=in_turns if shared_draft is None else shared_draft.run_drafts,
         corpora=ClientCorpora(tables) if settings.corpora.total_bytes else None,
         learned=LearnedTexts(LEARNED_TOKENS, tables.vocabulary) if settings.learns_from_sessions else None,
@@ -191,6 +197,7 @@ def start_models(
     draft: ModelRunner | HeadModel | None,
     settings: Settings,
     tokenizer: AnyTokenizer | None = None,
+    activations: Activations | None = None,
 ) -> int:
     """Starts the models with the context that fits and with their threads. Returns the number of KV caches.
 
@@ -198,7 +205,7 @@ def start_models(
     """
     kept = settings.sessions
     wishes = MemoryWishes(settings.model.context_tokens, kept.slots, settings.scheduling.max_active, kept.capacity)
-    plan = plan_devices(memory_figures(runner, draft, stores=store_bytes(settings)), wishes)
+    plan = plan_devices(memory_figures(runner, draft, None, store_bytes(settings), activations), wishes)
     if plan.note:
         log.warning(plan.note)
     draft_plan = plan_draft(runner, draft, plan)
@@ -234,8 +241,25 @@ def plan_draft(runner: ModelRunner, draft: ModelRunner | HeadModel | None, plan:
     return own
 
 
+def load_activations(runner: ModelRunner, settings: Settings) -> Activations:
+    """What activations have taken of the GPUs of a model whose weights are loaded."""
+    folder = cost_folder(settings)
+    file = folder and folder / f"{machine_key(runner)}-memory.json"
+    return Activations(device_names(runner) if runner.in_pages else {}, file)
+
+
+def pool_bytes(runner: ModelRunner) -> dict[str, int]:
+    """The bytes of the pages on each device."""
+    positions = (runner.pages or 0) * PAGE_TOKENS
+    return {str(part.device): part.bytes_for(1) * positions for part in runner.cache_shape.parts}
+
+
 def memory_figures(
-    runner: ModelRunner, draft: ModelRunner | HeadModel | None, model_tokens: int | None = None, stores: int = 0
+    runner: ModelRunner,
+    draft: ModelRunner | HeadModel | None,
+    model_tokens: int | None = None,
+    stores: int = 0,
+    activations: Activations | None = None,
 ) -> list[MemoryFigures]:
     """The memory of each device of a model after its weights. The draft model's caches may be on one of the devices.
 
@@ -254,6 +278,7 @@ def memory_figures(
                 slot_bytes=sum(shape.slot_bytes for shape in shared),
                 device=name,
                 is_lazy=not runner.in_pages,
+                reserved_bytes=None if activations is None else activations.reserved(name),
                 windowed=[(each.window, each.windowed_bytes_for(1)) for each in shared if each.window and each.releases],
             )
         )

@@ -22,6 +22,8 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.trees import tree_of
+from tests.verify.model.cpu.native import models as models_of_library
+from tests.verify.model.cpu.native.models import runner_of
 from tests.verify.model.families import build
 
 CURVE = CostCurve((0, 1, MAX_NODES), (64, 512), ((0.1, 0.2, 0.3), (0.2, 0.3, 0.4)), 0.01, 0.02)
@@ -145,6 +147,14 @@ def test_rows_that_are_timed_use_the_experts_of_any_text(streams: int, nodes: in
     rows, of_row = streams * (nodes + 1), runner.model.config.num_experts_per_tok
     expected = 64 * (1 - (1 - of_row / 64) ** rows)  # of rows that choose at random
     assert len(used) > expected / 2 > of_row
+
+
+def test_the_experts_of_a_mixture_are_measured_apart() -> None:
+    runner = runner_of(models_of_library.build("qwen3_moe"), 256)
+    curve = measure(runner, (0, 7))
+    assert curve.experts is not None
+    assert (curve.experts.count, curve.experts.used) == runner.experts == (12, 3)
+    assert curve.experts.seconds >= 0 and (curve.seconds > 0).all()
 
 
 def test_a_curve_is_estimated_where_all_rows_cost_alike(tmp_path: Path) -> None:

@@ -5,19 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.verify.checkpoint import (
-    MODELOPT,
-    READERS,
-    Location,
-    check_format,
-    check_layer_count,
-    locate,
-    quantization_settings,
-    read_json,
-)
+from outrider.verify.checkpoint import READERS, Location, check_layer_count, locate, read_json
 from outrider.verify.errors import ModelError, loading
 from outrider.verify.gguf.llama_package import is_installed
-from outrider.verify.hub import CONFIG, model_file, model_folder
+from outrider.verify.hub import CONFIG, model_file
 from outrider.verify.model.adapter import Adapter, UnfitAdapter, read_adapter
 from outrider.verify.model.cpu.native import loading as native
 from outrider.verify.model.cpu.native.library import compiled_library
@@ -50,9 +41,6 @@ def load(options: LoadOptions) -> ModelRunner:
         location = locate(options.path, options.revision)
         if options.pack and is_cpu(options.device) and (found := native.load(options, location)) is not None:
             return found
-        if location.gguf is None:
-            folder = model_folder(location.source, options.revision, (CONFIG, MODELOPT))
-            check_format(options.path, quantization_settings(str(folder), options.revision))
         require(reason_for_torch(options, location), TORCH, TRANSFORMERS)
         with timed("importing PyTorch and transformers"):
             from outrider.verify.model.loading import load as load_by_torch

@@ -24,7 +24,7 @@ from outrider.verify.model.load_options import Invariant
 from outrider.verify.model.torch_runner import TorchRunner
 
 # The version of saved findings. It changes with the attention, the products and the trees.
-VERSION = 11
+VERSION = 12
 
 
 class Tree(NamedTuple):
@@ -64,7 +64,7 @@ def start(runner: TorchRunner, context_tokens: int, invariant: Invariant, file: 
         runner.start(context_tokens)
         runner.invariance = "off"
         return
-    known = _saved(file)
+    known, runner.tiles_file = _saved(file), file and file.with_suffix(".tiles.json")
     if runner.cache_shape.recurrent is None and known is not False:
         runner.start(context_tokens, INVARIANT_ROWS)
         if holds(runner, TREES[:1] if known else TREES):

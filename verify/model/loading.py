@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -20,13 +22,22 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils.logging import disable_progress_bar
 
-from outrider.verify.checkpoint import READERS, SMALL_MODEL_BYTES, Location, stored_bytes
+from outrider.verify.checkpoint import (
+    MODELOPT,
+    READERS,
+    SMALL_MODEL_BYTES,
+    Location,
+    check_format,
+    quantization_settings,
+    stored_bytes,
+)
 from outrider.verify.download import download_progress
 from outrider.verify.errors import ModelError, does_not_load
 from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.gguf.parts import parts_of
-from outrider.verify.hub import hub_errors, model_file
+from outrider.verify.hub import CONFIG, hub_errors, model_file, model_folder
+from outrider.verify.model import file_model
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cpu.native import loading as native
 from outrider.verify.model.cpu.native.runner import NativeRunner
@@ -58,21 +69,44 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
     check_quantization(options.quantize, devices[0])
     return_freed_memory()
     torch.set_float32_matmul_precision("highest")  # rotary angles are such products, and containers may allow TF32
-    model = read_model(options, location, devices[0])
+    config = read_configuration(options, location)
+    dtype = resolve_dtype(options.dtype, config, devices[0])
+    folder = None if location.gguf else model_folder(location.source, options.revision, (CONFIG, MODELOPT))
+    settings = {} if folder is None else quantization_settings(str(folder), options.revision)
+    if devices[0].type == "cuda" and (location.gguf or options.quantize != "none" or settings):
+        with timed("reading weights and moving them to the device"), room_for(options, devices):
+            filled = file_model.load(options, location, config, dtype, devices)
+        if filled is not None:
+            check_layers(filled, options.path)
+            return runner_of(filled, options, location)
+    check_format(options.path, settings)
+    model = read_model(options, location, config, dtype, devices[0])
     if devices == (CPU,) and options.pack and (found := native.of_model(model, options)) is not None:
         return found
     check_layers(model, options.path)
     placement = Placement(model, devices)
+    with timed("quantising weights and moving them to the device"), room_for(options, devices, model):
+        quantize_model(model, options.quantize, placement)
+        placement.move()
+    return runner_of(model, options, location)
+
+
+@contextmanager
+def room_for(options: LoadOptions, devices: Sequence[torch.device], model: PreTrainedModel | None = None) -> Iterator[None]:
+    """Raises ModelError if the weights do not fit the devices, with the size of the model or of its files."""
     try:
-        with timed("quantising weights and moving them to the device"):
-            quantize_model(model, options.quantize, placement)
-            placement.move()
+        yield
     except torch.OutOfMemoryError:
-        size, free = model.get_memory_footprint() / 1e9, sum(map(free_bytes, devices)) / 1e9
+        size = (stored_bytes(options.path) or 0) if model is None else model.get_memory_footprint()
+        free = sum(map(free_bytes, devices)) / 1e9
         raise ModelError(
-            f"The weights of the model at {options.path!r} take {size:.1f} GB, more than the memory of {options.device}, of"
-            f" which {free:.1f} GB are free; serve a smaller or quantised model, or name more GPUs in model.device."
+            f"The weights of the model at {options.path!r} take {size / 1e9:.1f} GB, more than the memory of {options.device},"
+            f" of which {free:.1f} GB are free; serve a smaller or quantised model, or name more GPUs in model.device."
         ) from None
+
+
+def runner_of(model: PreTrainedModel, options: LoadOptions, location: Location) -> TorchRunner:
+    """The runner of a model on its devices, to be started."""
     how = (options.pack, options.compile)
     runner = TorchRunner(model, options.context_tokens, *how, started=False, kv_dtype=options.kv_dtype)
     if location.gguf is not None:
@@ -81,8 +115,19 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
     return runner
 
 
-def read_model(options: LoadOptions, location: Location, device: torch.device) -> PreTrainedModel:
-    """The model with its weights, those of a CPU quantised as the options say. Raises ModelError."""
+def read_configuration(options: LoadOptions, location: Location) -> Any:
+    """transformers' configuration of the model. Raises ModelError."""
+    try:
+        source: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
+        return AutoConfig.from_pretrained(location.source, **source, **location.arguments)
+    except hub_errors() as error:
+        raise does_not_load(f"The model at {options.path!r}", error) from None
+
+
+def read_model(
+    options: LoadOptions, location: Location, config: Any, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    """The model with its weights, as transformers reads them. Raises ModelError."""
     if location.gguf is not None and len(parts_of(location.gguf)) > 1:
         raise ModelError(
             f"The model at {options.path!r} is in several files, which only the compiled library and llama.cpp read; set"
@@ -90,17 +135,13 @@ def read_model(options: LoadOptions, location: Location, device: torch.device) -
         )
     source: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
     disable_progress_bar()
-    try:
-        config = AutoConfig.from_pretrained(location.source, **source, **location.arguments)
-    except hub_errors() as error:
-        raise does_not_load(f"The model at {options.path!r}", error) from None
     kind = AutoModelForImageTextToText if config.model_type in READERS else AutoModelForCausalLM
     arguments = loading_arguments(config, location, options.quantize != "none" or device.type == "cpu")
     try:
         return cast(Any, kind).from_pretrained(
             location.source,
             config=config,
-            dtype=resolve_dtype(options.dtype, config, device),
+            dtype=dtype,
             attn_implementation={"": NAME, "text_config": NAME},  # what reads pictures keeps its own
             use_safetensors=True,
             tqdm_class=download_progress(options.path),

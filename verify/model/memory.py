@@ -87,6 +87,17 @@ def free_bytes(device: Device) -> int:
     return system_memory.free_bytes()
 
 
+def peak_bytes(device: Device, restarts: bool = False) -> int:
+    """The most of a GPU's memory that was in use, by PyTorch and by others as now; `restarts` forgets what was before."""
+    import torch
+
+    if restarts:
+        free_bytes(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total - free + torch.cuda.max_memory_reserved(device) - torch.cuda.memory_reserved(device))
+
+
 def has_graphics() -> bool:
     """Whether this machine may have a GPU that PyTorch can use: the drivers' devices say so on Linux."""
     if sys.platform != "linux":

@@ -44,7 +44,7 @@ class ModelRunner(ABC):
     takes_trees = True  # whether drafts may have branches
     is_steady = False  # whether a further row of a step costs as much as any other, so that two steps tell the cost of all
     experts: tuple[int, int] | None = None  # of each mixture, and those of a row; None = no mixtures, or nobody counts
-    touched = 0.0  # experts that the latest forward used, mean over the mixtures
+    touched = 0.0  # experts that the latest forward used, mean over the mixtures; once its results are known
     can_save = True  # whether rows of sessions can be saved
     pictures: PictureReader | None = None  # places pictures in texts; None = the model reads text only
     in_pages = False  # whether caches are pages of a pool that they share

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -21,6 +22,7 @@ from outrider.verify.model.cache.shape import CacheShape, KVDtype
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.native.layers import pack_layers
 from outrider.verify.model.gpu.devices import Crossings
+from outrider.verify.model.gpu.experts import touched_experts
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
 from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.gpu.text_work import ROWS, depth_left
@@ -47,6 +49,7 @@ class TorchRunner(ModelRunner):
 
     fuses = True  # whether graphs are of `outrider.verify.model.gpu.decoder` where that computes the model
     is_fused = False  # whether they are
+    tiles_file: Path | None = None  # of the sizes of tiles that earlier starts have found on a GPU
     max_rows = MOST_ROWS
 
     def __init__(
@@ -82,6 +85,8 @@ class TorchRunner(ModelRunner):
         self._tap: HiddenTap | None = None
         self.pictures = reader_of(model)
         self._crossings = Crossings(model, model.device)
+        self._touched = touched_experts(model) if model.device.type != "cpu" else None
+        self.experts = None if self._touched is None else self._touched.experts
         self._attention_probe = ShapeProbe()
         self.cache_shape = replace(self._probe(self._attention_probe), dtype=dtype, coded=STORED[kv_dtype])
         if self.in_pages:
@@ -164,6 +169,10 @@ class TorchRunner(ModelRunner):
     def draft_depth(self, length: int) -> int:
         return depth_left(length) if self.is_invariant else super().draft_depth(length)
 
+    @property
+    def touched(self) -> float:  # type: ignore[override]
+        return 0.0 if self._touched is None else self._touched.mean
+
     def _graphed(self, pool: PagePool, counts: Sequence[int]) -> GraphedForward:
         """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
         # Triton is only needed on a GPU.
@@ -174,6 +183,7 @@ class TorchRunner(ModelRunner):
         self.is_fused, run = fused is not None, fused or partial(self._run, keep=0)
         groups = self._attention_probe.groups
         graphed = GraphedForward(run, pool, self._positions, groups, counts, self._tap, self._crossings)
+        graphed.touched, graphed.tiles_file = self._touched, self.tiles_file
         if self.device.type == "cuda" and (fused is not None or can_capture(self.model, self.model)):
             graphed.capture_model(self.model, self._compile if fused is None else "off")
         return graphed

@@ -74,6 +74,7 @@ def list_work(
     index,  # int64 [slots], the expert of each
     order,  # int32 [slots]: the slots of the first expert, of the second one, and so on
     work,  # int32 [pieces, WORK_FIELDS]: an expert, and the first and the number of its slots in `order`; 0 = none
+    touched,  # int32 [1], to which the number of experts with slots is added
     slots,
     pieces,
     experts: tl.constexpr,
@@ -105,6 +106,7 @@ def list_work(
         tl.store(target + FIRST, own_first + number * tile, number < own_tiles)
         tl.store(target + COUNT, tl.minimum(own_count - number * tile, tile), number < own_tiles)
     if tl.program_id(0) == 0:
+        tl.atomic_add(touched, tl.sum((counts > 0).to(tl.int32), 0))
         for begin in range(tl.sum(tiles, 0), pieces, COMPARED):
             piece = begin + tl.arange(0, COMPARED)
             tl.store(work + piece * WORK_FIELDS + COUNT, 0, piece < pieces)
@@ -143,9 +145,10 @@ def _joined(gate, up, how: tl.constexpr, alpha: tl.constexpr, limit: tl.constexp
 def gate_up(
     rows,  # [N, inputs]
     row_stride,
-    weight,  # [experts, 2 * outputs, inputs], or as `multiply`'s of fewer bits, and so are scales and minimums
+    weight,  # [experts, 2 * outputs, inputs], or as `multiply`'s of fewer bits, and so are the planes after it
     scales,
     minimums,
+    factors,
     bias,  # [experts, 2 * outputs]; unused without has_bias
     index,  # as `list_work`'s
     order,
@@ -157,6 +160,7 @@ def gate_up(
     chosen: tl.constexpr,  # by a row
     inputs: tl.constexpr,
     bits: tl.constexpr,
+    group: tl.constexpr,
     has_bias: tl.constexpr,
     in_turns: tl.constexpr,  # outputs of gate and up take turns; else all of gate come first
     how: tl.constexpr,
@@ -177,8 +181,8 @@ def gate_up(
         output = tl.where(output < 2 * outputs, expert * 2 * outputs + output, experts * 2 * outputs)
         row = slot // chosen
         found, _ = products(
-            weight, scales, minimums, rows, row_stride, output, row, row, 0, inputs, slots // chosen, experts * 2 * outputs,
-            inputs, bits, tile, 0, block_outputs, block_inputs,
+            weight, scales, minimums, factors, rows, row_stride, output, row, row, 0, inputs, slots // chosen,
+            experts * 2 * outputs, inputs, bits, group, tile, 0, block_outputs, block_inputs,
         )  # fmt: skip
         if has_bias:
             found += tl.load(bias + output, output < experts * 2 * outputs, 0.0).to(tl.float32)[:, None]
@@ -219,6 +223,7 @@ def down(
     weight,  # [experts, outputs, inputs], as `gate_up`'s
     scales,
     minimums,
+    factors,
     bias,  # [experts, outputs]; unused without has_bias
     index,
     order,
@@ -233,6 +238,7 @@ def down(
     chosen: tl.constexpr,
     inputs: tl.constexpr,
     bits: tl.constexpr,
+    group: tl.constexpr,
     has_bias: tl.constexpr,
     is_single: tl.constexpr,
     tile: tl.constexpr,
@@ -250,8 +256,9 @@ def down(
         of_expert = tl.where(inside, expert * outputs + output, experts * outputs)
         begin = tl.program_id(2) * split_inputs
         found, _ = products(
-            weight, scales, minimums, rows, inputs, of_expert, slot, slot, begin, tl.minimum(split_inputs, inputs - begin),
-            slots, experts * outputs, inputs, bits, tile, 0, block_outputs, block_inputs,
+            weight, scales, minimums, factors, rows, inputs, of_expert, slot, slot, begin,
+            tl.minimum(split_inputs, inputs - begin), slots, experts * outputs,
+            inputs, bits, group, tile, 0, block_outputs, block_inputs,
         )  # fmt: skip
         place = (tl.program_id(2) * slots + slot).to(tl.int64)[:, None] * outputs + output[None, :]
         tl.store(partial + place, tl.trans(found), (slot < slots)[:, None] & inside[None, :])

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
+from transformers import PreTrainedModel
 from transformers.integrations.moe import _default_apply_gate
 
-from outrider.verify.model.gpu.quantized import BLOCK, BlockLinear, Blocks
+from outrider.verify.model.gpu.forms import BLOCK
+from outrider.verify.model.gpu.quantized import BlockLinear, Blocks
 
 # The names of activations in configurations.
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -85,13 +88,15 @@ class KernelExperts(torch.nn.Module):
         self.gate_up, self.down = (_tensors(getattr(self, name)) for name in WEIGHTS)
         gate_up: Any = self.gate_up_proj
         hidden = gate_up.in_features if isinstance(gate_up, BlockLinear) else gate_up.shape[1]
-        self.arrived = counters(hidden, self.gate_up[0].device)
+        self.count = len(cast(torch.Tensor, self.down[0])) // hidden
+        self.arrived = counters(hidden, cast(torch.Tensor, self.gate_up[0]).device)
+        self.touched = torch.zeros_like(self.arrived[:1])
 
     def forward(self, rows: torch.Tensor, index: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
         from outrider.verify.model.gpu.triton_experts import experts
 
         way = self.way
-        weights = (self.gate_up, self.down, self.biases, self.arrived)
+        weights = (self.gate_up, self.down, self.biases, self.arrived, self.touched)
         return cast(torch.Tensor, experts(rows, index, shares, *weights, way.name, self.in_turns, way.alpha, way.limit))
 
 
@@ -124,7 +129,7 @@ class KernelRouter(torch.nn.Module):
         from outrider.verify.model.gpu.triton_products import linear
 
         rows = rows.reshape(-1, self.weight.shape[1]).to(self.weight.dtype)
-        found = {"logits": linear(rows, self.weight, None, None, self.bias, self.arrived)}
+        found = {"logits": linear(rows, self.weight, None, None, None, self.bias, self.arrived)}
         bias = self.e_score_correction_bias if bias is None else bias
         how = (self.chosen, self.form.is_sigmoid, self.is_normed, self.form.epsilon, float(self.scale), self.dtype)
         found["shares"], found["index"] = choose_experts(found["logits"], bias, *how)
@@ -133,12 +138,49 @@ class KernelRouter(torch.nn.Module):
 
 def use_experts(model: torch.nn.Module) -> None:
     """Replaces a model's mixtures and their routers by those that the kernels compute, in place; they keep their weights."""
+    touched: dict[torch.device, torch.Tensor] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if (way := way_of(child)) is not None:
-                setattr(parent, name, KernelExperts(child, way))
+                experts = KernelExperts(child, way)
+                experts.touched = touched.setdefault(experts.arrived.device, experts.touched)  # one for each device
+                setattr(parent, name, experts)
             elif (form := form_of(child)) is not None:
                 setattr(parent, name, KernelRouter(child, form))
+
+
+class TouchedExperts:
+    """Counts the experts that a forward uses, on its devices. The host reads the counts of a forward whose results it has."""
+
+    def __init__(self, mixtures: Sequence[KernelExperts], used: int) -> None:
+        """`used` are the experts that a row uses of each mixture."""
+        self._mixtures, self.experts = len(mixtures), (mixtures[0].count, used)
+        self._devices = list({id(each.touched): each.touched for each in mixtures}.values())
+        self._host = [torch.zeros(1, dtype=torch.int32, pin_memory=each.is_cuda) for each in self._devices]
+
+    def clear(self) -> None:
+        """Call it before a forward."""
+        for each in self._devices:
+            each.zero_()
+
+    def fetch(self) -> None:
+        """Call it after a forward; waits for nothing."""
+        for host, each in zip(self._host, self._devices, strict=True):
+            host.copy_(each, non_blocking=True)
+
+    @property
+    def mean(self) -> float:
+        """Of the mixtures. A forward of one row counts nothing."""
+        return max(self.experts[1], sum(map(int, self._host)) / self._mixtures)
+
+
+def touched_experts(model: PreTrainedModel) -> TouchedExperts | None:
+    """Counts the experts of a model's mixtures; None if it has none, or if not all are computed by the kernels alike."""
+    mixtures = [each for each in model.modules() if isinstance(each, KernelExperts)]
+    used = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
+    if used is None or len({each.count for each in mixtures}) != 1 or not used < mixtures[0].count:
+        return None
+    return TouchedExperts(mixtures, used)
 
 
 def quantize_experts(experts: Any, bits: int, device: torch.device) -> None:
@@ -147,10 +189,8 @@ def quantize_experts(experts: Any, bits: int, device: torch.device) -> None:
         weight = _flat(experts, getattr(experts, name).data.to(device))
         if weight.shape[1] % BLOCK:
             continue
-        with torch.device("meta"):
-            linear = torch.nn.Linear(weight.shape[1], len(weight), bias=False, dtype=weight.dtype)
         delattr(experts, name)
-        setattr(experts, name, BlockLinear(linear, Blocks.of(weight, bits)))
+        setattr(experts, name, BlockLinear.of(Blocks.of(weight, bits), weight.dtype))
 
 
 def _flat(experts: Any, weight: torch.Tensor) -> torch.Tensor:
@@ -162,6 +202,6 @@ def _parameter(weight: torch.Tensor) -> torch.nn.Parameter:
     return torch.nn.Parameter(weight.detach(), requires_grad=False)
 
 
-def _tensors(weight: Any) -> list[torch.Tensor]:
+def _tensors(weight: Any) -> list[torch.Tensor | None]:
     """What the operation takes of a weight."""
-    return [each for each in weight.blocks[1:] if each is not None] if isinstance(weight, BlockLinear) else [weight]
+    return list(weight.blocks[1:]) if isinstance(weight, BlockLinear) else [weight, None, None, None]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -25,10 +26,11 @@ from outrider.verify.model.cache.kv_cache import page_count
 from outrider.verify.model.gpu.compilation import CompileError, compiled_layers, compiled_together
 from outrider.verify.model.gpu.device_rows import DeviceRows, DeviceStates, Piece, pieces_of
 from outrider.verify.model.gpu.devices import Crossings
-from outrider.verify.model.gpu.experts import KernelExperts
+from outrider.verify.model.gpu.experts import KernelExperts, TouchedExperts
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.gpu.staged_graph import Capture, CudaCapture, StagedGraph
 from outrider.verify.model.gpu.text_work import ROWS, TextWork
+from outrider.verify.model.gpu.tiles import replayed_seconds, tuning_of
 from outrider.verify.model.gpu.triton_attention import KernelAttention
 from outrider.verify.model.gpu.triton_products import counters_of
 from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
@@ -74,6 +76,8 @@ class GraphedForward:
         recurrent = pool.shape.recurrent
         self._recurrent = None if recurrent is None else DeviceStates(recurrent, self.max_rows)
         self.counters: Sequence[torch.Tensor] = ()  # of products; graphs clear them first, in case a forward was interrupted
+        self.touched: TouchedExperts | None = None
+        self.tiles_file: Path | None = None  # of sizes that earlier starts have found
         self._graphs: dict[int, StagedGraph] = {}
         self._logits: dict[int, torch.Tensor] = {}
 
@@ -96,11 +100,15 @@ class GraphedForward:
             self._set(pieces, count)
             if self._recurrent is not None:
                 enter(self._recurrent, segments)
+            if self.touched is not None:
+                self.touched.clear()
             if count in self._graphs:
                 self._graphs[count].replay()
                 logits = self._logits[count]
             else:
                 logits = self._run(count)
+            if self.touched is not None:
+                self.touched.fetch()
             if self._tap is not None:
                 keep_hidden(self._states[count] if count in self._graphs else self._tap.states, computed)
             return kept(logits, segments, [each.rows for each in computed])
@@ -161,6 +169,10 @@ class GraphedForward:
             with capture.aside(), compiled_together():
                 for count in counts:
                     self._run(count)
+            if self._devices[0].type == "cuda":
+                with capture.aside(), self._timed_tiles():
+                    for count in counts:
+                        self._run(count)
             compiled = time.perf_counter()
             for count in counts:
                 with capture.aside():  # allocate workspaces outside the graph
@@ -174,6 +186,15 @@ class GraphedForward:
         log.info(
             "compiled kernels in %.1f s, and captured %d CUDA graphs for %d to %d rows in %.1f s", seconds[0], *rows, seconds[1]
         )
+
+    @contextmanager
+    def _timed_tiles(self) -> Iterator[None]:
+        """Finds the fastest tiles of the products that are computed inside, on each device."""
+        with ExitStack() as stack:
+            for device in self._devices:
+                stack.enter_context(on_device(device))
+                stack.enter_context(tuning_of(device).timed(replayed_seconds, self.tiles_file))
+            yield
 
     @torch.inference_mode()
     def capture_rows(self, count: int, capture: Capture) -> None:

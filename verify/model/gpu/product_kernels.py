@@ -145,8 +145,8 @@ def _fetch(weight, output, outputs, start, inputs: tl.constexpr, bits: tl.conste
 
 @triton.jit
 def products(
-    weight, scales, minimums, rows, row_stride, output, row, more, start, size, count, outputs,
-    inputs: tl.constexpr, bits: tl.constexpr, block_rows: tl.constexpr, more_rows: tl.constexpr,
+    weight, scales, minimums, factors, rows, row_stride, output, row, more, start, size, count, outputs,
+    inputs: tl.constexpr, bits: tl.constexpr, group: tl.constexpr, block_rows: tl.constexpr, more_rows: tl.constexpr,
     block_outputs: tl.constexpr, block_inputs: tl.constexpr,
 ):  # fmt: skip
     """The products of `size` inputs from `start` on, float32 [block_outputs, rows], of both blocks of rows."""
@@ -156,10 +156,12 @@ def products(
     part_inputs: tl.constexpr = block_inputs // parts
     for done in range(0, size, block_inputs):
         first = start + done
-        stored, factors, offsets = load_block(weight, scales, minimums, output, outputs, first, inputs, bits, block_inputs)
+        stored, units, least = load_block(
+            weight, scales, minimums, factors, output, outputs, first, inputs, bits, group, block_inputs
+        )  # fmt: skip
         for part in tl.static_range(parts):
             at = first + part * part_inputs
-            weights = part_weights(stored, factors, offsets, part, bits, rows.dtype.element_ty)
+            weights = part_weights(stored, units, least, scales, minimums, part, bits, rows.dtype.element_ty)
             found = add_product(found, weights, rows, row, at, count, row_stride, inputs, part_inputs)
             if more_rows:
                 found_more = add_product(found_more, weights, rows, more, at, count, row_stride, inputs, part_inputs)
@@ -206,8 +208,9 @@ def multiply(
     rows,  # [N, inputs]
     row_stride,
     weight,  # [outputs, inputs]; with 8 and 4 bits the words of `outrider.verify.model.gpu.quantized.Blocks`
-    scales,  # [outputs, blocks up to whole groups]; unused with 16 bits
-    minimums,  # the same; used with 4 bits
+    scales,  # [outputs, blocks up to whole groups]; None with 16 bits
+    minimums,  # the same, or None
+    factors,  # [outputs, spans, 2] of scales and minimums, or None
     bias,  # [outputs]; unused without has_bias
     sums,  # float32 [N, inputs / SUMMED], parts of the sums of squares of rows that are not normed yet; unused without levels
     epsilon,  # of that norm
@@ -222,6 +225,7 @@ def multiply(
     outputs,
     inputs: tl.constexpr,
     bits: tl.constexpr,  # 16, 8, or 4
+    group: tl.constexpr,  # inputs that share a scale
     has_bias: tl.constexpr,
     block_rows: tl.constexpr,
     more_rows: tl.constexpr,  # of a second block, so that slightly more rows than a power of two cost little; 0 = none
@@ -248,8 +252,8 @@ def multiply(
     # A constant number of blocks lets the compiler keep products in flight.
     size = split_inputs if splits * split_inputs == inputs else tl.minimum(split_inputs, inputs - start)
     found, found_more = products(
-        weight, scales, minimums, rows, row_stride, output, row, more, start, size, count, outputs,
-        inputs, bits, block_rows, more_rows, block_outputs, block_inputs,
+        weight, scales, minimums, factors, rows, row_stride, output, row, more, start, size, count, outputs,
+        inputs, bits, group, block_rows, more_rows, block_outputs, block_inputs,
     )  # fmt: skip
     if levels >= 0 and block_rows > FEW_ROWS:
         squares = sums_of_rows(sums, row, count, inputs // SUMMED, 1 << levels)

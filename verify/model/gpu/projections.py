@@ -10,6 +10,7 @@ from typing import TypeGuard, cast
 
 import torch
 
+from outrider.verify.model.gpu.forms import common_form
 from outrider.verify.model.gpu.quantized import BlockLinear, rows_of
 
 # The names of such layers in transformers' models, in the order in which they are called. Outputs of the second group take
@@ -93,8 +94,10 @@ def joined(layers: Sequence[torch.nn.Module | None], in_turns: bool) -> torch.nn
     """
     blocks = [layer for layer in layers if isinstance(layer, BlockLinear)]
     if len(blocks) == len(layers):
-        kinds = {(each.in_features, each.bias is None, each.dtype, each.blocks.bits, each.weight.device) for each in blocks}
-        return BlockLinear.joined(blocks, in_turns) if len(kinds) == 1 else None
+        kinds = {(each.in_features, each.bias is None, each.dtype, each.weight.device) for each in blocks}
+        if len(kinds) > 1 or common_form(each.blocks.form for each in blocks) is None:
+            return None
+        return BlockLinear.joined(blocks, in_turns)
     plain = [layer for layer in layers if has_plain_weights(layer)]
     alike = {(each.in_features, each.bias is None, each.weight.dtype, each.weight.device) for each in plain}
     if len(plain) < len(layers) or len(alike) > 1:

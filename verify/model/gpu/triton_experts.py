@@ -12,7 +12,8 @@ import torch
 import triton
 
 from outrider.verify.model.gpu import expert_kernels as kernels
-from outrider.verify.model.gpu.triton_products import INPUTS, LEAST_ROWS, Tile, gpu_of
+from outrider.verify.model.gpu.forms import sizes_of
+from outrider.verify.model.gpu.tiles import INPUTS, LEAST_ROWS, Tile, gpu_of
 from outrider.verify.model.transfer import on_device
 
 # Outputs of a tile; of gate and up, half of them are of each. Weights are read once, so the tile is the tensor cores' smallest.
@@ -96,15 +97,16 @@ def _(logits: torch.Tensor, bias: torch.Tensor | None, chosen: int, *others: Any
     return logits.new_empty(shape, dtype=others[-1]), logits.new_empty(shape, dtype=torch.int64)
 
 
-@torch.library.custom_op("outrider::experts", mutates_args=())  # `arrived` is as before once the kernels end
+@torch.library.custom_op("outrider::experts", mutates_args=())  # `arrived` is as before; nothing reads `touched`
 def experts(
     rows: torch.Tensor,
     index: torch.Tensor,
     shares: torch.Tensor,
-    gate_up: Sequence[torch.Tensor],
-    down: Sequence[torch.Tensor],
+    gate_up: Sequence[torch.Tensor | None],
+    down: Sequence[torch.Tensor | None],
     biases: Sequence[torch.Tensor],
     arrived: torch.Tensor,
+    touched: torch.Tensor,
     way: str,
     in_turns: bool,
     alpha: float,
@@ -112,15 +114,18 @@ def experts(
 ) -> torch.Tensor:
     """Rows, [N, hidden], by the experts `index`, [N, chosen], that have these `shares` in the result, [N, hidden].
 
-    Weights are one tensor, or the values, scales and, with 4 bits, minimums of `outrider.verify.model.gpu.quantized.Blocks`:
-    of gate and up [experts * 2 * width, hidden], and of down [experts * hidden, width]. Their biases are both or none.
-    `arrived` is the mixture's, from `counters`. `way` is one of WAYS; with `in_turns`, outputs of gate and up take turns.
+    Weights are a tensor of 16 bits and three None, or the planes of `outrider.verify.model.gpu.quantized.Blocks`: of gate and
+    up [experts * 2 * width, hidden], and of down [experts * hidden, width]. Their biases are both or none. `arrived` is the
+    mixture's, from `counters`; to `touched`, int32 [1], the number of experts that several rows use is added. `way` is one of
+    WAYS; with `in_turns`, outputs of gate and up take turns.
     """
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     index, shares = index.contiguous(), shares.contiguous()
     (count, hidden), chosen, device = rows.shape, index.shape[1], rows.device
-    number = len(down[0]) // hidden
-    width, slots, work = len(gate_up[0]) // (2 * number), count * chosen, work_of(count, chosen, number)
+    (both, *_), (last, *_) = gate_up, down
+    assert both is not None and last is not None
+    number = len(last) // hidden
+    width, slots, work = len(both) // (2 * number), count * chosen, work_of(count, chosen, number)
     joined = torch.empty(slots, width, dtype=rows.dtype, device=device)
     splits = splits_of(width, hidden, chosen)
     partial = torch.empty(splits * slots * hidden, dtype=torch.float32, device=device)
@@ -128,7 +133,7 @@ def experts(
     shared: dict[str, Any] = {"slots": slots, "experts": number, "chosen": chosen, "is_single": count == 1, "tile": work.tile}
     join = {"in_turns": in_turns, "how": WAYS[way], "alpha": alpha, "limit": limit}
     with on_device(device):
-        shared |= {"block_outputs": OUTPUTS, "has_bias": bool(biases)} | _listed(index, work, number)
+        shared |= {"block_outputs": OUTPUTS, "has_bias": bool(biases)} | _listed(index, work, number, touched)
         kernels.gate_up[(triton.cdiv(2 * width, OUTPUTS), work.pieces)](
             rows=rows,
             row_stride=rows.stride(0),
@@ -159,26 +164,27 @@ def _(rows: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(rows, memory_format=torch.contiguous_format)
 
 
-def _listed(index: torch.Tensor, work: Work, experts: int) -> dict[str, torch.Tensor]:
+def _listed(index: torch.Tensor, work: Work, experts: int, touched: torch.Tensor) -> dict[str, torch.Tensor]:
     """The list of the pieces, as kernels take it; that of a single row is not read."""
     listed = torch.empty(work.pieces * int(kernels.WORK_FIELDS.value), dtype=torch.int32, device=index.device)
     order = torch.empty(index.numel(), dtype=torch.int32, device=index.device)
     if len(index) > 1:
         kernels.list_work[(triton.cdiv(experts, int(kernels.LISTED.value)),)](
-            index, order, listed, index.numel(), work.pieces, experts, triton.next_power_of_2(experts + 1), work.tile
+            index, order, listed, touched, index.numel(), work.pieces, experts, triton.next_power_of_2(experts + 1), work.tile
         )
     return {"index": index, "order": order, "work": listed}
 
 
 def _sizes(
-    weights: Sequence[torch.Tensor], bias: Sequence[torch.Tensor], inputs: int, tile: int, rows: torch.Tensor
+    weights: Sequence[torch.Tensor | None], bias: Sequence[torch.Tensor], inputs: int, tile: int, rows: torch.Tensor
 ) -> dict[str, Any]:
     """Arguments of a product's kernel, and options of its launch."""
-    values, scales, minimums = (*weights, *[weights[0]] * (3 - len(weights)))
-    bits, gpu = (16, 8, 4)[len(weights) - 1], gpu_of(rows.device)
+    values, scales, minimums, factors = weights
+    assert values is not None
+    (bits, group), gpu = sizes_of(values, scales, inputs), gpu_of(rows.device)
     sizes = Tile(tile, 0, OUTPUTS, INPUTS if rows.itemsize == 2 or bits < 16 else INPUTS // 2, 4)
-    found: dict[str, Any] = {"weight": values, "scales": scales, "minimums": minimums, "bias": [*bias, rows][0]}
-    found |= {"inputs": inputs, "bits": bits}
+    found: dict[str, Any] = {"weight": values, "scales": scales, "minimums": minimums, "factors": factors}
+    found |= {"bias": [*bias, rows][0], "inputs": inputs, "bits": bits, "group": group}
     block_bytes = sizes.block_bytes(8 * values.itemsize if bits == 16 else bits, rows.itemsize)
     stages = max(2, min(MOST_STAGES, gpu.shared_bytes // RESIDENT // block_bytes))  # blocks that a program reads ahead
     return found | {"block_inputs": sizes.inputs, "num_warps": sizes.warps, "num_stages": stages}

@@ -6,121 +6,27 @@ this module lazily.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from copy import copy
-from functools import cache
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 import triton
 
 from outrider.verify.model.gpu import product_kernels as kernels
+from outrider.verify.model.gpu.forms import sizes_of
 from outrider.verify.model.gpu.text_work import ROWS, capability
+from outrider.verify.model.gpu.tiles import INPUTS, MOST_ROWS, OUTPUTS, Product, Tile, gpu_of, tuning_of
 from outrider.verify.model.transfer import on_device
 
 TYPES = (torch.bfloat16, torch.float16)
-# The tile size of the tensor cores, and the most rows of one tile: with more, registers do not suffice.
-LEAST_ROWS, MOST_ROWS = 16, 128
-# The numbers of outputs of a tile, and the most rows with which a tile of the largest one fits into the registers of any GPU.
-OUTPUTS, FEW_ROWS = (64, 128, 256), 80
-# The compute capabilities of Blackwell for data centres, and also of Hopper.
-BLACKWELL = (100, 103)
-ROOMY = (90, *BLACKWELL)
-# The inputs that a program multiplies at once, and the most blocks of them that it reads ahead.
-INPUTS, ENOUGH_STAGES, MOST_STAGES = 128, 3, 4
 # The lines of each output's weights that a program fetches before it may read rows.
 AHEAD = 8
 # The columns of a part of a row's sum of squares; the columns of a token that a program embeds.
 SUMMED, EMBEDDED = kernels.SUMMED.value, 512
 # Inputs are split until a layer has PROGRAMS programs of SPLIT_OUTPUTS outputs, which keep a large GPU busy.
 PROGRAMS, SPLIT_OUTPUTS = 96, 128
-
-
-class Gpu(NamedTuple):
-    """The properties of a GPU that decide the sizes of tiles."""
-
-    multiprocessors: int
-    shared_bytes: int  # of a program, without what the compiler adds
-    capability: int  # as `outrider.verify.model.gpu.text_work.capability`
-
-    def fits(self, rows: int, bits: int) -> bool:
-        """Whether a tile of 256 outputs and `rows` rows fits into the registers, for weights of `bits` bits.
-
-        Tensor cores of Hopper and Blackwell read their inputs from shared memory, so fewer registers are needed there.
-        Unpacking weights of fewer than 16 bits needs additional registers. Blackwell's tensor memory has the sums of each part
-        of the inputs, and those of 4 bits have four.
-        """
-        is_roomy = self.capability in ROOMY and (bits > 4 or self.capability not in BLACKWELL)
-        return is_roomy and rows <= FEW_ROWS if bits < 16 else rows <= (MOST_ROWS if is_roomy else FEW_ROWS)
-
-
-class Tile(NamedTuple):
-    """The sizes of a program's work; none of them changes a row's bits."""
-
-    rows: int
-    more_rows: int  # of the second block
-    outputs: int
-    inputs: int
-    warps: int
-
-    @staticmethod
-    def of(count: int, outputs: int, splits: int, gpu: Gpu, bits: int = 16, itemsize: int = 2, is_plain: bool = True) -> Tile:
-        """The tile for a product of `count` rows. `itemsize` is the size in bytes of an element of the rows.
-
-        Unless it `is_plain`, more than a bias becomes of outputs, for which the largest tiles leave no registers.
-
-        Weights are read from memory once, but each tile reads the rows again, from the L2 cache. With many rows, this traffic
-        limits the product, so the tile is chosen for which the busiest multiprocessor reads the fewest bytes. With few rows,
-        many small programs hide the latency of memory better.
-        """
-        # Two blocks of float32 rows must fit into any shared memory, the sums of all parts into Blackwell's tensor memory, and
-        # what becomes of outputs into the registers.
-        is_tight = (bits == 4 and gpu.capability in BLACKWELL) or (not is_plain and gpu.capability not in ROOMY)
-        is_narrow = bits < 16 and (itemsize > 2 or is_tight)
-        most = MOST_ROWS // 2 if is_narrow else MOST_ROWS
-        rows, more_rows = min(most, max(LEAST_ROWS, triton.next_power_of_2(count))), 0
-        if 0 < count - rows // 2 <= LEAST_ROWS < rows // 2:
-            rows, more_rows = rows // 2, LEAST_ROWS
-        elif 0 < count - most <= LEAST_ROWS:
-            more_rows = LEAST_ROWS
-
-        def tile(size: int) -> Tile:
-            inputs = INPUTS // 2 if size > OUTPUTS[0] or rows == MOST_ROWS else INPUTS
-            if bits < 16:
-                inputs = INPUTS  # whole groups of weights, which are multiplied in parts
-            elif itemsize > 2:
-                inputs = INPUTS // 2  # products of float32 are three of TF32, each over a whole block
-            return Tile(rows, more_rows, size, inputs, 4 if size == OUTPUTS[0] else 8)
-
-        if rows + more_rows <= FEW_ROWS:
-            return tile(OUTPUTS[0])
-        sizes = OUTPUTS if is_plain and itemsize == 2 and gpu.fits(rows + more_rows, bits) else OUTPUTS[:2]
-        tiles = [tile(size) for size in sizes if 2 * tile(size).block_bytes(bits, itemsize) <= gpu.shared_bytes]
-        return min(tiles, key=lambda each: each.busiest_bytes(count, outputs, splits, gpu, bits, itemsize))
-
-    def busiest_bytes(self, count: int, outputs: int, splits: int, gpu: Gpu, bits: int = 16, itemsize: int = 2) -> int:
-        """The bytes, of weights and rows, that the busiest multiprocessor reads for each input feature of a program."""
-        rows = self.rows + self.more_rows
-        programs = splits * -(-outputs // self.outputs) * -(-count // rows)
-        return -(-programs // gpu.multiprocessors) * (self.outputs * bits // 8 + min(count, rows) * itemsize)
-
-    def block_bytes(self, bits: int = 16, itemsize: int = 2) -> int:
-        """Bytes of shared memory for one block of inputs. `itemsize` is that of the rows."""
-        return self.inputs * (self.outputs * bits // 8 + (self.rows + self.more_rows) * itemsize)
-
-    def stages(self, shared_bytes: int, block_bytes: int) -> int:
-        """How many blocks are read ahead: two programs of a multiprocessor hide more than further blocks do."""
-        of_two = min(MOST_STAGES, shared_bytes // 2 // block_bytes)
-        return of_two if of_two >= ENOUGH_STAGES else max(2, min(MOST_STAGES, shared_bytes // block_bytes))
-
-
-@cache
-def gpu_of(device: torch.device) -> Gpu:
-    """The GPU's figures; an H200's without one."""
-    if device.type != "cuda":
-        return Gpu(132, 226 << 10, 90)
-    properties: Any = torch.cuda.get_device_properties(device)
-    return Gpu(properties.multi_processor_count, properties.shared_memory_per_block_optin - 1024, capability(device))
 
 
 def splits_of(inputs: int, outputs: int) -> int:
@@ -137,12 +43,9 @@ class Weights(NamedTuple):
     values: torch.Tensor
     scales: torch.Tensor | None
     minimums: torch.Tensor | None
+    factors: torch.Tensor | None
     bias: torch.Tensor | None
     arrived: torch.Tensor  # from `counters`; as before once a product ends
-
-    @property
-    def bits(self) -> int:
-        return 16 if self.scales is None else 8 if self.minimums is None else 4
 
 
 def overlap(device: torch.device) -> dict[str, Any]:
@@ -155,34 +58,46 @@ def _multiply(rows: torch.Tensor, weights: Weights, out: torch.Tensor, epilogue:
     """Launches the kernel. `others` are the arguments of the norm before and of the epilogue."""
     flat = rows.reshape(-1, rows.shape[-1])
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
-    count, inputs = flat.shape
-    outputs, bits, bias, arrived = len(weights.values), weights.bits, weights.bias, weights.arrived
-    overlaps = overlap(rows.device)
-    splits, gpu = splits_of(inputs, outputs), gpu_of(rows.device)
-    is_plain = epilogue == kernels.PLAIN.value and others.get("sums") is None
-    tile = Tile.of(count, outputs, splits, gpu, bits, rows.itemsize, is_plain)
-    partial = torch.empty(splits * count * outputs if splits > 1 else 0, dtype=torch.float32, device=rows.device)
+    (count, inputs), outputs, gpu = flat.shape, len(weights.values), gpu_of(rows.device)
+    bits, group = sizes_of(weights.values, weights.scales, inputs)
+    is_normed = others.get("sums") is not None
+    is_plain = epilogue == kernels.PLAIN.value and not is_normed
+    rule = Tile.of(count, outputs, splits_of(inputs, outputs), gpu, bits, rows.itemsize, is_plain)
+    product = Product(inputs, outputs, bits, group, rule.rows, rule.more_rows, epilogue, is_normed)
+    launch, tuning = partial(_launch, flat, weights, out, epilogue, others), tuning_of(rows.device)
+    tuning.note(product, [rule, *rule.others(gpu, bits, rows.itemsize)], launch)
+    launch(tuning.tile(product, rule))
+
+
+def _launch(
+    flat: torch.Tensor, weights: Weights, out: torch.Tensor, epilogue: int, others: Mapping[str, Any], tile: Tile
+) -> None:
+    """`_multiply` of rows [N, inputs] by this tile."""
+    (count, inputs), outputs, bias, arrived = flat.shape, len(weights.values), weights.bias, weights.arrived
+    bits, group = sizes_of(weights.values, weights.scales, inputs)
+    overlaps, splits, sums = overlap(flat.device), splits_of(inputs, outputs), others.get("sums")
+    partial_size = splits * count * outputs if splits > 1 else 0
     grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(count, tile.rows + tile.more_rows), splits)
     if splits > 1 and len(arrived) < grid[0] * grid[1]:  # a picture in one forward
         arrived = arrived.new_zeros(grid[0] * grid[1])
-    sums = others.pop("sums", None)
-    unused = dict.fromkeys(("residual", "gain", "gained", "next_sums"), rows)
-    with on_device(rows.device):
+    unused = dict.fromkeys(("residual", "gain", "gained", "next_sums"), flat)
+    with on_device(flat.device):
         kernels.multiply[grid](
             rows=flat,
             row_stride=flat.stride(0),
             weight=weights.values,
-            scales=weights.values if weights.scales is None else weights.scales,
-            minimums=weights.values if weights.minimums is None else weights.minimums,
-            bias=rows if bias is None else bias,
-            sums=rows if sums is None else sums,
+            scales=weights.scales,
+            minimums=weights.minimums,
+            factors=weights.factors,
+            bias=flat if bias is None else bias,
             out=out,
-            partial=partial,
+            partial=torch.empty(partial_size, dtype=torch.float32, device=flat.device),
             arrived=arrived,
             count=count,
             outputs=outputs,
             inputs=inputs,
             bits=bits,
+            group=group,
             has_bias=bias is not None,
             block_rows=tile.rows,
             more_rows=tile.more_rows,
@@ -193,9 +108,9 @@ def _multiply(rows: torch.Tensor, weights: Weights, out: torch.Tensor, epilogue:
             levels=-1 if sums is None else (inputs // SUMMED - 1).bit_length(),
             epilogue=epilogue,
             num_warps=tile.warps,
-            num_stages=tile.stages(gpu.shared_bytes, tile.block_bytes(bits, rows.itemsize)),
+            num_stages=tile.stages(gpu_of(flat.device).shared_bytes, tile.block_bytes(bits, flat.itemsize)),
             ahead=AHEAD if overlaps["pdl"] else 0,
-            **({"epsilon": 0.0} | unused | others),
+            **({"epsilon": 0.0} | unused | others | {"sums": flat if sums is None else sums}),
             **overlaps,
         )
 
@@ -206,6 +121,7 @@ def linear(
     values: torch.Tensor,
     scales: torch.Tensor | None,
     minimums: torch.Tensor | None,
+    factors: torch.Tensor | None,
     bias: torch.Tensor | None,
     arrived: torch.Tensor,
     sums: torch.Tensor | None = None,
@@ -218,7 +134,7 @@ def linear(
     root mean squares that `sums` are parts of. If `is_gated`, outputs are gates and values in turns, and half as many numbers
     are returned: SiLU of a gate times its value (Shazeer, GLU Variants Improve Transformer, arXiv 2002.05202, equation 5).
     """
-    weights = Weights(values, scales, minimums, bias, arrived)
+    weights = Weights(values, scales, minimums, factors, bias, arrived)
     outputs = len(values) // 2 if is_gated else len(values)
     out = torch.empty(*rows.shape[:-1], outputs, dtype=rows.dtype, device=rows.device)
     _multiply(rows, weights, out, kernels.SWIGLU.value if is_gated else kernels.PLAIN.value, sums=sums, epsilon=epsilon)
@@ -227,7 +143,7 @@ def linear(
 
 @linear.register_fake
 def _(rows: torch.Tensor, values: torch.Tensor, *others: Any, is_gated: bool = False, **_: Any) -> torch.Tensor:
-    is_gated = is_gated or (len(others) == 7 and others[6])
+    is_gated = is_gated or (len(others) == 8 and others[7])
     return rows.new_empty(*rows.shape[:-1], len(values) // 2 if is_gated else len(values))
 
 
@@ -237,13 +153,14 @@ def linear_residual(
     values: torch.Tensor,
     scales: torch.Tensor | None,
     minimums: torch.Tensor | None,
+    factors: torch.Tensor | None,
     bias: torch.Tensor | None,
     arrived: torch.Tensor,
     residual: torch.Tensor,
     gain: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The residual, [N, outputs], plus these rows' outputs; and what `linear` takes of it: itself times `gain`, and sums."""
-    weights = Weights(values, scales, minimums, bias, arrived)
+    weights = Weights(values, scales, minimums, factors, bias, arrived)
     found = states_like(residual)
     out, gained, sums = found
     others = {"residual": residual, "gain": gain, "gained": gained, "next_sums": sums}
@@ -253,7 +170,7 @@ def linear_residual(
 
 @linear_residual.register_fake
 def _(rows: torch.Tensor, values: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return states_like(others[4])
+    return states_like(others[5])
 
 
 def states_like(residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -310,7 +227,7 @@ class KernelLinear(torch.nn.Linear):
 
     @property
     def weights(self) -> Weights:
-        return Weights(self.weight, None, None, self.bias, self.arrived)
+        return Weights(self.weight, None, None, None, self.bias, self.arrived)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return cast(torch.Tensor, linear(rows, *self.weights))

@@ -10,21 +10,22 @@ import torch
 import triton
 import triton.language as tl
 
-# As in `outrider.verify.model.gpu.quantized`: the inputs that share a scale, and those whose weights lie in the same words.
-BLOCK, GROUP = tl.constexpr(32), tl.constexpr(128)
-# What float32 numbers of a weight's 8 or 4 bits are above: 2 ** 15 + 128, and 2 ** 7.
-BASES = tl.constexpr({8: 32896.0, 4: 128.0})
+# As in `outrider.verify.model.gpu.forms`: the inputs whose values lie in the same words, and those of a factor.
+GROUP, SPAN = tl.constexpr(128), tl.constexpr(256)
+# What float32 numbers of a weight's 8 or 4 bits are above: 2 ** 15 + 128, and 2 ** 7. Of 4 bits without minimums, 8 is zero.
+BASES, MIDDLE = tl.constexpr({8: 32896.0, 4: 128.0}), tl.constexpr(8.0)
 # Whether kernels may have instructions of NVIDIA's GPUs: not in Triton's interpreter, and not on AMD's.
 HAS_PTX = tl.constexpr(torch.version.hip is None and not triton.knobs.runtime.interpret)
 
 
 @triton.jit
 def load_block(
-    weight, scales, minimums, output, outputs, begin, inputs: tl.constexpr, bits: tl.constexpr, block_inputs: tl.constexpr
-):
-    """The weights of the inputs from `begin` on as they are stored, and their factors and offsets for `part_weights`.
+    weight, scales, minimums, factors, output, outputs, begin,
+    inputs: tl.constexpr, bits: tl.constexpr, group: tl.constexpr, block_inputs: tl.constexpr,
+):  # fmt: skip
+    """The weights of the inputs from `begin` on as they are stored, and their units and minimums, float32, for `part_weights`.
 
-    `weight`, `scales` and `minimums` are as in `multiply`, and `output` has the numbers of the outputs. With 8 or 4 bits,
+    `weight` and the planes after it are as in `multiply`, and `output` has the numbers of the outputs. With 8 or 4 bits,
     `block_inputs` is GROUP, and `begin` is a multiple of it.
     """
     line, real = output.to(tl.int64)[:, None], (output < outputs)[:, None]
@@ -33,50 +34,77 @@ def load_block(
         return tl.load(weight + line * inputs + at, real & (at < inputs), 0), 0, 0
     else:
         words: tl.constexpr = GROUP * bits // 16
-        line = line * ((inputs + GROUP - 1) // GROUP) + begin // GROUP
-        place = line * (GROUP // BLOCK) + tl.arange(0, GROUP // BLOCK)[None, :]
-        stored = tl.load(weight + line * words + tl.arange(0, words)[None, :], real, 0)
-        factors = tl.load(scales + place, real, 0.0).to(tl.float32)
-        offsets = -BASES[bits] * factors
-        if bits == 4:
-            offsets += tl.load(minimums + place, real, 0.0).to(tl.float32)
-        return stored, factors, offsets
+        place = line * ((inputs + GROUP - 1) // GROUP) + begin // GROUP
+        stored = tl.load(weight + place * words + tl.arange(0, words)[None, :], real, 0)
+        place = place * (GROUP // group) + tl.arange(0, GROUP // group)[None, :]
+        whole: tl.constexpr = scales.dtype.element_ty == tl.int8
+        units, least = tl.load(scales + place, real, 0).to(tl.float32), 0.0
+        if minimums is not None:
+            least = tl.load(minimums + place, real, 0).to(tl.float32)
+        if factors is not None:
+            of_span = 2 * (line * ((inputs + SPAN - 1) // SPAN) + begin // SPAN if whole else line)
+            units *= tl.load(factors + of_span, real, 0.0).to(tl.float32)
+        if minimums is not None:
+            if minimums.dtype.element_ty == tl.int8 and not whole:
+                least *= units
+            elif factors is not None:
+                least *= tl.load(factors + of_span + 1, real, 0.0).to(tl.float32)
+        return stored, units, least
 
 
 @triton.jit
-def part_weights(stored, factors, offsets, part: tl.constexpr, bits: tl.constexpr, dtype: tl.constexpr):
+def part_weights(
+    stored, units, least, scales, minimums, part: tl.constexpr, bits: tl.constexpr, dtype: tl.constexpr
+):  # fmt: skip
     """The weights, [block_outputs, inputs / parts] of `dtype`, of one of the parts of the inputs that `load_block` loaded.
 
     There are 16 / bits parts. Words of 16 bits have a weight of each, the first one in their lowest bits.
     """
     if bits == 16:
         return stored
-    elif bits == 8:
-        factors, offsets = _half(factors, part), _half(offsets, part)  # [block_outputs, 2]
-        values = tl.reshape(_values(stored, part, bits), [stored.shape[0], GROUP // BLOCK // 2, BLOCK])
-        if HAS_PTX:  # rounded once, so the product is that of the value and the scale
-            factors = tl.broadcast_to(factors[:, :, None], values.shape)
-            weights = tl.fma(values, factors, tl.broadcast_to(offsets[:, :, None], values.shape))
-        else:
-            weights = (values - BASES[bits]) * factors[:, :, None]
-        return tl.reshape(weights, stored.shape).to(dtype)
     else:
-        factors, offsets = _quarter(factors, part), _quarter(offsets, part)  # [block_outputs]
-        return (_values(stored, part, bits) * factors[:, None] + offsets[:, None]).to(dtype)
+        units = _of_part(units, part, bits)  # [block_outputs, scales of the part]
+        values = tl.reshape(_values(stored, part, bits), [stored.shape[0], units.shape[1], stored.shape[1] // units.shape[1]])
+        factor = units[:, :, None]
+        if scales.dtype.element_ty == tl.bfloat16:
+            weights = _of_float4(values - BASES[bits]) * factor
+        elif bits == 8 and minimums is None and HAS_PTX:  # rounded once, so the product is that of the value and the scale
+            offset = tl.broadcast_to(-BASES[bits] * factor, values.shape)
+            weights = tl.fma(values, tl.broadcast_to(factor, values.shape), offset)
+        elif bits == 8 and minimums is None:
+            weights = (values - BASES[bits]) * factor
+        elif bits == 8:
+            weights = (values - BASES[bits]) * factor + _of_part(least, part, bits)[:, :, None]
+        elif minimums is None:
+            weights = values * factor - (BASES[bits] + MIDDLE) * factor
+        else:
+            weights = values * factor + (_of_part(least, part, bits) - BASES[bits] * units)[:, :, None]
+        return tl.reshape(weights, stored.shape).to(dtype)
+
+
+@triton.jit
+def _of_part(of_blocks, part: tl.constexpr, bits: tl.constexpr):
+    """The columns of a part, of those of a group's blocks."""
+    if bits == 8:
+        return _half(of_blocks, part)
+    else:
+        return _half(_half(of_blocks, part // 2), part % 2)
 
 
 @triton.jit
 def _half(of_blocks, part: tl.constexpr):
-    """The first or last two of four columns."""
-    first, last = tl.split(tl.permute(tl.reshape(of_blocks, [of_blocks.shape[0], 2, 2]), (0, 2, 1)))
+    """The first or last half of the columns."""
+    halves = tl.reshape(of_blocks, [of_blocks.shape[0], 2, of_blocks.shape[1] // 2])
+    first, last = tl.split(tl.permute(halves, (0, 2, 1)))
     return last if part else first
 
 
 @triton.jit
-def _quarter(of_blocks, part: tl.constexpr):
-    """One of four columns."""
-    first, second = tl.split(_half(of_blocks, part // 2))
-    return second if part % 2 else first
+def _of_float4(codes):
+    """Twice the floats of 4 bits (e2m1) that have these codes: 0, 1, 2, 3, 4, 6, 8, 12, and the same below zero."""
+    size = tl.where(codes < 8.0, codes, codes - 8.0)
+    size = size + tl.maximum(size - 4.0, 0.0) + 2.0 * tl.maximum(size - 6.0, 0.0)
+    return tl.where(codes < 8.0, size, -size)
 
 
 @triton.jit

@@ -10,7 +10,15 @@ import pytest
 import torch
 import transformers
 
-from outrider.verify.model.gpu.experts import KernelExperts, KernelRouter, form_of, quantize_experts, use_experts, way_of
+from outrider.verify.model.gpu.experts import (
+    KernelExperts,
+    KernelRouter,
+    form_of,
+    quantize_experts,
+    touched_experts,
+    use_experts,
+    way_of,
+)
 from outrider.verify.model.gpu.quantized import Blocks
 from outrider.verify.model.gpu.triton_experts import choose_experts, counters, experts, splits_of, work_of
 from outrider.verify.model.sizes import weight_size
@@ -39,20 +47,26 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(bits: int, is_clamped: bo
     weights = [torch.randn(EXPERTS, *shape, device=DEVICE).bfloat16() for shape in ((2 * WIDTH, HIDDEN), (HIDDEN, WIDTH))]
     weights[0][..., HIDDEN // 2 :] = -weights[0][..., : HIDDEN // 2].flip(-1)
     flat, biases = [each.flatten(0, 1) for each in weights], [each[..., 0] for each in weights if is_clamped]
-    packed = [[each] if bits == 16 else [part for part in Blocks.of(each, bits)[1:] if part is not None] for each in flat]
-    arrived, half = counters(HIDDEN, DEVICE), torch.randn(COUNTS[-1], HIDDEN // 2, device=DEVICE).bfloat16()
+    packed = [[each, None, None, None] if bits == 16 else list(Blocks.of(each, bits)[1:]) for each in flat]
+    arrived, touched, half = (
+        counters(HIDDEN, DEVICE),
+        torch.zeros(1, dtype=torch.int32, device=DEVICE),
+        torch.randn(COUNTS[-1], HIDDEN // 2, device=DEVICE).bfloat16(),
+    )
     scores = torch.randn(COUNTS[-1], EXPERTS, device=DEVICE) - torch.arange(EXPERTS, device=DEVICE) / 3  # some are often chosen
     given = torch.cat([half, half.flip(1)], 1), scores.topk(CHOSEN)[1], scores.softmax(1).topk(CHOSEN)[0]
 
     def mixture(rows: torch.Tensor, index: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
         way = ("clamped", True, 1.702, 7.0) if is_clamped else ("silu", False, 1.0, 0.0)
-        return experts(rows, index, shares, *packed, biases, arrived, *way)  # type: ignore[no-any-return]
+        return experts(rows, index, shares, *packed, biases, arrived, touched, *way)  # type: ignore[no-any-return]
 
     whole = mixture(*given)
     assert whole.isfinite().all()
     for count in COUNTS:
         turned = [each[:count].flip(0) for each in given]
+        touched.zero_()
         assert torch.equal(mixture(*turned), whole[:count].flip(0)), count
+        assert touched.item() == (given[1][:count].unique().numel() if count > 1 else 0)
     assert not arrived.any()
 
 
@@ -175,6 +189,21 @@ def test_experts_of_fewer_bits(name: str, bits: int) -> None:
     torch.testing.assert_close(model(tokens).logits, rounded(tokens).logits, rtol=1e-4, atol=1e-4)
     size, count = weight_size(model)
     assert count == before[1] and size < before[0] / 2
+
+
+def test_experts_that_a_forward_touches_are_counted() -> None:
+    model, tokens = model_of("qwen3_moe", num_experts_per_tok=2), families.text_of(5)[None].to(DEVICE)
+    use_experts(model)
+    found, chosen = touched_experts(model), list[int]()
+    assert found is not None and found.experts == (4, 2)
+    for router in (each for each in model.modules() if isinstance(each, KernelRouter)):
+        router.register_forward_hook(lambda _, __, given: chosen.append(given[-1].unique().numel()))
+    for rows, expected in ((5, lambda: sum(chosen) / len(chosen)), (1, lambda: 2)):
+        found.clear()
+        model(tokens[:, :rows])
+        found.fetch()
+        assert found.mean == expected()
+    assert touched_experts(families.build("llama", "eager")) is None
 
 
 def test_a_mixture_is_compiled_as_a_whole() -> None:

@@ -1,6 +1,7 @@
 """Linear layers by the kernel, with weights of 16, 8 and 4 bits, and merged: on a GPU, or in Triton's interpreter."""
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from outrider.verify.model.gpu import triton_products
 from outrider.verify.model.gpu.projections import MergedLinear, MergedPart, joined, merge_projections, use_kernels
 from outrider.verify.model.gpu.quantized import Blocks, quantized
 from outrider.verify.model.gpu.text_work import ROWS
-from outrider.verify.model.gpu.triton_products import Gpu, KernelLinear, Tile, splits_of, use_kernel
+from outrider.verify.model.gpu.tiles import OUTPUTS, Gpu, Product, Tile, Tuning
+from outrider.verify.model.gpu.triton_products import KernelLinear, splits_of, use_kernel
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import ATTENDING, build
 from tests.verify.model.gpu.conftest import DEVICE
@@ -80,6 +82,38 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(
     assert not linear.arrived.any()
 
 
+@pytest.mark.parametrize("bits", [16, 4])
+def test_tiles_that_may_be_the_fastest_give_the_same_bits(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    linear, gpu = computed(layer(320, 400), bits), triton_products.gpu_of(DEVICE)
+    for rows in (torch.randn(count, 320, device=DEVICE).bfloat16() for count in (3, 72)):
+        whole, others = linear(rows), Tile.of(len(rows), 400, 1, gpu, bits).others(gpu, bits, 2)
+        assert {(each.outputs, each.blocks) for each in others} == {(64, 3), (64, 4), (128, 3), (128, 4)}
+        for tile in others:
+            monkeypatch.setattr(Tuning, "tile", lambda *_, tile=tile: tile)
+            assert torch.equal(linear(rows), whole), tile
+        monkeypatch.undo()
+
+
+def test_the_fastest_tiles_are_kept(tmp_path: Path) -> None:
+    """And each is timed on the calls that the model makes; a later start times what the file has not."""
+    file = tmp_path / "tiles.json"
+    rule, used = Tile.of(3, 40, 1, triton_products.gpu_of(DEVICE)), list[Tile]()
+    product = Product(64, 40, 16, 32, rule.rows, rule.more_rows, 0, False)
+    tiles = [rule, rule._replace(outputs=128), rule._replace(outputs=256)]
+    times = iter((3.0, 1.0, 2.0))
+
+    def seconds(work: Any) -> float:
+        work()
+        return next(times)
+
+    for timed in (Tuning(), Tuning()):
+        with timed.timed(seconds, file):
+            for _ in range(2):
+                timed.note(product, tiles, used.append)
+        assert timed.tile(product, rule) == tiles[1]
+        assert len(used) == 3 + 2 * 3  # compiled, and then timed in two calls
+
+
 def test_more_rows_than_the_layer_has_counters_for() -> None:
     linear = computed(layer(64, 40))
     given = torch.randn(520, 64, device=DEVICE).bfloat16()
@@ -106,7 +140,7 @@ def test_which_layers_of_a_model_are_computed_by_it() -> None:
     assert torch.equal(
         model.lm_head.weight, expected["lm_head.weight" if "lm_head.weight" in expected else "model.embed_tokens.weight"]
     )
-    assert model.lm_head.arrived.numel() >= -(-model.lm_head.out_features // triton_products.OUTPUTS[0])
+    assert model.lm_head.arrived.numel() >= -(-model.lm_head.out_features // OUTPUTS[0])
 
 
 KINDS = {8: Kind.INT8, 4: Kind.INT4}

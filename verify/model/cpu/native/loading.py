@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outrider.verify.checkpoint import INDEX, MODELOPT, READERS, REQUIRED, WEIGHTS, Location, quantization_settings, read_json
 from outrider.verify.errors import ModelError
@@ -43,18 +43,40 @@ TEXT = "model.language_model."
 DTYPES = {str(each): each for each in (FLOAT32, FLOAT16, BFLOAT16)}
 
 
+class Source(NamedTuple):
+    """What files say about a model."""
+
+    known: Architecture
+    tensors: Tensors  # by the names of GGUF files
+    dtype: HostType  # of keys and values
+    ends: frozenset[int]  # the tokens that end an answer
+    files: Sequence[Path] = ()
+
+
 def load(options: LoadOptions, location: Location) -> NativeRunner | None:
     """The model at a location; None if the library does not compute it, or if only transformers can read it.
 
     Raises ModelError.
     """
-    if compiled_library() is None or not options.pack:
-        return None
-    return load_checkpoint(options, location) if location.gguf is None else load_gguf(options, location)
+    source = None if compiled_library() is None or not options.pack else read(options, location)
+    found = None if source is None else build(source, options)
+    if found is not None and source is not None and location.gguf is not None:
+        tensors = source.tensors.values()
+        bits = 8 * sum(each.rows.nbytes for each in tensors) / sum(prod(each.shape) for each in tensors)
+        log.info("%s: %.1f bits per weight in the file, %.1f served", location.gguf, bits, found.weight_bits)
+    return found
 
 
-def load_gguf(options: LoadOptions, location: Location) -> NativeRunner | None:
-    """The model in a GGUF file, its blocks packed as they are unless the options name another precision."""
+def read(options: LoadOptions, location: Location) -> Source | None:
+    """What the files of a model say; None if its family is not known, or if only transformers can read it.
+
+    Raises ModelError.
+    """
+    return read_checkpoint(options, location) if location.gguf is None else read_file(options, location)
+
+
+def read_file(options: LoadOptions, location: Location) -> Source | None:
+    """The model in a GGUF file, with its blocks as they are."""
     assert location.gguf is not None
     path = model_file(location.source, location.gguf, options.revision)
     metadata, files = read_metadata(path), [path.with_name(name) for name in parts_of(path.name)]
@@ -67,14 +89,10 @@ def load_gguf(options: LoadOptions, location: Location) -> NativeRunner | None:
     dtype = DTYPES["bfloat16" if options.dtype == "auto" else options.dtype]
     end = metadata.entries.get("tokenizer.ggml.eos_token_id")
     ends = frozenset[int]() if end is None else frozenset([end])
-    found = None if known is None else build(known, tensors, options, dtype, ends, files)
-    if found is not None:
-        bits = 8 * sum(each.rows.nbytes for each in tensors.values()) / sum(prod(each.shape) for each in tensors.values())
-        log.info("%s: %.1f bits per weight in the file, %.1f served", location.gguf, bits, found.weight_bits)
-    return found
+    return None if known is None else Source(known, tensors, dtype, ends, files)
 
 
-def load_checkpoint(options: LoadOptions, location: Location) -> NativeRunner | None:
+def read_checkpoint(options: LoadOptions, location: Location) -> Source | None:
     """The model in a folder or of a hub id; None also if its weights are quantised in a way that is not known."""
     folder = model_folder(location.source, options.revision, (CONFIG, GENERATION, INDEX, MODELOPT))
     whole = read_json(str(folder), CONFIG, options.revision)
@@ -96,7 +114,7 @@ def load_checkpoint(options: LoadOptions, location: Location) -> NativeRunner | 
     if named is None:
         return None
     generation = read_json(str(folder), GENERATION, options.revision) or config
-    return build(known, named, options, resolve_dtype(options.dtype, {**whole, **config}), end_tokens(generation), files)
+    return Source(known, named, resolve_dtype(options.dtype, {**whole, **config}), end_tokens(generation), files)
 
 
 def with_whole_layers(path: str, tensors: Mapping[str, Stored], settings: Mapping[str, Any]) -> dict[str, Stored] | None:
@@ -130,7 +148,7 @@ def of_model(model: PreTrainedModel, options: LoadOptions) -> NativeRunner | Non
     if named is None or len(tensors) < len(found):
         return None
     ends = end_tokens(model.generation_config.to_dict())
-    return build(known, named, options, resolve_dtype(options.dtype, config), ends)
+    return build(Source(known, named, resolve_dtype(options.dtype, config), ends), options)
 
 
 def by_names(known: Architecture, tensors: Mapping[str, Stored], tied: bool, path: str) -> Tensors | None:
@@ -154,15 +172,9 @@ def weight_files(options: LoadOptions, location: Location, folder: Path) -> list
     return [found / name for name in names]
 
 
-def build(
-    known: Architecture,
-    tensors: Tensors,
-    options: LoadOptions,
-    dtype: HostType,
-    ends: frozenset[int],
-    files: Sequence[Path] = (),
-) -> NativeRunner | None:
+def build(source: Source, options: LoadOptions) -> NativeRunner | None:
     """Packs the weights, or maps them if an earlier start has packed the same files."""
+    known, tensors, dtype, ends, files = source
     if not supports(known):
         return None
     rounding = precision(options.quantize, options.dtype)

@@ -181,8 +181,8 @@ def file_of(folder: Path | None, files: Iterable[Path], *others: object) -> Path
     if folder is None:
         return None
     library = compiled_library()
-    assert library is not None
-    found = hashlib.blake2b(repr((FORMAT, variant(), os.stat(library._name).st_mtime_ns, others)).encode(), digest_size=16)
+    version = None if library is None else (variant(), os.stat(library._name).st_mtime_ns)
+    found = hashlib.blake2b(repr((FORMAT, version, others)).encode(), digest_size=16)
     for file in files:
         known = file.stat()
         found.update(repr((file.name, known.st_size, known.st_mtime_ns)).encode())

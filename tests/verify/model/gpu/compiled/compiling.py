@@ -68,40 +68,53 @@ def attention(capability: int, dtype: torch.dtype, head_dim: int, cache: torch.d
         tree_attention(query, key, key, pool, *tables, *sizes, *rotation)
 
 
-def weights_of(outputs: int, inputs: int, dtype: torch.dtype, bits: int) -> list[torch.Tensor]:
-    if bits == 16:
-        return [tensor(outputs, inputs, dtype=dtype)]
-    scales = [tensor(outputs, inputs // 32, dtype=FLOAT16) for _ in range(16 // bits // 2)]
-    return [tensor(outputs, inputs * bits // 16, dtype=torch.int16), *scales]
+def weights_of(outputs: int, inputs: int, form: str) -> list[torch.Tensor | None]:
+    """The planes of a form, or of 16 bits."""
+    from outrider.verify.model.gpu.forms import Form
+
+    if form == "16 bits":
+        return [tensor(outputs, inputs, dtype=BFLOAT16), None, None, None]
+    sizes: Form = forms()[form]
+    words, scales, *others = (tensor(*shape, dtype=dtype) for dtype, shape in sizes.planes(outputs, inputs))
+    return [words, scales, others.pop(0) if sizes.minimums is not None else None, *others, *[None] * (sizes.factors is None)]
 
 
-def products(capability: int, bits: int = 16, kind: str = "plain") -> None:
+def forms() -> dict[str, Any]:
+    """The forms that differ for a kernel, by the types of files that have them."""
+    from outrider.verify.model.gpu.forms import INT4, INT8
+    from outrider.verify.model.gpu.stored_blocks import KINDS
+
+    return {"8 bits": INT8, "4 bits": INT4} | {kind.name: each.form for kind, each in KINDS.items()}
+
+
+def products(capability: int, form: str = "16 bits", kind: str = "plain") -> None:
     """The kernel of linear layers in bfloat16, for few and many rows and outputs."""
     from outrider.verify.model.gpu.triton_products import SUMMED, counters, linear, linear_residual
 
     for count, outputs in ((1, 4096), (64, 4096), (136, 4096), (72, 128_256), (136, 128_256), (256, 128_256)):
-        rows, parts = torch.empty(count, 4096, dtype=BFLOAT16), weights_of(outputs, 4096, BFLOAT16, bits)
+        rows, parts = torch.empty(count, 4096, dtype=BFLOAT16), weights_of(outputs, 4096, form)
         bias = None if kind == "gates" else torch.empty(outputs, dtype=BFLOAT16)
-        weights = (*parts, *[None] * (3 - len(parts)), bias, counters(outputs, rows.device))
+        weights = (*parts, bias, counters(outputs, rows.device))
         if kind == "residuals":
             linear_residual(rows, *weights, torch.empty(count, outputs, dtype=BFLOAT16), torch.empty(outputs, dtype=BFLOAT16))
         else:
             linear(rows, *weights, *((torch.empty(count, 4096 // SUMMED), 1e-6, True) if kind == "gates" else ()))
 
 
-def experts(capability: int, bits: int = 16) -> None:
+def experts(capability: int, form: str = "16 bits") -> None:
     """The kernels of a mixture of 128 experts of which a row chooses 8, for one row, few and many."""
     from outrider.verify.model.gpu.triton_experts import choose_experts, counters
     from outrider.verify.model.gpu.triton_experts import experts as compute
 
     hidden, width, count = 2048, 768, 128
     gate_up, down = (
-        weights_of(count * size, inputs, BFLOAT16, bits) for size, inputs in ((2 * width, hidden), (hidden, width))
-    )
+        weights_of(count * size, inputs, form) for size, inputs in ((2 * width, hidden), (hidden, width))
+    )  # fmt: skip
+    touched = torch.empty(1, dtype=torch.int32)
     for number in (1, 16, 2048):
         rows, logits = (torch.empty(number, size, dtype=BFLOAT16) for size in (hidden, count))
         shares, index = choose_experts(logits, None, 8, False, True, 0.0, 1.0, BFLOAT16)
-        compute(rows, index, shares, gate_up, down, [], counters(hidden, rows.device), "silu", False, 1.0, 0.0)
+        compute(rows, index, shares, gate_up, down, [], counters(hidden, rows.device), touched, "silu", False, 1.0, 0.0)
 
 
 def recurrence(capability: int, key_dim: int, value_dim: int, is_delta: bool) -> None:
@@ -130,6 +143,9 @@ def sampling(capability: int, dtype: torch.dtype, draws: int = 1) -> None:
     choose_tokens(logits, likeliest_tokens(logits, 1)[2], torch.empty(5, ROWS, dtype=torch.int64), draws)
 
 
+# The forms of weights; those of files have no minimums, or minimums that count scales, or factors of both, or 4-bit floats.
+FORMS = ("16 bits", "8 bits", "4 bits", "Q4_0", "ZERO4", "ZERO8", "Q4_K", "Q5_K", "Q6_K", "NVFP4")
+GATED = ("16 bits", "4 bits", "Q4_K", "Q6_K")
 # By name: what launches the kernels.
 CASES: dict[str, Callable[[int], None]] = {
     "attention": partial(attention, dtype=BFLOAT16, head_dim=128),
@@ -140,11 +156,9 @@ CASES: dict[str, Callable[[int], None]] = {
     "attention to fp8": partial(attention, dtype=BFLOAT16, head_dim=128, cache=torch.float8_e4m3fn),
     "heads of 64 with a window": partial(attention, dtype=BFLOAT16, head_dim=64, window=32),
     "heads of 256 with a window": partial(attention, dtype=BFLOAT16, head_dim=256, window=32),
-    **{f"products of {bits} bits": partial(products, bits=bits) for bits in (16, 8, 4)},
-    **{
-        f"{kind} of {bits} bits": partial(products, bits=bits, kind=kind) for kind in ("gates", "residuals") for bits in (16, 4)
-    },
-    **{f"experts of {bits} bits": partial(experts, bits=bits) for bits in (16, 8, 4)},
+    **{f"products of {form}": partial(products, form=form) for form in FORMS},
+    **{f"{kind} of {form}": partial(products, form=form, kind=kind) for kind in ("gates", "residuals") for form in GATED},
+    **{f"experts of {form}": partial(experts, form=form) for form in FORMS},
     "delta rule": partial(recurrence, key_dim=128, value_dim=128, is_delta=True),
     "Mamba": partial(recurrence, key_dim=256, value_dim=64, is_delta=False),
     "a sample": partial(sampling, dtype=BFLOAT16),
@@ -162,11 +176,11 @@ def compiled(capability: int) -> Iterator[list[tuple[str, Any]]]:
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    from outrider.verify.model.gpu import text_work, triton_experts, triton_products
+    from outrider.verify.model.gpu import text_work, tiles, triton_experts, triton_products
 
     found: list[tuple[str, Any]] = []
     target = GPUTarget("hip", "gfx942", 64) if capability == GFX942 else GPUTarget("cuda", capability, 32)
-    gpu = triton_products.Gpu(132, SHARED_BYTES.get(capability, LOCAL_BYTES) - 1024, capability)
+    gpu = tiles.Gpu(132, SHARED_BYTES.get(capability, LOCAL_BYTES) - 1024, capability)
     functions = {"get_current_target": target, "get_current_device": 0, "get_current_stream": 0}
     here = type("Gpu", (), {name: lambda *_, value=value: value for name, value in functions.items()})()
     for module, name, value in (

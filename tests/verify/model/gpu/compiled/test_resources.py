@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.verify.model.gpu.compiled.compiling import CASES, GFX942, LOCAL_BYTES, SHARED_BYTES, usages
+from tests.verify.model.gpu.compiled.compiling import CASES, FORMS, GFX942, LOCAL_BYTES, SHARED_BYTES, usages
 
 pytestmark = pytest.mark.slow
 # Bytes of a thread that kernels may spill: a number outside loops; more in float32, with keys of 8 bits, windows, or filters.
 NUMBER_BYTES, FEW_BYTES = 8, 24
 SPILLED = {
     **dict.fromkeys(("attention", "attention in float16"), NUMBER_BYTES),
-    **{f"{kind} of {bits} bits": NUMBER_BYTES for kind in ("products", "experts") for bits in (16, 8, 4)},
+    **{f"{kind} of {form}": NUMBER_BYTES for kind in ("products", "experts") for form in FORMS},
     **dict.fromkeys(("delta rule", "Mamba"), 256),
 }
 # Kernels that begin while the one before still runs.

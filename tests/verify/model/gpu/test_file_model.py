@@ -1,0 +1,129 @@
+"""Models on a GPU whose weights are those of files: the values of transformers' readers, and blocks that later starts map."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from outrider.verify.checkpoint import locate
+from outrider.verify.model import file_model
+from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cpu.native import packed_file
+from outrider.verify.model.file_model import load
+from outrider.verify.model.gpu.projections import use_kernels
+from outrider.verify.model.gpu.quantized import BlockLinear
+from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.torch_runner import TorchRunner
+from tests.verify.model.cpu.native.files import write_gguf
+from tests.verify.model.cpu.native.models import build
+from tests.verify.model.gpu.conftest import DEVICE
+from tests.verify.model.quantized.checkpoints import BY_NAME, save
+
+SIZES: dict[str, Any] = {"num_hidden_layers": 2, "intermediate_size": 128, "max_window_layers": 2}
+# transformers takes these sizes of heads for granted.
+HEADS: dict[str, dict[str, Any]] = {"qwen3": {"head_dim": 128}, "gemma2": {"head_dim": 256}}
+HEADS |= {"qwen3_moe": {"head_dim": 128, "moe_intermediate_size": 64}}
+KIND = GGMLQuantizationType.Q8_0
+
+
+def loaded(path: Path, **options: Any) -> PreTrainedModel:
+    location = locate(str(path))
+    config = AutoConfig.from_pretrained(location.source, **location.arguments)
+    found = load(LoadOptions(str(path), **options), location, config, torch.float32, [DEVICE])
+    assert found is not None
+    for thread in threading.enumerate():
+        if thread.name == "outrider-packed":
+            thread.join()
+    return found
+
+
+def weights_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """All weights by name, float32 on the host, with those of blocks as they are."""
+    layers = {f"{name}.weight": each for name, each in model.named_modules() if isinstance(each, BlockLinear)}
+    blocks = {name.replace("_proj.weight", "_proj") if ".experts." in name else name: each for name, each in layers.items()}
+    found = {name: each.float().cpu() for name, each in model.state_dict().items()}
+    return found | {name: each.blocks.weights().cpu() for name, each in blocks.items()}
+
+
+def check_equal(found: PreTrainedModel, expected: PreTrainedModel) -> None:
+    """Blocks exactly, and numbers as they are rounded to the model's data type."""
+    given, wanted = weights_of(found), weights_of(expected)
+    assert given.keys() == wanted.keys()
+    numbers = {name for name, each in found.state_dict().items() if each.numel()}
+    for name, each in given.items():
+        values = wanted[name].reshape(each.shape)
+        assert torch.equal(each, values.to(found.dtype).float() if name in numbers else values), name
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe", "gemma2"])
+def test_a_file_has_the_weights_that_transformers_reads(family: str, tmp_path: Path) -> None:
+    file = write_gguf(build(family, **SIZES | HEADS.get(family, {})), tmp_path / "model.gguf", KIND)
+    found = loaded(file)
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32)
+    assert found.dtype == torch.bfloat16
+    check_equal(found, expected)
+    assert sum(isinstance(each, BlockLinear) for each in found.modules()) == (13 if family == "qwen3_moe" else 15)
+
+
+@pytest.mark.parametrize("form", ["GPTQ", "AWQ", "packed, channels", "MXFP4"])
+def test_a_checkpoint_has_its_integers(form: str, tmp_path: Path) -> None:
+    model = build("llama", **SIZES)
+    packed, plain = (save(tmp_path / str(each), model, [BY_NAME[form]], plain=each) for each in (False, True))
+    found, expected = weights_of(loaded(packed)), weights_of(AutoModelForCausalLM.from_pretrained(plain))
+    for name, each in expected.items():
+        torch.testing.assert_close(found[name], each, rtol=2e-7, atol=1e-7)
+
+
+def test_tables_of_positions_are_the_files(tmp_path: Path) -> None:
+    """Their scaling, which transformers does not read from files."""
+    model = build("llama", **SIZES)
+    found = loaded(write_gguf(model, tmp_path / "model.gguf", KIND))
+    torch.testing.assert_close(found.model.rotary_emb.inv_freq.cpu(), model.model.rotary_emb.inv_freq)
+
+
+def test_logits_are_those_of_the_weights(tmp_path: Path) -> None:
+    batch, found = (
+        ForwardBatch.chain(np.arange(3, 12)),
+        loaded(write_gguf(build("llama", **SIZES), tmp_path / "model.gguf", KIND)),
+    )
+    reference = AutoModelForCausalLM.from_config(found.config, dtype=torch.float32, attn_implementation=NAME)
+    reference.load_state_dict(weights_of(found))
+    reference.model.rotary_emb.inv_freq = found.model.rotary_emb.inv_freq
+    use_kernels(found)
+    given, expected = (
+        runner.forward(runner.new_cache(), batch).float()
+        for runner in (TorchRunner(each.to(DEVICE), started=False) for each in (found, reference))
+    )
+    assert (given - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize("bits", ["none", "int4"])
+def test_blocks_are_kept_and_mapped(bits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
+    file = write_gguf(build("qwen3_moe", **SIZES | HEADS["qwen3_moe"]), tmp_path / "model.gguf", KIND)
+    options = {"packed_folder": tmp_path / "packed", "quantize": bits}
+    first = weights_of(loaded(file, **options))
+    assert len([*(tmp_path / "packed").iterdir()]) == 1
+    monkeypatch.setattr(file_model, "joined_blocks", lambda *_: pytest.fail("made again"))
+    later = weights_of(loaded(file, **options))
+    assert all(torch.equal(later[name], each) for name, each in first.items())
+
+
+def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
+    file = write_gguf(build("llama", **SIZES), tmp_path / "model.gguf", KIND)
+    (tmp_path / "file").write_text("")
+    found = weights_of(loaded(file, packed_folder=tmp_path / "file" / "packed"))
+    assert all(torch.equal(found[name], each) for name, each in weights_of(loaded(file)).items())
+
+
+def test_a_model_that_only_transformers_reads(tmp_path: Path) -> None:
+    model = build("lfm2", **SIZES | {"num_hidden_layers": 6})
+    location = locate(str(write_gguf(model, tmp_path / "model.gguf")))
+    assert load(LoadOptions("a model"), location, model.config, torch.float32, [DEVICE]) is None
