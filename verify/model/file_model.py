@@ -21,7 +21,7 @@ from outrider.verify.model.architecture.config import read_config
 from outrider.verify.model.architecture.description import Architecture
 from outrider.verify.model.architecture.rotary import frequencies
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.cpu.native.loading import Source, read
+from outrider.verify.model.cpu.native.loading import TIED_HEAD, Source, read
 from outrider.verify.model.cpu.native.packed_file import NOT_KEPT, PackedFile, file_of
 from outrider.verify.model.cpu.native.packing import order
 from outrider.verify.model.experts import expert_name
@@ -39,7 +39,7 @@ from outrider.verify.model.tensors import LAYER, file_name
 log = logging.getLogger("outrider.worker")
 # The version of the files of blocks. It changes with their layout.
 FORMAT = 1
-NORM = "norm.weight"
+NORM, TABLE, HEAD = "norm.weight", "token_embd.weight", "output.weight"
 # The parts of a mixture's weights, by the names of transformers.
 EXPERTS = dict(zip(WEIGHTS, (("gate", "up"), ("down",)), strict=True))
 
@@ -112,9 +112,7 @@ class FileModel:
             count = 0 if self.known.mixture is None else self.known.mixture.experts
             names = [expert_name(layer[1], kind, number) for number in range(count) for kind in kinds]
         else:
-            names = [str(file_name(self._names, name))]
-        if names == ["output.weight"] and "output.weight" not in tensors:
-            names = ["token_embd.weight"]
+            names = [TABLE if name == TIED_HEAD and HEAD not in tensors else str(file_name(self._names, name))]
         if not names or not tensors.keys() >= {*names}:
             raise UnfitError
         found = [tensors[each] for each in names]

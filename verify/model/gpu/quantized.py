@@ -6,10 +6,10 @@ Rounded weights are those of a CPU, up to ties. Those of files have values and s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -132,11 +132,9 @@ def joined_blocks(parts: Sequence[Blocks], in_turns: bool = False) -> Blocks:
     """Joins the weights of several layers, or parts of one, into one. They have a common form."""
     form = common_form(each.form for each in parts)
     assert form is not None
-    wide = [each.widened(form) for each in parts]
-    planes = zip(*(each[1:] for each in wide), strict=True)
-    words, scales, *others = (None if each[0] is None else rows_of(each, in_turns) for each in planes)
-    assert words is not None and scales is not None
-    return Blocks(parts[0].inputs, words, scales, *others)
+    planes: Iterable[Any] = zip(*(each.widened(form)[1:] for each in parts), strict=True)
+    joined: list[Any] = [None if each[0] is None else rows_of(each, in_turns) for each in planes]
+    return Blocks(parts[0].inputs, *joined)
 
 
 def _blocks(weights: torch.Tensor, bits: int) -> Blocks:
@@ -162,9 +160,8 @@ def in_words(
     else:
         lower, upper = groups.unflatten(2, (2, -1)).unbind(2)
     words = torch.stack([lower, upper], -1).view(torch.int16).flatten(1)
-    scales, minimums = (None if each is None else torch.nn.functional.pad(each, pad) for each in (scales, minimums))
-    assert scales is not None
-    return Blocks(blocks * group, words, scales, minimums, factors)
+    minimums = None if minimums is None else torch.nn.functional.pad(minimums, pad)
+    return Blocks(blocks * group, words, torch.nn.functional.pad(scales, pad), minimums, factors)
 
 
 def _rounded(blocks: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -35,9 +35,8 @@ def as_blocks(rows: torch.Tensor, kind: Kind, scales: torch.Tensor | None = None
     """Rows of a file's blocks, uint8 [outputs, bytes], times `scales`, float32 [outputs]."""
     outputs, form = len(rows), kind.form
     values, units, minimums, factors = kind.read(rows.view(outputs, -1, kind.nbytes))
-    values = values.reshape(outputs, -1, form.group)
-    units, minimums = (None if each is None else each.reshape(outputs, -1) for each in (units, minimums))
-    assert units is not None
+    values, units = values.reshape(outputs, -1, form.group), units.reshape(outputs, -1)
+    minimums = None if minimums is None else minimums.reshape(outputs, -1)
     if scales is not None:
         scales = scales.view(-1, 1, 1)
         factors = scales.expand(-1, 1, 2) if factors is None else factors.float() * scales

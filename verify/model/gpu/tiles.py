@@ -177,7 +177,8 @@ class Tuning:
     def timed(self, seconds: Callable[[Callable[[], Any]], float], file: Path | None) -> Iterator[None]:
         """Times the products that are computed inside, and keeps each one's fastest tile, as `file` does for later starts."""
         self.tiles |= read(file)
-        self._calls = calls = {}
+        calls: dict[str, tuple[list[Tile], list[Call]]] = {}
+        self._calls = calls
         try:
             yield
         finally:

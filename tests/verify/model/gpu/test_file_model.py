@@ -26,9 +26,9 @@ from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.quantized.checkpoints import BY_NAME, save
 
 SIZES: dict[str, Any] = {"num_hidden_layers": 2, "intermediate_size": 128, "max_window_layers": 2}
-# transformers takes these sizes of heads for granted.
+# transformers takes these sizes for granted.
 HEADS: dict[str, dict[str, Any]] = {"qwen3": {"head_dim": 128}, "gemma2": {"head_dim": 256}}
-HEADS |= {"qwen3_moe": {"head_dim": 128, "moe_intermediate_size": 64}}
+HEADS |= {"qwen3_moe": {"head_dim": 128, "moe_intermediate_size": 768}}
 KIND = GGMLQuantizationType.Q8_0
 
 
