@@ -228,8 +228,10 @@ def bench_start(
 @app.command("pair")
 def bench_pair(
     urls: Annotated[list[str], typer.Argument(help="Servers that speak OpenAI's API; the others are compared with the first.")],
-    task: Annotated[str, typer.Option(help="Tasks, separated by commas.")] = "chat,code,edit,rag,agent",
-    context: Annotated[str, typer.Option(help="Tokens of files before a question, separated by commas.")] = "0",
+    task: Annotated[
+        str, typer.Option(help="Tasks, separated by commas; edit writes a file again, rag is a question about two files.")
+    ] = "chat,code,edit,rag,agent",
+    context: Annotated[str, typer.Option(help="Tokens of other files before each question, separated by commas.")] = "0",
     temperature: Temperatures = "0,0.8",
     questions: Annotated[int, typer.Option(help="Questions of each task.", min=1, max=4)] = 4,
     max_tokens: MaxTokens = 128,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
 COLORS = ("#2f6fde", "#e08a1e", "#3a9a5b", "#a34fc4")
@@ -27,7 +28,7 @@ def draw(figures: Mapping[str, Any]) -> str:
         y += BAR
     for number, server in enumerate(figures["servers"]):
         y += BAR + 4
-        title = escape(f"{server['name']}: {server['program']}, {server['model']} (tokens/s)")
+        title = escape(f"{server['name']}: {server['program']}, {Path(server['model']).name} (tokens/s)")
         parts.append(
             f'<rect x="0" y="{y - BAR + 4}" width="{BAR - 4}" height="{BAR - 4}" fill="{COLORS[number % len(COLORS)]}"/>'
         )

@@ -36,14 +36,15 @@ class Server:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._client = httpx.Client(base_url=self.url, timeout=TIMEOUT_SECONDS, headers=headers)
         try:
-            self.model = str(self._client.get("/v1/models").raise_for_status().json()["data"][0]["id"])
+            card = self._client.get("/v1/models").raise_for_status().json()["data"][0]
+            self.model = str(card["id"])
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             self.close()
             raise BenchError(f"{url} does not answer as a server of OpenAI's API ({error}); give the URL of one.") from None
         found, build = self._get("/version"), self._get("/props").get("build_info")
         self._is_outrider = "invariant_rows" in found
-        program = f"{'Outrider' if self._is_outrider else ''} {found.get('version', '')}".strip()
-        self.program = f"llama.cpp {build}" if build else program or "a server"
+        owner = "Outrider" if self._is_outrider else "llama.cpp" if build else card.get("owned_by") or "a server"
+        self.program = f"{owner} {found.get('version') or build or ''}".strip()
 
     def close(self) -> None:
         """Ends its connections."""
@@ -80,8 +81,8 @@ COLUMNS = {
     "server": "server",
     "first\ntoken s": "first_seconds:.2f",
     "tokens/s": "rate:.1f",
-    "middle half": "spread",
-    "per step": "per_step:.2f",
+    "middle\nhalf": "spread",
+    "per\nstep": "per_step:.2f",
     "ratio": "ratio:.2f",
     "equal": "equal",
 }
@@ -226,10 +227,12 @@ def name(number: int) -> str:
 
 def show(figures: Mapping[str, Any]) -> None:
     """Prints a table, the same in Markdown, and a line to paste."""
-    legend = [f"{each['name']}: {each['program']} at {each['url']}, {each['model']}" for each in figures["servers"]]
+    legend = [f"{each['name']}: {each['program']} at {each['url']}, {Path(each['model']).name}" for each in figures["servers"]]
     explained = (
-        "tokens/s: after the first one; not told where a server holds most of the text back, as calls of tools are. ratio: "
-        "tokens/s of A over this server's. equal: texts like A's, and after how many characters the first other one parts."
+        "after: tokens of files before the question. tokens/s: after the first one, the median, with the middle half of the "
+        "questions; not told where a server holds most of the text back, as calls of tools are. per step: tokens of a forward. "
+        "ratio: tokens/s of A over this server's, the geometric mean of the questions. equal: texts like A's, and after how "
+        "many characters the first other one parts; 0 at temperature 0 may be another prompt."
     )
     report.print_figures("Servers in turns", COLUMNS, figures["rows"], "\n".join([*legend, explained]))
     print(f"\n{markdown(figures['rows'])}\n")

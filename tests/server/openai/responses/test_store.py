@@ -9,6 +9,7 @@ import pytest
 from outrider.server.http import json_route
 from outrider.server.http.errors import APIError
 from outrider.server.openai.conversation import CalledFunction, Message, ToolCall
+from outrider.server.openai.responses import store
 from outrider.server.openai.responses.store import ResponseStore, StoredResponse
 from tests.server.fakes import FakeEngine, app_with, fetch
 
@@ -89,9 +90,10 @@ def test_expired_responses_are_gone() -> None:
     store.put(stored("b"))  # removes the expired one, and does not fail when nothing is left
 
 
-def test_keys_share_the_total_budget() -> None:
+def test_keys_share_the_total_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {"alice": {"key": "alices-key"}, "bob": {"key": "bobs-secret"}}
-    app = app_with(FakeEngine("x"), auth__keys=keys, responses__total_bytes=10_000)
+    monkeypatch.setattr(store, "RESPONSES_BYTES", 10_000)
+    app = app_with(FakeEngine("x"), auth__keys=keys)
 
     def is_kept(**metadata: str) -> bool:
         headers = {"Authorization": "Bearer alices-key"}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import logging
 import mmap
@@ -27,6 +26,11 @@ from numpy.typing import NDArray
 from outrider.verify.errors import ModelError
 from outrider.verify.model.cpu.native.huge_pages import ALIGNMENT, HugePages
 from outrider.verify.model.cpu.native.library import compiled_library, variant
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nobody removes a file that is open
+    fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("outrider.worker")
 # The version of the files. It changes with the layout of packed weights.
@@ -159,17 +163,23 @@ def new_partial(folder: Path) -> tuple[int, str]:
     while True:
         new, name = tempfile.mkstemp(PARTIAL, dir=folder)
         with contextlib.suppress(OSError):  # a disk without locks
-            fcntl.flock(new, fcntl.LOCK_EX)
+            lock(new)
         if os.fstat(new).st_nlink:
             return new, name
         os.close(new)  # it was removed before the lock
+
+
+def lock(file: int, waits: bool = True) -> None:
+    """Locks an open file until it is closed. Raises OSError."""
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
 
 
 def make_room(folder: Path, size: int) -> None:
     """Removes what interrupted writers have left, and the files that were used longest ago, until `size` bytes are left."""
     for left in folder.glob(f"*{PARTIAL}"):
         with contextlib.suppress(OSError), left.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer lives
+            lock(file.fileno(), waits=False)  # fails while its writer lives
             left.unlink(missing_ok=True)
     files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda each: each.stat().st_mtime)
     while files and sum(each.stat().st_size for each in files) + size > MOST_BYTES:
