@@ -171,7 +171,7 @@ class FileModel:
 
     def _set_rotary(self) -> None:
         """The frequencies of a single table of positions, which a file may scale as its configuration does not say."""
-        module = getattr(self.model.get_decoder(), "rotary_emb", None)
+        module: Any = getattr(self.model.get_decoder(), "rotary_emb", None)
         if len(self.known.rotaries) == 1 and hasattr(module, "inv_freq"):
             values, scaling = frequencies(self.known.rotaries[0], self.known.context_tokens)
             module.inv_freq, module.attention_scaling = torch.from_numpy(values), scaling

@@ -229,7 +229,7 @@ class BlockLinear(PackedLayer):
         """A layer of these weights, for rows of this type."""
         with torch.device("meta"):
             linear = torch.nn.Linear(blocks.inputs, len(blocks.words), bias=False, dtype=dtype)
-        linear.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
+        linear.register_parameter("bias", None if bias is None else torch.nn.Parameter(bias, requires_grad=False))
         return BlockLinear(linear, blocks)
 
     @staticmethod

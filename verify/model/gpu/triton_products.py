@@ -110,7 +110,7 @@ def _launch(
             num_warps=tile.warps,
             num_stages=tile.stages(gpu_of(flat.device).shared_bytes, tile.block_bytes(bits, flat.itemsize)),
             ahead=AHEAD if overlaps["pdl"] else 0,
-            **({"epsilon": 0.0} | unused | others | {"sums": flat if sums is None else sums}),
+            **{"epsilon": 0.0, **unused, **others, "sums": flat if sums is None else sums},
             **overlaps,
         )
 

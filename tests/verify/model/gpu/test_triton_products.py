@@ -16,7 +16,7 @@ from outrider.verify.model.gpu import triton_products
 from outrider.verify.model.gpu.projections import MergedLinear, MergedPart, joined, merge_projections, use_kernels
 from outrider.verify.model.gpu.quantized import Blocks, quantized
 from outrider.verify.model.gpu.text_work import ROWS
-from outrider.verify.model.gpu.tiles import OUTPUTS, Gpu, Product, Tile, Tuning
+from outrider.verify.model.gpu.tiles import OUTPUTS, Gpu, Product, Tile, Tuning, gpu_of
 from outrider.verify.model.gpu.triton_products import KernelLinear, splits_of, use_kernel
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import ATTENDING, build
@@ -74,7 +74,7 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(
     whole = linear(rows)
     for count in COUNTS:
         assert torch.equal(linear(rows[:count].flip(0)), whole[:count].flip(0)), count
-    small = triton_products.gpu_of(DEVICE)._replace(multiprocessors=1)
+    small = gpu_of(DEVICE)._replace(multiprocessors=1)
     assert [Tile.of(count, outputs, 1, small).outputs for count in (16, 72, 136)] == [64, 64, 128]
     monkeypatch.setattr(triton_products, "gpu_of", lambda _: small)
     for count in (16, 72, 256):
@@ -84,7 +84,7 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(
 
 @pytest.mark.parametrize("bits", [16, 4])
 def test_tiles_that_may_be_the_fastest_give_the_same_bits(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    linear, gpu = computed(layer(320, 400), bits), triton_products.gpu_of(DEVICE)
+    linear, gpu = computed(layer(320, 400), bits), gpu_of(DEVICE)
     for rows in (torch.randn(count, 320, device=DEVICE).bfloat16() for count in (3, 72)):
         whole, others = linear(rows), Tile.of(len(rows), 400, 1, gpu, bits).others(gpu, bits, 2)
         assert {(each.outputs, each.blocks) for each in others} == {(64, 3), (64, 4), (128, 3), (128, 4)}
@@ -97,7 +97,7 @@ def test_tiles_that_may_be_the_fastest_give_the_same_bits(bits: int, monkeypatch
 def test_the_fastest_tiles_are_kept(tmp_path: Path) -> None:
     """And each is timed on the calls that the model makes; a later start times what the file has not."""
     file = tmp_path / "tiles.json"
-    rule, used = Tile.of(3, 40, 1, triton_products.gpu_of(DEVICE)), list[Tile]()
+    rule, used = Tile.of(3, 40, 1, gpu_of(DEVICE)), list[Tile]()
     product = Product(64, 40, 16, 32, rule.rows, rule.more_rows, 0, False)
     tiles = [rule, rule._replace(outputs=128), rule._replace(outputs=256)]
     times = iter((3.0, 1.0, 2.0))
