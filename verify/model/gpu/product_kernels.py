@@ -144,12 +144,23 @@ def _fetch(weight, output, outputs, start, inputs: tl.constexpr, bits: tl.conste
 
 
 @triton.jit
+def _enter(weight, output, outputs, start, inputs: tl.constexpr, bits: tl.constexpr, lines: tl.constexpr, pdl: tl.constexpr):
+    """Waits for the kernel before, while `lines` lines of each output's weights are fetched."""
+    if lines:
+        _fetch(weight, output, outputs, start, inputs, bits, lines)
+    enter(pdl)
+
+
+@triton.jit
 def products(
     weight, scales, minimums, factors, rows, row_stride, output, row, more, start, size, count, outputs,
     inputs: tl.constexpr, bits: tl.constexpr, group: tl.constexpr, block_rows: tl.constexpr, more_rows: tl.constexpr,
     block_outputs: tl.constexpr, block_inputs: tl.constexpr,
 ):  # fmt: skip
-    """The products of `size` inputs from `start` on, float32 [block_outputs, rows], of both blocks of rows."""
+    """The products of `size` inputs from `start` on, float32 [block_outputs, rows], of both blocks of rows.
+
+    A constant size lets the compiler keep products in flight.
+    """
     found = tl.zeros([block_outputs, block_rows], tl.float32)
     found_more = tl.zeros([block_outputs, max(1, more_rows)], tl.float32)
     parts: tl.constexpr = 16 // bits  # of a block of inputs, which are multiplied one after the other
@@ -240,16 +251,13 @@ def multiply(
 ):
     """A tile of `out`, or its part from a split of the inputs."""
     row, more, output, start = _place(block_rows, more_rows, block_outputs, split_inputs)
-    if ahead:
-        _fetch(weight, output, outputs, start, inputs, bits, ahead)
-    enter(pdl)
+    _enter(weight, output, outputs, start, inputs, bits, ahead, pdl)
     squares, more_squares = 0.0, 0.0
     if levels >= 0:
         if block_rows <= FEW_ROWS:  # read while the products are computed; those of more rows would take too many registers
             squares = sums_of_rows(sums, row, count, inputs // SUMMED, 1 << levels)
         if more_rows:
             more_squares = sums_of_rows(sums, more, count, inputs // SUMMED, 1 << levels)
-    # A constant number of blocks lets the compiler keep products in flight.
     size = split_inputs if splits * split_inputs == inputs else tl.minimum(split_inputs, inputs - start)
     found, found_more = products(
         weight, scales, minimums, factors, rows, row_stride, output, row, more, start, size, count, outputs,

@@ -115,24 +115,20 @@ def experts(
     """Rows, [N, hidden], by the experts `index`, [N, chosen], that have these `shares` in the result, [N, hidden].
 
     Weights are a tensor of 16 bits and three None, or the planes of `outrider.verify.model.gpu.quantized.Blocks`: of gate and
-    up [experts * 2 * width, hidden], and of down [experts * hidden, width]. Their biases are both or none. `arrived` is the
-    mixture's, from `counters`; to `touched`, int32 [1], the number of experts that several rows use is added. `way` is one of
-    WAYS; with `in_turns`, outputs of gate and up take turns.
+    up [experts * 2 * width, hidden], and of down [experts * hidden, width]. Biases are of both or none. `arrived` is from
+    `counters`; to `touched`, int32 [1], the number of experts that several rows use is added. `way` is one of WAYS; with
+    `in_turns`, outputs of gate and up take turns.
     """
-    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    index, shares = index.contiguous(), shares.contiguous()
-    (count, hidden), chosen, device = rows.shape, index.shape[1], rows.device
-    (both, *_), (last, *_) = gate_up, down
+    rows, index, shares = rows if rows.stride(-1) == 1 else rows.contiguous(), index.contiguous(), shares.contiguous()
+    (count, hidden), chosen, (both, *_), (last, *_) = rows.shape, index.shape[1], gate_up, down
     assert both is not None and last is not None
-    number = len(last) // hidden
-    width, slots, work = len(both) // (2 * number), count * chosen, work_of(count, chosen, number)
-    joined = torch.empty(slots, width, dtype=rows.dtype, device=device)
-    splits = splits_of(width, hidden, chosen)
-    partial = torch.empty(splits * slots * hidden, dtype=torch.float32, device=device)
-    out = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    number, slots = len(last) // hidden, count * chosen
+    width, work = len(both) // (2 * number), work_of(count, chosen, number)
+    joined, out, splits = rows.new_empty(slots, width), rows.new_empty(rows.shape), splits_of(width, hidden, chosen)
+    partial = torch.empty(splits * slots * hidden, dtype=torch.float32, device=rows.device)
     shared: dict[str, Any] = {"slots": slots, "experts": number, "chosen": chosen, "is_single": count == 1, "tile": work.tile}
     join = {"in_turns": in_turns, "how": WAYS[way], "alpha": alpha, "limit": limit}
-    with on_device(device):
+    with on_device(rows.device):
         shared |= {"block_outputs": OUTPUTS, "has_bias": bool(biases)} | _listed(index, work, number, touched)
         kernels.gate_up[(triton.cdiv(2 * width, OUTPUTS), work.pieces)](
             rows=rows,
