@@ -147,15 +147,15 @@ def any_tokens(count: int, vocabulary: int) -> NDArray[np.int32]:
     return np.random.default_rng(count).integers(vocabulary, size=count, dtype=np.int32)
 
 
-def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int, differ: bool = True) -> float:
+def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int, differ: bool = True, reads: bool = False) -> float:
     """Seconds of one forward over the root and a chain of `nodes`, including the greedy choice at each row.
 
-    Tokens are any ones; unless they `differ`, the same one in each row.
+    Tokens are any ones; unless they `differ`, the same one in each row. One that only `reads` has logits of its last row alone.
     """
     tokens = any_tokens(nodes + 1 if differ else 1, runner.vocabulary)
     batch = ForwardBatch.chain(np.resize(tokens, nodes + 1))
     started = time.perf_counter()
-    in_place(runner.forward(cache, batch)).argmax(-1).tolist()  # waits for the device
+    in_place(runner.forward(cache, batch, not reads)).argmax(-1).tolist()  # waits for the device
     return time.perf_counter() - started
 
 

@@ -189,6 +189,7 @@ def shared_options(settings: Settings, model: Model | DraftModel) -> LoadOptions
         backend=target.backend if model is target else "torch" if target.backend == "torch" else "outrider",
         packed_folder=target.packed_folder,
         quantize=model.quantize,
+        is_draft=model is not target,
     )
 
 

@@ -166,7 +166,7 @@ class DraftRunner:
         # The first step after the target's loads the weights into the CPU's cache.
         pair.target_seconds, _, pair.draft_seconds = map(statistics.median, zip(*steps[1:], strict=True))
         tokens = min(READ_TOKENS, self.runner.context_tokens // 2)
-        pair.read_seconds = min(timed_forward(self.runner, own, tokens - 1) for _ in range(2)) / tokens
+        pair.read_seconds = min(timed_forward(self.runner, own, tokens - 1, reads=True) for _ in range(2)) / tokens
         verified = threading.Event()
 
         def draft() -> list[float]:

@@ -34,6 +34,7 @@ class LoadOptions:
     compile: Compile = "auto"
     quantize: Quantize = "none"
     kv_dtype: KVDtype = "auto"
+    is_draft: bool = False  # drafts for another model
     packed_folder: Path | None = None  # of packed weights that later starts map; None = every start packs them
 
     @property

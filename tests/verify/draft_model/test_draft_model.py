@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider import models
 from outrider.drafters.interface import Ints, Source
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import (
@@ -26,7 +27,9 @@ from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.session import SessionDraft
 from outrider.verify.heads.model import HeadModel
+from outrider.verify.model import backend
 from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
@@ -234,6 +237,14 @@ def test_a_long_prompt_is_read_in_chunks(tiny_runner: TorchRunner, monkeypatch: 
     assert rows == [20, 20, 19]
     assert session.unread == 1
     assert np.array_equal(session.root(5).tokens, other.root(5).tokens)
+
+
+def test_a_draft_models_head_has_4_bits() -> None:
+    text = ForwardBatch.chain(np.arange(5, 69))
+    plain, draft = (backend.load_model(LoadOptions(str(models.DRAFT), device="cpu", is_draft=each)) for each in (False, True))
+    chosen = [np.array(each.forward(each.new_cache(), text)).argmax(-1) for each in (plain, draft)]
+    assert draft.weight_bytes < plain.weight_bytes
+    assert 0.8 < np.mean(chosen[0] == chosen[1]) <= 1
 
 
 def test_both_models_are_timed(tiny_runner: TorchRunner) -> None:

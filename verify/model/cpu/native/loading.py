@@ -23,7 +23,7 @@ from outrider.verify.model.cpu.native.packed_file import NOT_KEPT, PackedFile, f
 from outrider.verify.model.cpu.native.packing import Precision
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.cpu.native.weights import Kind
-from outrider.verify.model.load_options import LoadOptions, Quantize
+from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.memory import BFLOAT16, FLOAT16, FLOAT32, HostType
 from outrider.verify.model.quantized.formats import METHODS, whole_layers
 from outrider.verify.model.quantized.integers import UnknownFormatError
@@ -177,7 +177,7 @@ def build(source: Source, options: LoadOptions) -> NativeRunner | None:
     known, tensors, dtype, ends, files = source
     if not supports(known):
         return None
-    rounding = precision(options.quantize, options.dtype)
+    rounding = precision(options)
     path = file_of(options.packed_folder if files else None, files, known, rounding)
     decoder, file = packed(known, tensors, rounding, path, sum(each.stat().st_size for each in files))
     if decoder is None:
@@ -203,12 +203,13 @@ def packed(
     return pack(known, tensors, Engine.shared(), rounding, file), file
 
 
-def precision(quantize: Quantize, dtype: str) -> Precision:
+def precision(options: LoadOptions) -> Precision:
     """How weights are rounded."""
-    rest = None if dtype == "auto" else Kind.BFLOAT16 if dtype == "bfloat16" else Kind.FLOAT32
-    if quantize == "none":
-        return Precision(None, rest, rest)
-    return Precision(Kind.INT4 if quantize == "int4" else Kind.INT8, Kind.INT8, rest)
+    rest = None if options.dtype == "auto" else Kind.BFLOAT16 if options.dtype == "bfloat16" else Kind.FLOAT32
+    layers = {"none": None, "int8": Kind.INT8, "int4": Kind.INT4}[options.quantize]
+    # The head takes a large part of a small model's step, and 4 bits of it change few of the likeliest tokens.
+    head = Kind.INT4 if options.is_draft else rest if layers is None else Kind.INT8
+    return Precision(layers, head, rest)
 
 
 def resolve_dtype(name: str, config: Mapping[str, Any]) -> HostType:
