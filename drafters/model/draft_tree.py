@@ -30,7 +30,7 @@ from outrider.drafters.interface import (
     Work,
     arrange,
 )
-from outrider.drafters.model.expectation import Expectation
+from outrider.drafters.model.expectation import FEW_UNREAD, Expectation
 from outrider.drafters.model.language_model import Candidates, LanguageModel
 from outrider.drafters.model.pair import FEW_TOKENS, Estimate, Pair
 from outrider.drafters.options import DraftTreeOptions
@@ -65,7 +65,7 @@ class DraftTreeDrafter:
         self._options = options
         self._only_if_worth = options.only_if_worth  # levels that would cost more time than they save are not drafted
         self._pair = pair
-        self._expectation = Expectation(pair)
+        self._expectation = Expectation(pair, type(self).__name__)
         self._acceptance = self._expectation.acceptance
         self._sequence = Sequence()
         self._greedy = True
@@ -73,6 +73,7 @@ class DraftTreeDrafter:
         self._q: Floats | None = None  # float32 [V]; the distribution that the first level was sampled from
         self._costs = pair.step_seconds(0)  # of this step, by nodes
         self._drafting = 0.0  # seconds of this step's drafting, without the reading of the text
+        self._reading = 0.0  # seconds of the reading
         self._started = 0.0  # time.perf_counter() at the start of the step
 
     def begin(
@@ -85,9 +86,10 @@ class DraftTreeDrafter:
         self._acceptance = self._expectation.acceptance
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
-        self._nodes, self._q, self._drafting = [], None, 0.0
+        self._nodes, self._q, self._drafting, self._reading = [], None, 0.0, 0.0
         budget = min(budget, self._model.space, MAX_NODES)
         self._started, self._costs = time.perf_counter(), self._pair.step_seconds(len(self._sequence))
+        self._expectation.start_step(self._model.unread)
         if budget <= 0 or not self._is_worth_starting():
             return EMPTY
         candidates = self._timed(lambda: self._model.root(self._options.children))
@@ -101,10 +103,11 @@ class DraftTreeDrafter:
         return replace(self._tree(budget), work=Work(self._drafting))
 
     def observe(self, verdict: Verdict) -> None:
-        self._expectation.observe(verdict)
+        seconds = time.perf_counter() - self._started
+        self._expectation.observe(verdict, seconds - self._reading)
         self._learn(verdict)
         self._model.advance(verdict.tokens)
-        self._pair.save_for_probes(time.perf_counter() - self._started)
+        self._pair.save_for_probes(seconds)
 
     def end(self) -> None:
         self._nodes, self._q = [], None
@@ -119,13 +122,15 @@ class DraftTreeDrafter:
         """Whether the first level is expected to pay, or may be a probe."""
         if not self._only_if_worth:
             return True
-        share, seconds = self._expectation.share, self._pair.draft_seconds
-        reading = self._expectation.reading_price(self._model.unread, 1.0)
-        if Estimate.of(EMPTY.probability, self._costs).gains_from_chain(share, share, share, seconds, reading):
+        share, seconds, unread = self._expectation.share, self._pair.draft_seconds, self._model.unread
+        reading = self._expectation.reading_seconds(unread)
+        if self._expectation.repays_reading(unread) and Estimate.of(EMPTY.probability, self._costs).gains_from_chain(
+            share, share, share, seconds, reading if unread <= FEW_UNREAD else 0.0
+        ):
             return True
-        if not self._expectation.may_probe(self._model.unread, seconds):
+        if not self._expectation.may_probe(unread, seconds):
             return False
-        self._pair.spend(self._expectation.reading_seconds(self._model.unread) + seconds)
+        self._pair.spend(reading + seconds)
         return True
 
     def _timed(self, forward: Callable[[], Candidates]) -> Candidates:
@@ -135,6 +140,8 @@ class DraftTreeDrafter:
         seconds = time.perf_counter() - started
         if unread <= FEW_TOKENS:
             self._drafting += seconds
+        else:
+            self._reading += seconds
         return candidates
 
     def _choose(self, level: list[int], budget: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from outrider.drafters.interface import Sampling, Verdict
-from outrider.drafters.model.pair import FEW_TOKENS, Acceptance, Pair
+from outrider.drafters.model.pair import FEW_TOKENS, Acceptance, Pair, kind_of
 from outrider.drafters.policy import Share, ema
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import State, array, numbers
@@ -14,21 +14,22 @@ from outrider.drafters.state import State, array, numbers
 OWN_PRIOR, OWN_CASES = 6.0, 60.0
 # A longer part of the text is read apart from the first draft: in chunks, and only if the rest of the answer repays that.
 FEW_UNREAD = 16
-# The most tokens still expected of an answer, for each token that it has: short answers read little.
-REST = 2.0
-# A probe that must read the text first waits until the answer has this many tokens.
-PROBE_AFTER = 8
+# A probe takes at most this share of the time that the answer has taken so far, so short answers have none.
+PROBE_SHARE_OF_ANSWER = 0.05
 
 
 class Expectation:
     """Starts with what the pair knows of text of which the target is equally confident, and follows the session's own cases."""
 
-    def __init__(self, pair: Pair) -> None:
-        self._pair = pair
+    def __init__(self, pair: Pair, drafter: str) -> None:
+        """`drafter` names what drafts beside the model."""
+        self._pair, self._drafter = pair, drafter
         self._sequence = Sequence()
         self._greedy = True
         self._own: Share | None = None  # in this session
         self._confidence: float | None = None  # the target's probability of its likeliest token (EMA)
+        self._seconds = 0.0  # that the request's steps have taken
+        self._was_read = False  # whether the model had read the text when this step began
 
     @property
     def share(self) -> float:
@@ -44,7 +45,7 @@ class Expectation:
         """Starts a request. Keeps the cases of the session's last request if both are greedy, or both sample."""
         greedy = sampling is None or sampling.greedy
         self._own = self._own if greedy == self._greedy else None
-        self._sequence, self._greedy = sequence, greedy
+        self._sequence, self._greedy, self._seconds = sequence, greedy, 0.0
 
     def learn(self, was_right: bool) -> None:
         """Records whether a token was accepted."""
@@ -52,8 +53,15 @@ class Expectation:
         self._own.record(was_right)
         self._kind.record(was_right)
 
-    def observe(self, verdict: Verdict) -> None:
-        """Follows the target's confidence along the accepted path."""
+    def start_step(self, unread: int) -> None:
+        """Starts a step before which the model has `unread` tokens to read."""
+        self._was_read = unread <= FEW_UNREAD
+
+    def observe(self, verdict: Verdict, seconds: float) -> None:
+        """Follows the target's confidence along the accepted path, and the step's seconds without the reading of the text."""
+        self._seconds += seconds
+        kind = kind_of(self._confidence)
+        self._pair.record_step(self._drafter, self._greedy, kind, self._was_read, len(verdict.tokens), seconds)
         if verdict.topk_probs.size:
             rows = [0, *(verdict.path + 1).tolist()]
             for probability in verdict.topk_probs[rows, 0].tolist():
@@ -63,15 +71,21 @@ class Expectation:
         """Seconds that the model needs to read `unread` tokens before it drafts."""
         return unread * self._pair.read_seconds if unread > FEW_TOKENS else 0.0
 
-    def reading_price(self, unread: int, tokens: float) -> float:
-        """The part of these seconds that a step of `tokens` tokens has to repay; the rest of the answer repays the others."""
-        expected = min(float(self._sequence.remaining), self._pair.answer_tokens, REST * self._sequence.emitted)
-        return self.reading_seconds(unread) * tokens / max(tokens, expected)
+    def repays_reading(self, unread: int) -> bool:
+        """Whether the rest of the answer is expected to repay the reading of `unread` tokens.
+
+        The rest is thought to be no longer than the answer so far, so a wrong guess costs no more than the model could save.
+        """
+        if unread <= FEW_UNREAD:
+            return True
+        rest = min(self._sequence.remaining, self._pair.answer_tokens, self._sequence.emitted)
+        saved = self._pair.saved_seconds(self._drafter, self._greedy, kind_of(self._confidence))
+        return rest * saved > self.reading_seconds(unread)
 
     def may_probe(self, unread: int, seconds: float) -> bool:
         """Whether there is time for a probe: a draft of `seconds` that shows how good the model is, but need not pay."""
-        waits = unread > FEW_UNREAD and self._sequence.emitted < PROBE_AFTER
-        return not waits and self._pair.may_probe(self.reading_seconds(unread) + seconds)
+        price = self.reading_seconds(unread) + seconds
+        return price <= PROBE_SHARE_OF_ANSWER * self._seconds and self._pair.may_probe(price)
 
     def state(self) -> State:
         own = (0.0, 0.0, 0.0) if self._own is None else self._own.state()

@@ -6,7 +6,7 @@ All sessions share it, and it is saved for the next start. `Estimate` decides by
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ RANKS = 4
 PRIOR, PRIOR_CASES = 0.7, 8.0
 # Kinds of text by the target's own confidence, its mean probability of the likeliest token: the borders between them.
 CONFIDENCES = (0.6, 0.7, 0.8, 0.9)
+KINDS = len(CONFIDENCES) + 2
 # The mean of a kind follows the last ones of this many tokens.
 CASES = 400.0
 # Probes of a draft model that does not pay take at most this share of the time, and save up at most this many seconds.
@@ -30,10 +31,35 @@ PROBE_SHARE, PROBE_SECONDS = 0.02, 2.0
 LEAST_GAIN = 1.03
 # Answers have about this many tokens until some have ended.
 ANSWER_TOKENS = 200.0
+# The seconds per token of a kind of text follow about so many of its last tokens. Until there are some, a draft model that has
+# read the text is thought to save this share of them.
+PACE_TOKENS, PRIOR_TOKENS, PRIOR_SAVED = 400.0, 32.0, 0.2
 # A forward over up to this many unread tokens takes as long as one over a single row.
 FEW_TOKENS = 2
 # A draft looks at most this many tokens ahead, to see whether later ones pay for the first.
 AHEAD = 16
+
+
+class Pace:
+    """Seconds per token of decoding without and with a draft model, which has read the text or not."""
+
+    def __init__(self, totals: Sequence[float] = (0.0,) * 4) -> None:
+        self.totals = np.array(totals, np.float64).reshape(2, 2)  # seconds and tokens, without and with the model
+
+    def record(self, is_read: bool, tokens: int, seconds: float) -> None:
+        """Records a step."""
+        row = self.totals[int(is_read)]
+        row *= max(0.0, 1 - tokens / PACE_TOKENS)
+        row += seconds, tokens
+
+    def saved(self, expected: float) -> tuple[float, float]:
+        """Seconds per token without the model, 0 if unknown, and the share that it saves, near `expected` after few cases."""
+        (alone, alone_tokens), (read, read_tokens) = self.totals.tolist()
+        if not alone_tokens:
+            return 0.0, expected
+        pace = alone / alone_tokens
+        with_model = (read + PRIOR_TOKENS * pace * (1 - expected)) / (read_tokens + PRIOR_TOKENS)
+        return pace, 1 - with_model / pace
 
 
 class Acceptance:
@@ -41,7 +67,7 @@ class Acceptance:
 
     def __init__(self) -> None:
         self.calibration = Calibration(RANKS)
-        self.kinds = [Share(PRIOR, PRIOR_CASES, CASES) for _ in range(len(CONFIDENCES) + 2)]  # the last one: unknown
+        self.kinds = [Share(PRIOR, PRIOR_CASES, CASES) for _ in range(KINDS)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Acceptance:
         """Itself: all sessions share it."""
@@ -49,7 +75,12 @@ class Acceptance:
 
     def kind(self, confidence: float | None) -> Share:
         """Acceptance of the next token, before it is drafted, in text of which the target is so confident; None = unknown."""
-        return self.kinds[-1 if confidence is None else bisect(CONFIDENCES, confidence)]
+        return self.kinds[kind_of(confidence)]
+
+
+def kind_of(confidence: float | None) -> int:
+    """The kind of text of which the target is so confident; None = unknown, the last kind."""
+    return KINDS - 1 if confidence is None else bisect(CONFIDENCES, confidence)
 
 
 class Pair:
@@ -72,6 +103,7 @@ class Pair:
         self.target_slowdown = self.draft_slowdown = 1.0
         self.answer_tokens = ANSWER_TOKENS  # of a finished answer (EMA)
         self._acceptance = {greedy: Acceptance() for greedy in (False, True)}
+        self._paces: dict[str, list[Pace]] = {}  # by drafter and sampling: of each kind of text, and of all
         self._allowance = PROBE_SECONDS  # seconds that probes may take; a pair that is known has to save them up
         self.is_corrected = False  # whether it has changed since it was loaded or saved
 
@@ -82,6 +114,21 @@ class Pair:
     def acceptance(self, greedy: bool) -> Acceptance:
         """The acceptance in requests that are greedy, or sample."""
         return self._acceptance[greedy]
+
+    def record_step(self, drafter: str, greedy: bool, kind: int, is_read: bool, tokens: int, seconds: float) -> None:
+        """Records a step of a drafter, without the time in which the draft model has read."""
+        paces = self._paces_of(drafter, greedy)
+        for pace in (paces[kind], paces[-1]):
+            pace.record(is_read, tokens, seconds)
+
+    def saved_seconds(self, drafter: str, greedy: bool, kind: int) -> float:
+        """Seconds per token that the draft model saves this drafter in text of a kind, once it has read the text."""
+        paces = self._paces_of(drafter, greedy)
+        seconds, saved = paces[kind].saved(paces[-1].saved(PRIOR_SAVED)[1])
+        return seconds * saved
+
+    def _paces_of(self, drafter: str, greedy: bool) -> list[Pace]:
+        return self._paces.setdefault(f"{drafter} {'greedy' if greedy else 'sampling'}", [Pace() for _ in range(KINDS + 1)])
 
     def step_seconds(self, context: int) -> NDArray[np.float64]:
         """Seconds of the target's step over 0, 1, ... nodes after `context` tokens."""
@@ -135,7 +182,8 @@ class Pair:
             }
             for greedy, each in self._acceptance.items()
         }
-        return {name: getattr(self, name) for name in FIGURES} | {"acceptance": kinds}
+        paces = {name: [pace.totals.ravel().tolist() for pace in paces] for name, paces in self._paces.items()}
+        return {name: getattr(self, name) for name in FIGURES} | {"acceptance": kinds, "paces": paces}
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Restores a state. Raises ValueError if it does not fit."""
@@ -145,13 +193,16 @@ class Pair:
                 found = saved["acceptance"][str(greedy)]
                 each.calibration.load({name: np.array(found[name], np.float64) for name in ("tried", "accepted")})
                 each.kinds = [Share(*map(float, kind)) for kind in found["kinds"]]
-        except (KeyError, TypeError) as error:
+            paces = {str(name): [Pace(each) for each in found] for name, found in saved["paces"].items()}
+        except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
         if not all(0 <= value < float("inf") for value in figures.values()):
             raise ValueError("its seconds must be numbers of at least 0")
+        if any(len(each) != KINDS + 1 for each in paces.values()):
+            raise ValueError("its paces are of other kinds of text")
         for name, value in figures.items():
             setattr(self, name, value)
-        self._allowance = 0.0
+        self._paces, self._allowance = paces, 0.0
 
 
 FIGURES = ("target_seconds", "draft_seconds", "read_seconds", "target_slowdown", "draft_slowdown", "answer_tokens")

@@ -70,7 +70,7 @@ class UnionDrafter:
         self._time = time
         self._only_if_worth = only_if_worth
         self._sequence = Sequence()
-        self._expectation = Expectation(pair)  # of tokens that the tables lack
+        self._expectation = Expectation(pair, type(tables).__name__)  # of tokens that the tables lack
         self._table_tree = EMPTY
         self._work = NO_WORK
         self._alone = 0.0  # predicted seconds of this verification without the draft model beside it
@@ -87,6 +87,7 @@ class UnionDrafter:
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         self._started, self._work = time.perf_counter(), NO_WORK
+        self._expectation.start_step(self._chain.unread)
         tree = self._table_tree = self._tables.propose(budget, least)
         if budget <= 0 or not (len(self._chain) or self._chain.can_grow):
             return tree
@@ -104,14 +105,15 @@ class UnionDrafter:
 
     def observe(self, verdict: Verdict) -> None:
         self._tables.observe(verdict)
-        self._expectation.observe(verdict)
+        seconds = time.perf_counter() - self._started
+        self._expectation.observe(verdict, seconds - self._work.invested)
         lacked = len(self._table_tree.follow(verdict.tokens))
         for number, was_right in enumerate(self._chain.observe(verdict)):
             if number >= lacked:  # the tables have no draft there
                 self._expectation.learn(was_right)
         if self._work.beside:
             self._pair.record_beside(verdict.seconds - self._chain.take_waited_seconds(), self._alone)
-        self._pair.save_for_probes(time.perf_counter() - self._started)
+        self._pair.save_for_probes(seconds)
         self._steps += 1
 
     def end(self) -> None:
@@ -159,9 +161,11 @@ class UnionDrafter:
         """Whether one more forward of the model is expected to pay."""
         if not self._only_if_worth:
             return True
-        share = self._expectation.share
+        share, unread = self._expectation.share, self._chain.unread
+        if not self._expectation.repays_reading(unread):
+            return False
         found = prospect(self._table_tree, self._chain.tokens, self._chain.path, share)
-        fixed = self._expectation.reading_price(self._chain.unread, estimate.tokens)
+        fixed = self._expectation.reading_seconds(unread) if unread <= FEW_UNREAD else 0.0
         if found.guessed:
             fixed += found.guessed * self._pair.read_seconds + (0.0 if len(self._chain) else self._pair.draft_seconds)
         return estimate.gains_from_chain(found.gain, found.path, share, self._pair.draft_seconds, fixed)

@@ -17,7 +17,7 @@ from outrider.drafters.model.chain import ModelChain
 from outrider.drafters.model.draft_graph import DraftGraphDrafter
 from outrider.drafters.model.draft_tree import DraftTreeDrafter
 from outrider.drafters.model.expectation import Expectation
-from outrider.drafters.model.pair import PROBE_SHARE, Estimate, Pair
+from outrider.drafters.model.pair import PROBE_SHARE, Estimate, Pair, kind_of
 from outrider.drafters.model.union import UnionDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import DraftGraphOptions, DraftTreeOptions
@@ -130,15 +130,30 @@ def test_a_new_session_expects_what_equally_confident_text_had(make: Callable[[P
     assert drafts[0] > drafts[1] == 0
 
 
-def test_the_whole_answer_repays_the_reading_of_a_prompt() -> None:
-    expectation = Expectation(Pair(0.040, 0.010, 0.002))
-    prices = []
+@pytest.mark.parametrize(("saved", "reads"), [(0.25, [False, False, True]), (0.0, [False, False, False])])
+def test_a_prompt_is_read_once_the_rest_of_the_answer_repays_it(saved: float, reads: list[bool]) -> None:
+    """As many tokens are expected as the answer has. The model reads for 0.2 s, and saves 10 ms of a token's 40, or none."""
+    pair = Pair(0.040, 0.010, 0.002)
+    for _ in range(200):
+        pair.record_step("Tables", True, kind_of(None), False, 1, 0.040)
+        pair.record_step("Tables", True, kind_of(None), True, 2, 0.080 * (1 - saved))
+    found, expectation = [], Expectation(pair, "Tables")
     for emitted in (0, 10, 100):
         sequence = Sequence(PROMPT)
         sequence.append(np.zeros(emitted, np.int32))
         expectation.begin(sequence, None)
-        prices.append(expectation.reading_price(unread=100, tokens=2.0))
-    assert prices[0] == pytest.approx(0.2) and prices[0] > prices[1] > prices[2]
+        found.append(expectation.repays_reading(unread=100))
+    assert found == reads
+
+
+def test_a_kind_of_text_that_is_new_is_expected_to_be_like_all() -> None:
+    pair = Pair(0.040, 0.010, 0.002)
+    for is_read, seconds in ((False, 0.040), (True, 0.020)):
+        for _ in range(100):
+            pair.record_step("Tables", True, 0, is_read, 1, seconds)
+    pair.record_step("Tables", True, 1, False, 1, 0.040)
+    assert pair.saved_seconds("Tables", True, 1) == pytest.approx(pair.saved_seconds("Tables", True, 0), rel=0.2)
+    assert pair.saved_seconds("Tables", True, 2) == pair.saved_seconds("Others", True, 0) == 0
 
 
 def test_probes_take_a_small_share_of_the_time() -> None:
