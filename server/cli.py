@@ -173,16 +173,10 @@ app.command(cls=SettingsCommand, context_settings=EXTRA_FLAGS)(deploy)
 def setting_flags(context: typer.Context) -> dict[str, Any]:
     """The settings given as flags, long (`--server.port`) and short (`--port`). Raises SettingsError."""
     from outrider.server.settings import parse_flags
+    from outrider.server.settings.sources import SHORT_FLAGS
 
-    short_names = {
-        "model": "model.path",
-        "draft_model": "draft_model.path",
-        "drafter": "speculation.drafter",
-        "host": "server.host",
-        "port": "server.port",
-    }
     options = [option for parameter in context.command.params for option in parameter.opts]
-    given = {name: context.params[option] for option, name in short_names.items() if context.params[option] is not None}
+    given = {name: context.params[option] for option, name in SHORT_FLAGS.items() if context.params[option] is not None}
     return parse_flags(context.args, options) | given
 
 

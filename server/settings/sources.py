@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, PydanticBaseSettingsSource
 from pydantic_settings import SettingsError as UnreadableError
 
@@ -32,8 +33,24 @@ REMOVED = {
     "draft_model.trust_remote_code": "model.trust_remote_code holds for both models",
     "responses.total_bytes": "stored responses take at most 256 MiB",
 }
+# The short flags of every command that takes settings as flags.
+SHORT_FLAGS = {
+    "model": "model.path",
+    "draft_model": "draft_model.path",
+    "drafter": "speculation.drafter",
+    "host": "server.host",
+    "port": "server.port",
+}
 # The sections in which one of several models may differ from the others.
 OWN_SECTIONS = ("model", "draft_model", "speculation")
+
+
+class Environment(EnvSettingsSource):
+    """The settings in the environment, where one text stands for a list of it."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        is_text = isinstance(value, str) and not value.lstrip().startswith(("[", "{"))
+        return value if is_text else super().decode_complex_value(field_name, field, value)
 
 
 @dataclass(frozen=True)
@@ -66,11 +83,11 @@ def load_effective(file: Path | None = None, flags: Mapping[str, Any] | None = N
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return init_settings, env_settings, InitSettingsSource(settings_cls, content)
+            return init_settings, Environment(settings_cls), InitSettingsSource(settings_cls, content)
 
     try:
         values = dict(LayeredSettings(**tree))
-        layers: dict[Origin, dict[str, Any]] = {"file": content, "environment": EnvSettingsSource(Settings)(), "flag": tree}
+        layers: dict[Origin, dict[str, Any]] = {"file": content, "environment": Environment(Settings)(), "flag": tree}
         origins: dict[str, Origin] = {name: origin for origin, layer in layers.items() for name in dotted_names(layer)}
         if values["auth"].file:
             values["auth"], key_names = _add_keys_from_file(values["auth"])
@@ -132,14 +149,16 @@ def _check(settings: Settings) -> None:
 
 
 def parse_flags(arguments: Sequence[str], options: Iterable[str] = ()) -> dict[str, Any]:
-    """Parses `--section.name VALUE` and `--section.name=VALUE` into values by dotted name. Lists and null are JSON.
+    """Parses `--section.name VALUE`, `--section.name=VALUE` and SHORT_FLAGS into values by dotted name.
 
-    `options` are the command's other flags, such as `--port`, which an error may suggest. Raises SettingsError.
+    Lists of several texts, and null, are JSON. `options` are the command's other flags, which an error may suggest.
+    Raises SettingsError.
     """
     found: dict[str, Any] = {}
     rest = list(arguments)
     while rest:
         flag, equals, value = rest.pop(0).partition("=")
+        flag = f"--{SHORT_FLAGS.get(_normalised(flag), flag[2:])}" if flag.startswith("--") else flag
         if not flag.startswith("--") or "." not in flag:
             raise SettingsError(
                 f"{flag!r} is not a flag{_did_you_mean(_nearest_flag(flag, options))} `outrider serve --help` lists all flags."

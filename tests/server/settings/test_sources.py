@@ -175,6 +175,28 @@ def test_each_value_has_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "secret" not in text
 
 
+@pytest.mark.parametrize("value", ["/data/python", '["/data/python"]'])
+def test_one_text_is_a_list_of_it_wherever_it_is_written(value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = parse_flags(["--speculation.retrieval.datastores", value, "--models.paths", value, "--server.cors_origins", value])
+    (file := tmp_path / "settings.yaml").write_text(f"speculation: {{retrieval: {{datastores: {value}}}}}")
+    found = [load_settings(None, flags), load_settings(file)]
+    assert {found[0].models.paths, found[0].server.cors_origins} == {("/data/python",)}
+    monkeypatch.setenv("OUTRIDER_SPECULATION__RETRIEVAL__DATASTORES", value)
+    found.append(load_settings())
+    assert [each.speculation.retrieval.datastores for each in found] == [("/data/python",)] * 3
+
+
+def test_short_flags_are_those_of_every_command() -> None:
+    given = ["--model", "a.gguf", "--draft-model=b.gguf", "--drafter", "pearl", "--port", "1", "--host", "::"]
+    assert parse_flags(given) == {
+        "model.path": "a.gguf",
+        "draft_model.path": "b.gguf",
+        "speculation.drafter": "pearl",
+        "server.port": "1",
+        "server.host": "::",
+    }
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_reference_is_printed_without_truncation(width: int) -> None:
     console = Console(file=io.StringIO(), width=width)
