@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,9 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import Qwen3Config
 
 from bench.plan import read_prompts
+from outrider.drafters.interface import Ints
 from outrider.drafters.none import NoDrafter
+from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.heads.blocks import BlockHead, BlockShape
 from outrider.verify.heads.loading import with_hidden_states
 from outrider.verify.heads.model import Target
@@ -41,6 +43,8 @@ CONTEXT_TOKENS, ANCHORS = 256, 96
 RATE, WARM_UP, SAVE_SECONDS = 1e-3, 100, 120.0
 # The weight of a block's later positions in the loss falls by e in this many.
 FADE = 4.0
+# The head's layers, the tokens that it can draft (those most frequent in the answers), and the rank of its Markov matrix.
+LAYERS, VOCABULARY, RANK = 2, 8192, 64
 
 
 @dataclass(frozen=True)
@@ -54,14 +58,10 @@ class Recipe:
     max_tokens: int  # of an answer
     epochs: int
     block: int  # tokens of a draft
-    layers: int
-    vocabulary: int  # tokens that the head can draft, those most frequent in the answers
-    rank: int  # of what the token before a position adds
     threads: int
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """The end of a prompt with its answer."""
 
     tokens: torch.Tensor  # int64 [T]
@@ -112,16 +112,23 @@ def collect(recipe: Recipe, target: Target) -> list[Text]:
     for first in range(0, len(prompts), TOGETHER):
         file = recipe.out / f"answers-{first:05}.pt"
         if not file.exists():
-            messages = ([{"role": "user", "content": prompt}] for prompt in prompts[first : first + TOGETHER])
-            ids = [tokenizer.apply_chat_template(each, add_generation_prompt=True)["input_ids"] for each in messages]
-            torch.save(answers(target, [np.array(each, np.int32) for each in ids], recipe.max_tokens), file)
+            ids = [encode(tokenizer, prompt) for prompt in prompts[first : first + TOGETHER]]
+            torch.save(answers(target, ids, recipe.max_tokens), file)
             print(f"{first + len(ids)} of {len(prompts)} answers, {time.perf_counter() - started:.0f} s", flush=True)
         found = torch.load(file, weights_only=True)
         texts += (Text(*each, number % recipe.every == 0) for number, each in enumerate(found, start=first))
     return texts
 
 
-def answers(target: Target, prompts: Sequence[Any], max_tokens: int) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+def encode(tokenizer: AnyTokenizer, prompt: str) -> Ints:
+    """The ids of a user's message by the model's chat template, or of the prompt as it is without one."""
+    if not getattr(tokenizer, "chat_template", None):
+        return np.array(tokenizer.encode(prompt), np.int32)
+    messages = [{"role": "user", "content": prompt}]
+    return np.array(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"], np.int32)
+
+
+def answers(target: Target, prompts: Sequence[Ints], max_tokens: int) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
     """Each prompt's end with its answer, the states, and where the answer begins."""
     options = DecodeOptions(SamplingParams(temperature=0), max_tokens, target.stop_tokens)
     streams = [Stream(Verifier(target, target.new_cache()), NoDrafter(), prompt, options) for prompt in prompts]
@@ -147,7 +154,7 @@ def train(recipe: Recipe, target: Target, texts: Sequence[Text], layers: tuple[i
     """Trains on the texts, and saves the head now and then."""
     learned, held_out = ([text for text in texts if text.is_held_out == held] for held in (False, True))
     counts = torch.bincount(torch.cat([text.tokens[text.answer :] for text in learned]), minlength=target.vocabulary)
-    known = counts.argsort(descending=True, stable=True)[: recipe.vocabulary].sort().values
+    known = counts.argsort(descending=True, stable=True)[:VOCABULARY].sort().values
     config, head = new_head(recipe, target, layers, known)
     trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, RATE, (0.9, 0.95), weight_decay=0.01)
@@ -195,7 +202,7 @@ def new_head(recipe: Recipe, target: Target, layers: tuple[int, ...], known: tor
         vocab_size=target.vocabulary,
         hidden_size=target.hidden,
         intermediate_size=2 * target.hidden,
-        num_hidden_layers=recipe.layers,
+        num_hidden_layers=LAYERS,
         num_attention_heads=heads,
         num_key_value_heads=next(count for count in (3, 4, 2, 1) if heads % count == 0),
         head_dim=64,
@@ -210,11 +217,11 @@ def new_head(recipe: Recipe, target: Target, layers: tuple[int, ...], known: tor
         "aux_hidden_state_layer_ids": layers,
         "mask_token_id": 0,
         "sample_from_anchor": True,
-        "markov_rank": recipe.rank,
+        "markov_rank": RANK,
         "markov_head_type": "vanilla",
         "enable_confidence_head": False,
     }
-    shape = BlockShape(layers, recipe.block, 0, True, draft_vocabulary=len(known), markov=(recipe.rank, "vanilla"))
+    shape = BlockShape(layers, recipe.block, 0, True, draft_vocabulary=len(known), markov=(RANK, "vanilla"))
     inner._attn_implementation = NAME
     head = BlockHead(inner, shape, target.vocabulary)
     for parameter in head.parameters():

@@ -317,16 +317,13 @@ def bench_block_head(
     max_tokens: MaxTokens = 128,
     epochs: Annotated[int, typer.Option(help="Times that each answer is learned.", min=1)] = 6,
     block: Annotated[int, typer.Option(help="Tokens of a draft.", min=2, max=32)] = 6,
-    layers: Annotated[int, typer.Option(help="Layers of the head.", min=1)] = 2,
-    vocabulary: Annotated[int, typer.Option(help="Tokens that the head can draft.", min=1)] = 8192,
-    rank: Annotated[int, typer.Option(help="Rank of the head's Markov matrix.", min=1)] = 64,
     threads: Annotated[int, typer.Option(help="Threads of the training.", min=1)] = os.cpu_count() or 1,
 ) -> None:
     """Train a small block head on a model's own answers, on a CPU."""
     from bench.block_head import Recipe, run
 
     with errors_as_sentences():
-        run(Recipe(model, prompts, out, every, max_tokens, epochs, block, layers, vocabulary, rank, threads))
+        run(Recipe(model, prompts, out, every, max_tokens, epochs, block, threads))
 
 
 @app.command("gpu")

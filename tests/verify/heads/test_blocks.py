@@ -23,7 +23,7 @@ from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.load_options import Backend, LoadOptions
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
-from outrider.verify.sampling_params import Rule, SamplingParams
+from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
 from tests.decoding import answer_of
@@ -111,7 +111,7 @@ def test_states_that_were_not_kept_are_left_out(load: Callable[..., Pair]) -> No
     _, short = begun(target, head)
     _, whole = begun(*load("speculators dflash"))
     assert len(drafted(short)) == ROWS - 1
-    assert drafted(short) != drafted(whole)
+    assert not np.allclose(short.root(2).probability, whole.root(2).probability, atol=1e-3)
 
 
 def test_a_draft_reads_new_tokens_only_and_goes_on_below_accepted_ones(
@@ -136,16 +136,14 @@ def test_a_draft_reads_new_tokens_only_and_goes_on_below_accepted_ones(
 
 @pytest.mark.parametrize("name", ["dflash", "dflash 2", "rnn"])
 @pytest.mark.parametrize("drafter", ["draft", "fusion", "pearl", "draft-tree"])
-@pytest.mark.parametrize(("temperature", "rule"), [(0.0, "keyed"), (0.8, "keyed")])
-def test_answers_equal_plain_decoding(
-    load: Callable[..., Pair], name: str, drafter: DrafterName, temperature: float, rule: Rule
-) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_answers_equal_plain_decoding(load: Callable[..., Pair], name: str, drafter: DrafterName, temperature: float) -> None:
     target, head = load(name)
     shared, verifier, prompt = BlockRunner(head), Verifier(target, target.new_cache()), PROMPT
     resources = Resources(EAGER, model=shared.session, pair=shared.pair)
     drafting = make(drafter, resources)
     for turn in range(2):
-        options = DecodeOptions(SamplingParams(temperature, seed=turn, rule=rule), 9, max_nodes=20)
+        options = DecodeOptions(SamplingParams(temperature, seed=turn), 9, max_nodes=20)
         answer = answer_of(target, prompt, options).tokens
         assert decode(verifier, drafting, prompt, options).tokens == answer
         prompt = np.concatenate([prompt, answer[:-3], [40, 41]]).astype(np.int32)  # leaves the text early
