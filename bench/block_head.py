@@ -18,17 +18,17 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
-from transformers import Qwen3Config
 
-from bench.plan import read_prompts
+from bench.plan import BenchError, read_prompts
 from outrider.drafters.interface import Ints
 from outrider.drafters.none import NoDrafter
 from outrider.verify.fast_tokenizer import AnyTokenizer
-from outrider.verify.heads.blocks import BlockHead, BlockShape
+from outrider.verify.heads.block_layouts import new_block_head
+from outrider.verify.heads.blocks import BlockHead
 from outrider.verify.heads.loading import with_hidden_states
 from outrider.verify.heads.model import Target
 from outrider.verify.model import backend
-from outrider.verify.model.attention.interface import NAME, Layer
+from outrider.verify.model.attention.interface import Layer
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.round import run_round
 from outrider.verify.sampling_params import SamplingParams
@@ -153,6 +153,8 @@ def answers(target: Target, prompts: Sequence[Ints], max_tokens: int) -> list[tu
 def train(recipe: Recipe, target: Target, texts: Sequence[Text], layers: tuple[int, ...]) -> None:
     """Trains on the texts, and saves the head now and then."""
     learned, held_out = ([text for text in texts if text.is_held_out == held] for held in (False, True))
+    if not learned:
+        raise BenchError("All prompts are held out; give at least two.")
     counts = torch.bincount(torch.cat([text.tokens[text.answer :] for text in learned]), minlength=target.vocabulary)
     known = counts.argsort(descending=True, stable=True)[:VOCABULARY].sort().values
     config, head = new_head(recipe, target, layers, known)
@@ -198,32 +200,29 @@ def train(recipe: Recipe, target: Target, texts: Sequence[Text], layers: tuple[i
 def new_head(recipe: Recipe, target: Target, layers: tuple[int, ...], known: torch.Tensor) -> tuple[dict[str, Any], BlockHead]:
     """A head with random weights that drafts the tokens `known`, and its config.json in the layout of speculators."""
     heads = max(1, target.hidden // 64)
-    inner = Qwen3Config(
-        vocab_size=target.vocabulary,
-        hidden_size=target.hidden,
-        intermediate_size=2 * target.hidden,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=heads,
-        num_key_value_heads=next(count for count in (3, 4, 2, 1) if heads % count == 0),
-        head_dim=64,
-        max_position_embeddings=target.context_tokens,
-    )
+    inner = {
+        "model_type": "qwen3",
+        "vocab_size": target.vocabulary,
+        "hidden_size": target.hidden,
+        "intermediate_size": 2 * target.hidden,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": heads,
+        "num_key_value_heads": next(count for count in (3, 4, 2, 1) if heads % count == 0),
+        "head_dim": 64,
+        "max_position_embeddings": target.context_tokens,
+    }
     config = {
         "architectures": ["DSparkSpeculator"],
         "speculators_model_type": "dspark",
-        "transformer_layer_config": inner.to_diff_dict(),
+        "transformer_layer_config": inner,
         "draft_vocab_size": len(known),
         "block_size": recipe.block,
         "aux_hidden_state_layer_ids": layers,
         "mask_token_id": 0,
-        "sample_from_anchor": True,
         "markov_rank": RANK,
-        "markov_head_type": "vanilla",
         "enable_confidence_head": False,
     }
-    shape = BlockShape(layers, recipe.block, 0, True, draft_vocabulary=len(known), markov=(RANK, "vanilla"))
-    inner._attn_implementation = NAME
-    head = BlockHead(inner, shape, target.vocabulary)
+    head = new_block_head({**config, **inner}, cast(int, target.depth), target.vocabulary, False, str(recipe.out))
     for parameter in head.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.02)

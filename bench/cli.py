@@ -320,9 +320,12 @@ def bench_block_head(
     threads: Annotated[int, typer.Option(help="Threads of the training.", min=1)] = os.cpu_count() or 1,
 ) -> None:
     """Train a small block head on a model's own answers, on a CPU."""
-    from bench.block_head import Recipe, run
+    from outrider.verify.packages import TORCH, TRANSFORMERS, require
 
     with errors_as_sentences():
+        require("A draft head", TORCH, TRANSFORMERS)
+        from bench.block_head import Recipe, run
+
         run(Recipe(model, prompts, out, every, max_tokens, epochs, block, threads))
 
 

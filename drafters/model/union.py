@@ -198,11 +198,12 @@ class UnionDrafter:
             return False
         pair, share, seconds = self._pair, self._expectation.share, estimate.seconds - estimate.drafting
         token_seconds, value, path = estimate.seconds / estimate.tokens, 0.0, self._chain.path * share
-        if pair.block > 1:  # what remains of a block
-            value = min(path * pair.draft_seconds, sum(self._expectation.block(self._longest)[1:]) * token_seconds)
-        else:
-            for _ in range(int(pair.tokens_beside(seconds)) - 1):
+        beside = int(pair.tokens_beside(seconds))
+        if pair.block == 1:
+            for _ in range(beside - 1):
                 value += path * min(pair.draft_seconds, share * token_seconds)
+        elif beside >= pair.block:  # what remains of a block saves the next forward
+            value = min(path * pair.draft_seconds, sum(self._expectation.block(self._longest)[1:]) * token_seconds)
         waiting = pair.draft_seconds * pair.draft_slowdown / 2
         return value > seconds * (pair.target_slowdown - 1) + waiting
 
