@@ -40,11 +40,13 @@ from outrider.verify.verifier import Verifier
 TOGETHER = 8
 # A text's tokens before its answer that the head reads in training, and the anchors of a training step.
 CONTEXT_TOKENS, ANCHORS = 256, 96
-RATE, WARM_UP, SAVE_SECONDS = 1e-3, 100, 120.0
+RATE, WARM_UP, SAVE_SECONDS = 2e-3, 30, 60.0
 # The weight of a block's later positions in the loss falls by e in this many.
 FADE = 4.0
 # The head's layers, the tokens that it can draft (those most frequent in the answers), and the rank of its Markov matrix.
-LAYERS, VOCABULARY, RANK = 2, 8192, 64
+LAYERS, VOCABULARY, RANK = 1, 8192, 64
+# How strongly attention heads begin to look back, and in how many pairs of fast rotation.
+LOOK, SHARP = 2.5, 4
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def train(recipe: Recipe, target: Target, texts: Sequence[Text], layers: tuple[i
     if not learned:
         raise BenchError("All prompts are held out; give at least two.")
     counts = torch.bincount(torch.cat([text.tokens[text.answer :] for text in learned]), minlength=target.vocabulary)
-    known = counts.argsort(descending=True, stable=True)[:VOCABULARY].sort().values
+    known = counts.argsort(descending=True, stable=True)[: min(VOCABULARY, target.vocabulary - 1)].sort().values
     config, head = new_head(recipe, target, layers, known)
     trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, RATE, (0.9, 0.95), weight_decay=0.01)
@@ -207,6 +209,7 @@ def new_head(recipe: Recipe, target: Target, layers: tuple[int, ...], known: tor
         "intermediate_size": 2 * target.hidden,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": heads,
+        "attention_bias": True,
         "num_key_value_heads": next(count for count in (3, 4, 2, 1) if heads % count == 0),
         "head_dim": 64,
         "max_position_embeddings": target.context_tokens,
@@ -222,16 +225,34 @@ def new_head(recipe: Recipe, target: Target, layers: tuple[int, ...], known: tor
         "markov_rank": RANK,
         "enable_confidence_head": False,
     }
-    head = new_block_head({**config, **inner}, cast(int, target.depth), target.vocabulary, False, str(recipe.out))
+    head = new_block_head({**config, **inner}, cast(int, target.depth), target.vocabulary, True, str(recipe.out))
     for parameter in head.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.02)
     torch.nn.init.constant_(head.norm.weight, 0.3)  # the first logits are small
+    embeddings = target.embed_tokens(torch.arange(target.vocabulary)[None])[0].float()
+    head.markov_head.markov_w1.weight.data = torch.nn.functional.normalize(embeddings) @ torch.randn(target.hidden, RANK)
+    torch.nn.init.zeros_(head.markov_head.markov_w2.weight)
+    for layer in head.layers:
+        look_back(layer.self_attn, cast(torch.Tensor, head.rotary.inv_freq), recipe.block)
     head.d2t = known - torch.arange(len(known))
     rows = target.lm_head(torch.eye(target.hidden, dtype=target.dtype))
     head.lm_head.weight.data = rows[:, known].T.float().contiguous()
     head.lm_head.requires_grad_(False)
     return config, head
+
+
+def look_back(attention: Any, frequencies: torch.Tensor, block: int) -> None:
+    """Lets each attention head begin with one of the last `block` positions, which random weights would be slow to find."""
+    queries = torch.zeros(len(attention.q_proj.bias) // 64, 64)
+    angles = (1 + torch.arange(len(queries)) % block)[:, None] * frequencies[:SHARP]
+    queries[:, :SHARP], queries[:, 32 : 32 + SHARP] = LOOK * angles.cos(), -LOOK * angles.sin()
+    keys = torch.zeros(len(attention.k_proj.bias) // 64, 64)
+    keys[:, :SHARP] = LOOK
+    for linear, bias in ((attention.q_proj, queries), (attention.k_proj, keys)):
+        linear.bias.data = bias.flatten()
+    for linear in (attention.v_proj, attention.o_proj):
+        torch.nn.init.zeros_(linear.bias)
 
 
 def judged(

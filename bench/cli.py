@@ -315,8 +315,8 @@ def bench_block_head(
     out: Annotated[Path, typer.Option(help="The head's folder; a run that was stopped goes on in it.")],
     every: Annotated[int, typer.Option(help="Each prompt whose number this divides is held out.", min=2)] = 40,
     max_tokens: MaxTokens = 128,
-    epochs: Annotated[int, typer.Option(help="Times that each answer is learned.", min=1)] = 6,
-    block: Annotated[int, typer.Option(help="Tokens of a draft.", min=2, max=32)] = 6,
+    epochs: Annotated[int, typer.Option(help="Times that each answer is learned.", min=1)] = 4,
+    block: Annotated[int, typer.Option(help="Tokens of a draft.", min=2, max=32)] = 4,
     threads: Annotated[int, typer.Option(help="Threads of the training.", min=1)] = os.cpu_count() or 1,
 ) -> None:
     """Train a small block head on a model's own answers, on a CPU."""
