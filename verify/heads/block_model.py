@@ -15,7 +15,6 @@ import torch
 
 from outrider.drafters.interface import Ints
 from outrider.drafters.model.language_model import Candidates
-from outrider.verify.draft_model.runner import READ_TOKENS
 from outrider.verify.draft_model.session import UNREAD_TOKENS, SessionDraft
 from outrider.verify.heads.blocks import BlockHead, BlockShape
 from outrider.verify.heads.model import HeadCache, HeadModel, HeadRunner, Target
@@ -23,7 +22,6 @@ from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch, Segment, keep_hidden
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu.paged_cache import PagePool, check_pages, unplanned_pages
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling.rows import Logits
 from outrider.verify.verifier import PREFILL_CHUNK_TOKENS, CachedText
 
@@ -74,7 +72,7 @@ class BlockModel(HeadModel):
         cache.rows.reserve(len(tokens))
         self._read(cache, known)
         if not logits:
-            return torch.zeros(1, 1)
+            return torch.zeros(1, 1, device=self.device)
         positions, segment = torch.from_numpy(rows.positions(cache.length)), Segment(cache.rows, rows)
         embedded = torch.from_numpy(tokens[known:])
         states = self._advance(embedded, positions, torch.zeros(0), BlockAttention(cache.rows, rows, self._shape))
@@ -103,10 +101,6 @@ class BlockRunner(HeadRunner):
 
     def session(self) -> SessionDraft:
         return BlockDraft(self)
-
-    def measure(self, target: ModelRunner) -> None:
-        super().measure(target)
-        self.pair.read_seconds = max(0.0, self.pair.read_seconds - self.pair.draft_seconds / READ_TOKENS)
 
 
 class BlockDraft(SessionDraft):
