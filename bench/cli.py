@@ -308,6 +308,27 @@ def bench_files(
         run(files, llama_bench, threads, turns, out)
 
 
+@app.command("block-head")
+def bench_block_head(
+    model: Annotated[str, typer.Option(help="Local folder, Hugging Face id or GGUF file.")],
+    prompts: Annotated[list[Path], typer.Option(help="A .jsonl or .jsonl.gz file of prompts; may be given several times.")],
+    out: Annotated[Path, typer.Option(help="The head's folder; a run that was stopped goes on in it.")],
+    every: Annotated[int, typer.Option(help="Each prompt whose number this divides is held out.", min=2)] = 40,
+    max_tokens: MaxTokens = 128,
+    epochs: Annotated[int, typer.Option(help="Times that each answer is learned.", min=1)] = 4,
+    block: Annotated[int, typer.Option(help="Tokens of a draft.", min=2, max=32)] = 4,
+    threads: Annotated[int, typer.Option(help="Threads of the training.", min=1)] = os.cpu_count() or 1,
+) -> None:
+    """Train a small block head on a model's own answers, on a CPU."""
+    from outrider.verify.packages import TORCH, TRANSFORMERS, require
+
+    with errors_as_sentences():
+        require("A draft head", TORCH, TRANSFORMERS)
+        from bench.block_head import Recipe, run
+
+        run(Recipe(model, prompts, out, every, max_tokens, epochs, block, threads))
+
+
 @app.command("gpu")
 def bench_gpu(
     out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = Path("outrider-gpu.json"),

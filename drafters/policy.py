@@ -68,8 +68,8 @@ class Share:
         """`mean` counts as much as `cases` cases; of later ones, about the last `most` count."""
         self.mean, self._cases, self._most = mean, cases, most
 
-    def record(self, success: bool) -> None:
-        """Records one case."""
+    def record(self, success: float) -> None:
+        """Records one case: True or False, or a number whose mean is followed."""
         self._cases = min(self._cases + 1, self._most)
         self.mean += (success - self.mean) / self._cases
 

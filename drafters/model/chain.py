@@ -42,6 +42,7 @@ class Link:
     share: float  # the model's probability
     q: Floats | None  # float32 [V]; the distribution that it was sampled from; None if the rule needs none
     others: list[tuple[int, float]]  # the model's next choices and their probabilities
+    position: int = 0  # among the tokens of its forward
 
 
 class ModelChain:
@@ -143,10 +144,11 @@ class ModelChain:
             self._continuation,
         )
 
-    def observe(self, verdict: Verdict) -> list[bool]:
+    def observe(self, verdict: Verdict) -> list[tuple[int, bool]]:
         """Ends background drafting, and keeps what is left of the chain. Raises if drafting has failed.
 
-        Returns whether the right token was among the model's choices, for each token of the chain up to the first wrong one.
+        Returns the position, and whether the right token was among the model's choices, for each token of the chain up to the
+        first wrong one.
         """
         tokens = verdict.tokens
         drafting = self._stop()
@@ -185,7 +187,10 @@ class ModelChain:
             is_first = False
 
     def _forward(self, most: int, guide: DraftTree) -> None:
-        """Adds the tokens of one forward of the model, which also checks at most `most` tokens of the guide."""
+        """Adds the tokens of one forward of the model, which also checks at most `most` tokens of the guide.
+
+        A block has at most `most` tokens after its first.
+        """
         tokens = self.tokens
         if not tokens:
             guessed, candidates = [], self._model.root(self._choices)
@@ -195,9 +200,14 @@ class ModelChain:
             candidates = self._model.expand([tokens[-1], *guessed], parents, self._choices)
         choices = candidates.tokens[:, 0].tolist()
         correct = next((index for index, token in enumerate(guessed) if choices[index] != token), len(guessed))
-        self._links += [link(candidates, row) for row in range(correct + 1)]
+        first = self._links[-1].position + 1 if tokens and self._pair.block > 1 else 0
+        self._links += [link(candidates, row, first + row) for row in range(correct + 1) if candidates.probability[row, 0] > 0]
         if correct < len(guessed):
             self._model.retract(len(self))  # the last token is not a row yet
+        limit = len(tokens) + 1 + most
+        while self._links and self._links[-1].position + 1 < self._pair.block and len(self) < limit and self._model.space:
+            candidates = self._model.expand([self._links[-1].token], [len(self) - 1], self._choices)  # no forward
+            self._links.append(link(candidates, 0, self._links[-1].position + 1))
 
     def _stop(self) -> Future[None] | None:
         """Ends background drafting, waits for it and returns its outcome; None if there was none. Raises nothing."""
@@ -228,22 +238,22 @@ class ModelChain:
         found = self._links[length]
         return None if found.q is None else (found.token, found.q)
 
-    def _learn(self, tokens: Ints) -> list[bool]:
+    def _learn(self, tokens: Ints) -> list[tuple[int, bool]]:
         """Records how far the chain agreed with the emitted tokens; see `observe`."""
-        found: list[bool] = []
+        found: list[tuple[int, bool]] = []
         for token, drafted in zip(tokens.tolist(), self._links, strict=False):
             choices = [drafted.token, *(choice for choice, _ in drafted.others)]
             accepted = choices.index(token) if token in choices else None
             shares = [drafted.share, *(share for _, share in drafted.others)]
             self._acceptance.calibration.record(range(len(choices)), shares, accepted)
-            found.append(accepted is not None)
+            found.append((drafted.position, accepted is not None))
             if accepted != 0:
                 break
         return found
 
 
-def link(candidates: Candidates, row: int) -> Link:
+def link(candidates: Candidates, row: int, position: int) -> Link:
     """The first candidate of a row, with the other ones."""
     tokens, shares = candidates.tokens[row].tolist(), candidates.probability[row].tolist()
     others = [(token, share) for token, share in zip(tokens[1:], shares[1:], strict=True) if token != tokens[0] and share > 0]
-    return Link(tokens[0], shares[0], None if candidates.q is None else candidates.q[row], others)
+    return Link(tokens[0], shares[0], None if candidates.q is None else candidates.q[row], others, position)

@@ -124,10 +124,14 @@ class DraftTreeDrafter:
             return True
         share, seconds, unread = self._expectation.share, self._pair.draft_seconds, self._model.unread
         reading = self._expectation.reading_seconds(unread)
-        if self._expectation.repays_reading(unread) and Estimate.of(EMPTY.probability, self._costs).gains_from_chain(
-            share, share, share, seconds, reading if unread <= FEW_UNREAD else 0.0
-        ):
-            return True
+        if self._expectation.repays_reading(unread):
+            estimate, fixed = Estimate.of(EMPTY.probability, self._costs), reading if unread <= FEW_UNREAD else 0.0
+            if self._pair.block > 1:
+                pays = estimate.gains_from_block(self._expectation.block(self._options.steps), seconds + fixed)
+            else:
+                pays = estimate.gains_from_chain(share, share, share, seconds, fixed)
+            if pays:
+                return True
         if not self._expectation.may_probe(unread, seconds):
             return False
         self._pair.spend(reading + seconds)
@@ -161,7 +165,7 @@ class DraftTreeDrafter:
         estimate = Estimate.of(probability, self._costs, self._drafting)
         share, best, worth = self._expectation.share, 0.0, 0
         for count, gain in enumerate(accumulate(paths), start=1):
-            seconds = self._pair.draft_seconds + (count - 1) * self._pair.read_seconds
+            seconds = 0.0 if self._pair.block > 1 else self._pair.draft_seconds + (count - 1) * self._pair.read_seconds
             if (rate := estimate.rate(gain * share, seconds, count)) > best and estimate.gains(gain * share, seconds, count):
                 best, worth = rate, count
         return worth
@@ -231,7 +235,7 @@ class DraftTreeDrafter:
                 return
             tokens = [self._nodes[index].token for index in children]
             accepted = tokens.index(token) if token in tokens else None
-            self._expectation.learn(accepted is not None)
+            self._expectation.learn(accepted is not None, self._nodes[children[0]].depth - 1)
             ranks, shares = zip(*((self._nodes[index].rank, self._nodes[index].share) for index in children), strict=True)
             self._acceptance.calibration.record(ranks, shares, accepted)
             if accepted is None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import mul
+
 import numpy as np
 
 from outrider.drafters.interface import Sampling, Verdict
@@ -47,11 +50,16 @@ class Expectation:
         self._own = self._own if greedy == self._greedy else None
         self._sequence, self._greedy, self._seconds = sequence, greedy, 0.0
 
-    def learn(self, was_right: bool) -> None:
-        """Records whether a token was accepted."""
+    def learn(self, was_right: bool, position: int = 0) -> None:
+        """Records whether a token was accepted; `position` is its place among those of a forward."""
         self._own = self._own or Share(self._kind.mean, OWN_PRIOR, OWN_CASES)
         self._own.record(was_right)
-        self._kind.record(was_right)
+        self.acceptance.record(self._kind, position, was_right)
+
+    def block(self, most: int) -> list[float]:
+        """The probability that each token of the next block and all before it are accepted, of at most `most` tokens."""
+        positions = self.acceptance.positions[: min(self._pair.block, most)]
+        return list(accumulate((min(0.999, self.share * position.mean) for position in positions), mul))
 
     def start_step(self, unread: int) -> None:
         """Starts a step before which the model has `unread` tokens to read."""

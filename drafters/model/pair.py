@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,8 @@ class Acceptance:
     def __init__(self) -> None:
         self.calibration = Calibration(RANKS)
         self.kinds = [Share(PRIOR, PRIOR_CASES, CASES) for _ in range(KINDS)]
+        # By the position in a block whose earlier tokens are right, in units of a kind's mean.
+        self.positions = [Share(1.0, PRIOR_CASES, CASES) for _ in range(MAX_NODES)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Acceptance:
         """Itself: all sessions share it."""
@@ -76,6 +79,11 @@ class Acceptance:
     def kind(self, confidence: float | None) -> Share:
         """Acceptance of the next token, before it is drafted, in text of which the target is so confident; None = unknown."""
         return self.kinds[kind_of(confidence)]
+
+    def record(self, kind: Share, position: int, was_right: bool) -> None:
+        """Records whether a token at this position of a forward was accepted, in text of this kind."""
+        self.positions[position].record(was_right / kind.mean)
+        kind.record(was_right)
 
 
 def kind_of(confidence: float | None) -> int:
@@ -102,6 +110,7 @@ class Pair:
         # How many times as long the target's step, and the draft model's forward, take while both run.
         self.target_slowdown = self.draft_slowdown = 1.0
         self.answer_tokens = ANSWER_TOKENS  # of a finished answer (EMA)
+        self.block = 1  # tokens that a forward of the draft model drafts
         self._acceptance = {greedy: Acceptance() for greedy in (False, True)}
         self._paces: dict[str, list[Pace]] = {}  # by drafter and sampling: of each kind of text, and of all
         self._allowance = PROBE_SECONDS  # seconds that probes may take; a pair that is known has to save them up
@@ -137,7 +146,7 @@ class Pair:
     def tokens_beside(self, step_seconds: float) -> float:
         """The tokens that are drafted beside a step that alone would take so long."""
         forward = self.draft_seconds * self.draft_slowdown
-        return step_seconds * self.target_slowdown / forward if forward > 0 else float(MAX_NODES)
+        return self.block * step_seconds * self.target_slowdown / forward if forward > 0 else float(MAX_NODES)
 
     def record_forward(self, seconds: float, beside: bool) -> None:
         """Records a forward of the draft model over few rows."""
@@ -179,6 +188,7 @@ class Pair:
                 "tried": each.calibration.state()["tried"].tolist(),
                 "accepted": each.calibration.state()["accepted"].tolist(),
                 "kinds": [kind.state() for kind in each.kinds],
+                "positions": [position.state() for position in each.positions],
             }
             for greedy, each in self._acceptance.items()
         }
@@ -193,6 +203,7 @@ class Pair:
                 found = saved["acceptance"][str(greedy)]
                 each.calibration.load({name: np.array(found[name], np.float64) for name in ("tried", "accepted")})
                 each.kinds = [Share(*map(float, kind)) for kind in found["kinds"]]
+                each.positions = [Share(*map(float, position)) for position in found["positions"]]
             paces = {str(name): [Pace(each) for each in found] for name, found in saved["paces"].items()}
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
@@ -255,3 +266,7 @@ class Estimate:
             path *= share
             gain += path
         return False
+
+    def gains_from_block(self, gains: Sequence[float], seconds: float) -> bool:
+        """Whether a forward of so many seconds is worth them, which adds a chain with these expected tokens by node."""
+        return any(self.gains(tokens, seconds, nodes) for nodes, tokens in enumerate(accumulate(gains), start=1))

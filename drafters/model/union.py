@@ -108,9 +108,9 @@ class UnionDrafter:
         seconds = time.perf_counter() - self._started
         self._expectation.observe(verdict, seconds - self._work.invested)
         lacked = len(self._table_tree.follow(verdict.tokens))
-        for number, was_right in enumerate(self._chain.observe(verdict)):
+        for number, (position, was_right) in enumerate(self._chain.observe(verdict)):
             if number >= lacked:  # the tables have no draft there
-                self._expectation.learn(was_right)
+                self._expectation.learn(was_right, position)
         if self._work.beside:
             self._pair.record_beside(verdict.seconds - self._chain.take_waited_seconds(), self._alone)
         self._pair.save_for_probes(seconds)
@@ -164,15 +164,20 @@ class UnionDrafter:
         share, unread = self._expectation.share, self._chain.unread
         if not self._expectation.repays_reading(unread):
             return False
-        found = prospect(self._table_tree, self._chain.tokens, self._chain.path, share)
         fixed = self._expectation.reading_seconds(unread) if unread <= FEW_UNREAD else 0.0
+        if self._pair.block > 1:
+            paths = np.array(self._expectation.block(self._longest))
+            covered = np.bincount(self._table_tree.depths, self._table_tree.probability, len(paths) + 1)[1 : len(paths) + 1]
+            gains = paths * np.maximum(0, 1 - covered)  # expected tokens beyond the tables', by depth
+            return estimate.gains_from_block(gains.tolist(), fixed + self._pair.draft_seconds)
+        found = prospect(self._table_tree, self._chain.tokens, self._chain.path, share)
         if found.guessed:
             fixed += found.guessed * self._pair.read_seconds + (0.0 if len(self._chain) else self._pair.draft_seconds)
         return estimate.gains_from_chain(found.gain, found.path, share, self._pair.draft_seconds, fixed)
 
     def _may_probe(self) -> bool:
         """Whether a draft that is not expected to pay may show more about the model."""
-        seconds = PROBE_TOKENS * self._pair.draft_seconds
+        seconds = max(1, PROBE_TOKENS // self._pair.block) * self._pair.draft_seconds
         return not len(self._chain) and self._expectation.may_probe(self._chain.unread, seconds)
 
     def _read(self, estimate: Estimate) -> bool:
@@ -193,8 +198,12 @@ class UnionDrafter:
             return False
         pair, share, seconds = self._pair, self._expectation.share, estimate.seconds - estimate.drafting
         token_seconds, value, path = estimate.seconds / estimate.tokens, 0.0, self._chain.path * share
-        for _ in range(int(pair.tokens_beside(seconds)) - 1):
-            value += path * min(pair.draft_seconds, share * token_seconds)
+        beside = int(pair.tokens_beside(seconds))
+        if pair.block == 1:
+            for _ in range(beside - 1):
+                value += path * min(pair.draft_seconds, share * token_seconds)
+        elif beside >= pair.block:  # what remains of a block saves the next forward
+            value = min(path * pair.draft_seconds, sum(self._expectation.block(self._longest)[1:]) * token_seconds)
         waiting = pair.draft_seconds * pair.draft_slowdown / 2
         return value > seconds * (pair.target_slowdown - 1) + waiting
 

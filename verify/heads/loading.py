@@ -1,4 +1,4 @@
-"""Loads draft heads: EAGLE and EAGLE-3 from checkpoints of their own, MTP layers from the target's checkpoint."""
+"""Loads draft heads: EAGLE, EAGLE-3 and blocks from checkpoints of their own, MTP layers from the target's checkpoint."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from transformers.utils import cached_file
 
 from outrider.verify.checkpoint import DEFAULT_REVISION, MTP, locate
 from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.heads.block_layouts import is_block_head, new_block_head
+from outrider.verify.heads.block_model import BlockModel
+from outrider.verify.heads.blocks import BlockHead
 from outrider.verify.heads.model import HeadModel, Target
 from outrider.verify.heads.networks import Eagle3Head, EagleHead, Head, MtpHead
 from outrider.verify.hub import hub_errors
@@ -48,11 +51,15 @@ def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, 
     names = " ".join(config.get("architectures") or ()).lower()
     if "medusa_num_heads" in config:
         raise ModelError(f"The heads at {path!r} are Medusa's, which are not supported; use an EAGLE head or a draft model.")
+    is_block = is_block_head(config)
     is_eagle3 = "eagle3" in names or "draft_vocab_size" in config
-    if not is_eagle3 and "eagle" not in names and config.get("num_hidden_layers") != 1:
+    if not is_block and not is_eagle3 and "eagle" not in names and config.get("num_hidden_layers") != 1:
         return None
     try:
         weights = read_weights(location.source, revision)
+        if is_block:
+            reads = with_hidden_states(target, path)
+            return BlockModel(build_block(config, weights, reads, path), reads, pack)
         if "fc.weight" not in weights and not is_eagle3 and "eagle" not in names:
             return None
         if config.get("num_hidden_layers") != 1:
@@ -120,10 +127,28 @@ def build_eagle3(config: dict[str, Any], weights: dict[str, torch.Tensor], targe
         bool(config.get("norm_before_residual")),
     )
     load_weights(head, weights, path)
-    drafted = torch.arange(vocabulary) + cast(torch.Tensor, head.d2t)
+    check_vocabulary(head.d2t, target, path)
+    return head
+
+
+def build_block(config: dict[str, Any], weights: dict[str, torch.Tensor], target: Target, path: str) -> BlockHead:
+    """A block head with its weights. Raises ModelError."""
+    if target.depth is None:
+        raise ModelError("Block heads are not supported for this target's architecture; use a draft model.")
+    has_bias = any(name.endswith("q_proj.bias") for name in weights)
+    head = new_block_head(config, target.depth, target.vocabulary, has_bias, path)
+    check_size(weights, len(head.layers_read), target, path)
+    load_weights(head, {name.replace("codebook.weight", "codebook"): tensor for name, tensor in weights.items()}, path)
+    if head.shape.draft_vocabulary is not None:
+        check_vocabulary(head.d2t, target, path)
+    return head
+
+
+def check_vocabulary(d2t: Any, target: Target, path: str) -> None:
+    """Raises ModelError unless the target has all tokens of a head; `d2t` [own vocabulary] is their ids less the own ones."""
+    drafted = torch.arange(len(d2t)) + d2t
     if int(drafted.min()) < 0 or int(drafted.max()) >= target.vocabulary:
         raise ModelError(f"The head at {path!r} drafts tokens that the target does not have; use the head of this target.")
-    return head
 
 
 def layer_config(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> LlamaConfig:
