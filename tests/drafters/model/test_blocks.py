@@ -109,7 +109,7 @@ def test_acceptance_is_learned_by_position() -> None:
     drafter, _, pair = new(0.001)
     for number in range(60):
         step(drafter, 1 + number % 2)
-    expectation = Expectation(pair)
+    expectation = Expectation(pair, "NoDrafter")
     first, second, third, _ = expectation.block(BLOCK)
     assert first > 0.9
     assert 0.35 < second / first < 0.65
@@ -117,4 +117,4 @@ def test_acceptance_is_learned_by_position() -> None:
     again = Pair()
     again.load(pair.state())
     again.block = BLOCK
-    assert Expectation(again).block(BLOCK) == pytest.approx(expectation.block(BLOCK))
+    assert Expectation(again, "NoDrafter").block(BLOCK) == pytest.approx(expectation.block(BLOCK))
