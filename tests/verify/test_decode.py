@@ -26,20 +26,6 @@ def plain(runner: TorchRunner, options: DecodeOptions, prompt: Ints = PROMPT) ->
     return run(runner, NoDrafter(), options, prompt).tokens
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED, SamplingParams(0.7, top_p=0.9, top_k=20, min_p=0.02, seed=2)])
-@pytest.mark.parametrize("name", ["oracle", "half-right", "random"])
-def test_every_drafter_emits_the_tokens_of_plain_decoding(tiny_runner: TorchRunner, params: SamplingParams, name: str) -> None:
-    options = DecodeOptions(params, max_tokens=60)
-    expected = plain(tiny_runner, options)
-    drafters: dict[str, Drafter] = {"oracle": Oracle(expected), "half-right": Oracle(expected, wrong=3), "random": Chaos(97)}
-    drafter = drafters[name]
-    decoded = run(tiny_runner, drafter, options)
-    assert decoded.tokens == expected
-    assert decoded.finish == "length"
-    if name == "oracle":
-        assert len(decoded.steps) == 9  # seven tokens per step
-
-
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 @pytest.mark.parametrize(("wrong", "steps"), [(1, 2), (3, 4)])
 def test_the_largest_drafts_emit_the_tokens_of_plain_decoding(

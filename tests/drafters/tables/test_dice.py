@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -21,15 +21,10 @@ from outrider.drafters.tables.base_table import empty_base
 from outrider.drafters.tables.dice import exponential, position_key, random_bits
 from outrider.drafters.tables.suffix import Corpus, index
 from outrider.drafters.trigram import TrigramDrafter
-from outrider.verify.decode import decode
-from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling import sampler as sampling
 from outrider.verify.sampling.acceptance import walk
 from outrider.verify.sampling.sampler import choose
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.stream import DecodeOptions
-from outrider.verify.verifier import Verifier
-from tests.decoding import answer_of
 
 VOCABULARY = 97
 TEXT = np.random.default_rng(0).integers(0, VOCABULARY, 60).astype(np.int32)
@@ -79,35 +74,6 @@ def test_drafts_ignore_noise_that_decides_nothing(name: str, params: SamplingPar
     expected, found = drafted(None, name), drafted(params, name)
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert found.probability.tolist() == expected.probability.tolist()
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.sampled_from([*DRAFTERS]),
-    st.sampled_from([0.0, 0.3, 0.8, 1.0, 1.7]),
-    st.sampled_from([0.1, 0.9, 1.0]),
-    st.sampled_from([0, 1, 20]),
-    st.sampled_from([0.0, 0.05]),
-    st.sampled_from([0.0, 0.7]),
-    st.integers(0, (1 << 64) - 1),
-    st.integers(1, 64),
-)
-def test_answers_equal_plain_decoding(
-    tiny_runner: TorchRunner,
-    name: str,
-    temperature: float,
-    top_p: float,
-    top_k: int,
-    min_p: float,
-    penalty: float,
-    seed: int,
-    nodes: int,
-) -> None:
-    params = SamplingParams(temperature, top_p, top_k, min_p, seed, presence_penalty=penalty)
-    options = DecodeOptions(params, 30, max_nodes=nodes)
-    expected = answer_of(tiny_runner, TEXT, options)
-    drafter, verifier = DRAFTERS[name](tiny_runner.vocabulary), Verifier(tiny_runner, tiny_runner.new_cache())
-    assert decode(verifier, drafter, TEXT, options).tokens == expected.tokens
 
 
 Noise = Literal["used", "ignored"]

@@ -35,22 +35,6 @@ def test_no_spelling_of_a_path_bypasses_the_key(server: Served, path: str) -> No
     assert line.split(" ")[1] in ("400", "401", "404"), line
 
 
-NUMBERS = [-1, 2**31, 2**63, -(2**63) - 1, 10**40, 1e400, float("nan"), "1", True, None, [], {}]
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["n", "top_logprobs", "logprobs", "max_tokens", "min_tokens", "seed", "temperature", "top_p", "top_k", "min_p", "priority"],
-)
-def test_extreme_numbers_cause_no_server_error(server: Served, name: str) -> None:
-    for value in NUMBERS:
-        # The stop string ends answers whose limit is the whole context.
-        content = str({"model": server.model, "prompt": "x", "max_tokens": 1, "stop": "e", name: value}).replace("'", '"')
-        content = content.replace("True", "true").replace("None", "null").replace("inf", "1e999").replace("nan", "NaN")
-        response = server.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
-        assert response.status_code in (200, 400), (name, value, response.text)
-
-
 def test_names_are_never_paths(server: Served) -> None:
     for path in ("/v1/models/../../etc/passwd", "/v1/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "/v1/responses/..%2f..%2fx"):
         response = server.http.get(path)
