@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -79,18 +78,6 @@ def test_images_of_others_have_digests() -> None:
     updates = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text())["updates"]
     ecosystems = {(update["package-ecosystem"], update["directory"]) for update in updates}
     assert {("docker", "/"), ("docker-compose", "/docker")} <= ecosystems
-
-
-def test_package_data_is_installed() -> None:
-    data: dict[str, list[str]] = PROJECT["tool"]["setuptools"]["package-data"]
-    for package in ("server", "drafters", "engines", "verify", "models"):
-        for file in (ROOT / package).rglob("*"):
-            name = file.relative_to(ROOT / package).as_posix()
-            is_code = file.suffix in (".py", ".cpp", ".h", ".so") or name == "pyproject.toml"
-            is_built = "__pycache__" in name or ".egg-info/" in name or name.startswith("build/")
-            if file.is_file() and not is_code and not is_built:
-                patterns = [*data["*"], *data.get(f"outrider.{package}", ())]
-                assert any(fnmatch(name, pattern) for pattern in patterns), f"{package}/{name} is not installed"
 
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1), (None, 1)])

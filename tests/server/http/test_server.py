@@ -15,7 +15,6 @@ import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 from outrider import models
-from outrider.server import app as application
 from outrider.server.engine.messages import Request, TokenEvent
 from outrider.server.http import protocol
 from outrider.server.http.server import address, new_config
@@ -89,26 +88,6 @@ def read_all(connection: socket.socket) -> bytes:
 def completion(**fields: Any) -> bytes:
     body = json.dumps({"model": "outrider-embedded", "prompt": "x", **fields}).encode()
     return UPLOAD.replace(b"1000", str(len(body)).encode()) + body
-
-
-def test_a_half_open_upload_is_answered_with_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "READ_SECONDS", 0.5)
-    with serving(FakeEngine("a")) as port, connect(port) as connection:
-        connection.sendall(UPLOAD)
-        stop = threading.Event()
-
-        def trickle() -> None:
-            with contextlib.suppress(OSError):
-                while not stop.wait(0.05):
-                    connection.sendall(b" ")
-
-        thread = threading.Thread(target=trickle)
-        thread.start()
-        head, _, body = read_all(connection).partition(b"\r\n\r\n")
-        stop.set()
-        thread.join()
-    assert head.startswith(b"HTTP/1.1 408 ") and b"connection: close" in head.lower() and b"x-request-id" in head
-    assert json.loads(body)["error"]["code"] == "body_too_slow"
 
 
 def test_a_stream_whose_reader_stands_still_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from fastapi import Request as HTTPRequest
 
 from outrider.server.engine.engine import EngineError, Overloaded
-from outrider.server.engine.messages import Accepted, Request, TokenEvent
+from outrider.server.engine.messages import Accepted, Request
 from outrider.server.http.errors import APIError
 from outrider.server.http.json_route import INLINE_BYTES, BodyPool
 from outrider.server.http.sse import COALESCED_PADDED_BYTES, PADDED_BYTES, ServerSentEvent
@@ -168,14 +168,6 @@ def test_padding_hides_the_sizes_of_content_and_of_heartbeats() -> None:
     assert before_content[1] == b": keep-alive\n\n"
 
 
-def test_coalescing_joins_the_events_of_a_tick() -> None:
-    chunks = streamed(FakeEngine(*"abcdefgh"), task(padded=True), tick_seconds=0.02)
-    texts = [json.loads(chunk[6:]) for chunk in chunks[1:-1]]
-    assert "".join(text["text"] for text in texts) == "abcdefgh"
-    assert len(texts) < 8
-    assert {len(chunk) - len(b"data: \n\n") for chunk in chunks[1:-1]} == {COALESCED_PADDED_BYTES}
-
-
 def test_usage_metrics_and_timings_are_recorded_once() -> None:
     metrics, generation = Metrics(), task(prompts=2)
     body_of(FakeEngine("a", "b"), generation, metrics)
@@ -188,22 +180,3 @@ def test_usage_metrics_and_timings_are_recorded_once() -> None:
     assert "outrider_request_duration_seconds_count 1.0" in text
     assert generation.stats["completion_tokens"] == 6 and generation.stats["steps"] == 6
     assert generation.stats["first_token_ms"] >= 0
-
-
-async def test_a_client_that_stops_reading_closes_the_engines_iterator() -> None:
-    closed = []
-
-    class Endless(FakeEngine):
-        async def generate(self, request: Request, arrived: float | None = None, admitted: bool = False) -> Any:
-            try:
-                while True:
-                    await asyncio.sleep(0)
-                    yield TokenEvent("r", [1], "a")
-            finally:
-                closed.append(True)
-
-    stream = GenerationRunner(Endless(), Metrics()).stream(task())
-    await anext(stream)
-    await anext(stream)
-    await stream.aclose()
-    assert closed == [True]

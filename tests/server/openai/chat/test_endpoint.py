@@ -68,16 +68,6 @@ def message_of(engine: FakeEngine, template: str, fields: dict[str, Any], **opti
     return message
 
 
-def test_a_json_schema_applies_to_what_follows_the_reasoning() -> None:
-    engine = FakeEngine("Hm, {", '}.</think>\n\n{"x": 1}')
-    message = message_of(engine, REASONS, {"response_format": SCHEMA})
-    assert (message["reasoning_content"], message["content"]) == ("Hm, {}.", '{"x": 1}')
-    [request] = engine.requests
-    assert accepts(request.grammar, 'Hm, {}.</think>\n\n{"x": 1}')
-    assert not accepts(request.grammar, '{"x": 1}')
-    assert not accepts(request.grammar, "Hm, {}.</think>\n\nno")
-
-
 def test_required_calls_follow_the_reasoning() -> None:
     engine = FakeEngine(f"Hm.</think>\n\n{POINT_CALL}")
     message = message_of(engine, REASONS, {"tools": [POINT_TOOL], "tool_choice": "required"})
