@@ -1,18 +1,14 @@
-"""The chat's HTTP client: addresses, keys, streams, errors that are one sentence; and a server of the chat's own."""
+"""The chat's HTTP client: addresses, keys, streams; and errors of client and command that are one sentence."""
 
 import json
 import signal
-from contextlib import closing
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from outrider.server.cli import app
-from outrider.server.settings.access import Auth
 from outrider.server.terminal import command
 from outrider.server.terminal.client import ChatError, Client
-from outrider.server.terminal.own_server import OwnServer, private_settings
 from tests.stand_in import answering
 
 MODELS = (200, json.dumps({"data": [{"id": "tiny"}]}))
@@ -105,33 +101,3 @@ def test_a_key_of_the_environment_is_sent_only_to_a_server_that_is_named(monkeyp
     for arguments in ([], ["--url", "http://10.0.0.1"], ["--api-key", "own"]):
         CliRunner().invoke(app, ["chat", *arguments])
     assert clients == [(command.URL, None), ("http://10.0.0.1", "a-real-key"), (command.URL, "own")]
-
-
-@pytest.mark.slow
-def test_a_server_that_cannot_start_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = {"model.path": "/no/such/folder"}
-    with closing(OwnServer(None, flags)) as server, pytest.raises(ChatError, match=r"^$"):
-        server.wait_until_ready()
-    errors = capsys.readouterr().err
-    assert errors.startswith("outrider: There is no folder '/no/such/folder'")
-    assert errors.count("\n") == 1
-
-
-def test_a_server_ends_with_its_chat_and_is_not_killed() -> None:
-    with closing(OwnServer(None, {})) as server:
-        server.check()
-    with pytest.raises(ChatError, match=r"^$"):
-        server.check()
-    assert server.close() in (0, -signal.SIGTERM)  # the latter if it was still starting
-
-
-def test_the_chats_key_is_the_only_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_AUTH__KEYS", '{"other": "other-key"}')
-    (tmp_path / "keys.yaml").write_text("further: further-key\n")
-    config = tmp_path / "settings.yaml"
-    config.write_text(f"auth:\n  file: {tmp_path / 'keys.yaml'}\n  max_concurrent: 1\n  keys: {{alice: alice-key}}\n")
-    settings = private_settings(
-        config, {"auth.keys.bob": "bob-the-key", "server.port": 80, "model.dtype": "float32"}, "the-chats-key"
-    )
-    assert settings.auth == Auth.model_validate({"keys": {"chat": "the-chats-key"}})
-    assert (settings.server.host, settings.server.port, settings.model.dtype) == ("127.0.0.1", 0, "float32")

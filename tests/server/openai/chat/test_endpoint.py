@@ -11,7 +11,7 @@ from outrider.server.openai.schema import ChatBody
 from outrider.verify.sampling_params import ReasoningLimit
 from tests.server.chat.following import accepts
 from tests.server.fakes import TOKENIZER, VOCABULARY, FakeEngine, app_with, events, fetch, post
-from tests.server.openai.test_output_parser import output
+from tests.server.openai.test_generation import output
 
 PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hello"}]
