@@ -15,9 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.server.settings import Settings, load_settings
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.servers import SHARED_SERVERS, crowded, guarded, served
+from tests.servers import SHARED_SERVERS, guarded, served
 
-__all__ = ["crowded", "guarded", "served"]
+__all__ = ["guarded", "served"]
 
 torch.set_num_threads(1)  # more threads do not speed up tiny models
 
@@ -43,7 +43,6 @@ LONG_GROUPS = (
     "tests/integration/test_tokenizers.py",
     "tests/server/chat/tools/test_parser.py",
     "tests/bench/test_live.py",
-    "crowded",
     "tests/server/test_cli.py",
     "tests/integration/faults/test_shutdown.py",
     "tests/integration/api/test_agent_loops.py",
