@@ -118,20 +118,6 @@ def test_tokens_that_are_taken_back_leave_the_text(tiny_runner: TorchRunner) -> 
     assert decode(verifier, NoDrafter(), turn, options).tokens == plain(tiny_runner, options, turn)
 
 
-def test_prompt_logprobs_cover_the_whole_prompt(tiny_runner: TorchRunner) -> None:
-    verifier, params = Verifier(tiny_runner, tiny_runner.new_cache()), SamplingParams(temperature=0, logprobs=3)
-    verifier.begin(PROMPT, params, max_tokens=1)
-    verifier.prefill()
-    assert verifier.prompt_logprobs is None
-    assert verifier.begin(PROMPT, params, max_tokens=1, wants_prompt_logprobs=True) == 0
-    verifier.prefill()
-    scores = verifier.prompt_logprobs
-    assert scores is not None
-    assert scores.chosen.shape == (len(PROMPT) - 1,)
-    assert scores.top_ids.shape == (len(PROMPT) - 1, 3)
-    assert (scores.chosen <= scores.top[:, 0] + 1e-6).all()
-
-
 @pytest.mark.parametrize("read", [0, 1, 3])
 @pytest.mark.parametrize("scores", [False, True])
 def test_dropped_rows_are_read_again(tiny_runner: TorchRunner, read: int, scores: bool) -> None:

@@ -41,21 +41,6 @@ def test_drafting_changes_only_the_number_of_steps(served: Served, fields: dict[
         assert drafted["speculation"]["steps"] < plain["speculation"]["steps"]
 
 
-def test_without_nodes_nothing_is_drafted(served: Served) -> None:
-    assert complete(served, speculation={"max_nodes": 0, "report": True})["speculation"]["drafted_tokens"] == {}
-
-
-def test_stop_tokens(served: Served) -> None:
-    full = complete(served, max_tokens=40, return_token_ids=True)["choices"][0]["token_ids"]
-    stop = next(token for place, token in enumerate(full) if place > 5 and token not in full[:place])
-    cut = complete(served, max_tokens=40, return_token_ids=True, stop_token_ids=[stop])
-    assert cut["choices"][0]["token_ids"] == full[: full.index(stop) + 1]
-    assert cut["choices"][0]["finish_reason"] == "stop"
-    with_stop = complete(served, max_tokens=40, stop_token_ids=[stop], include_stop_str_in_output=True)
-    assert text(with_stop).startswith(text(cut))
-    assert len(text(with_stop)) > len(text(cut))
-
-
 def test_an_exact_prediction_is_followed(served: Served) -> None:
     common: dict[str, Any] = {"model": served.model, "messages": MESSAGES, "max_tokens": 200, "temperature": 1, "seed": 9}
     plain = served.http.post("/v1/chat/completions", json=common).json()

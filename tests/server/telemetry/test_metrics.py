@@ -58,16 +58,6 @@ def test_counters_start_at_zero() -> None:
         assert found["outrider_rejected_requests_total", (("reason", reason),)] == 0
 
 
-def test_requests_of_minutes_have_buckets() -> None:
-    metrics = Metrics()
-    for name in ("time_to_first_token", "request_duration", "queue"):
-        getattr(metrics, name).observe(300.0)
-        found = {
-            labels: value for (each, labels), value in samples(metrics).items() if each == f"outrider_{name}_seconds_bucket"
-        }
-        assert [found[("le", end),] for end in ("10.0", "160.0", "320.0", "2560.0")] == [0, 0, 1, 1]
-
-
 def test_an_endpoint_picker_finds_its_gauges_once_the_model_is_loaded() -> None:
     metrics = Metrics()
     assert b"vllm:" not in metrics.render()

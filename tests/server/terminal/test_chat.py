@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.server.terminal.chat import HELP, Answer, Chat, Wrapper
+from outrider.server.terminal.chat import Answer, Chat, Wrapper
 from outrider.server.terminal.client import ChatError, Client
 
 
@@ -91,20 +91,6 @@ def test_ctrl_c_keeps_what_has_been_shown(capsys: pytest.CaptureFixture[str]) ->
     run(script, "hi", KeyboardInterrupt(), "go on")
     assert capsys.readouterr().out == "begin\n(stopped)\n\nmore\n"
     assert script.bodies[1]["messages"] == [user("hi"), assistant("begin"), user("go on")]
-
-
-@pytest.mark.parametrize(
-    ("line", "shown"),
-    [
-        ("/help", HELP),
-        ("/stats", "There is no answer yet."),
-        ("/nothing", "There is no command /nothing; /help lists them, and a leading space sends the line as a question."),
-        ("/seed x", "The seed is a number or none, not 'x'."),
-    ],
-)
-def test_commands_explain_themselves(line: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run(Script(), line)
-    assert capsys.readouterr().out == f"{shown}\n"
 
 
 USAGE: dict[str, Any] = {
