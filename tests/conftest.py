@@ -31,8 +31,13 @@ WIDTH = 80  # columns of a terminal
 # for its server; meanwhile, the other processes run tests that need no kernels, since a second server would wait for them.
 LONG_GROUPS = (
     "real",
+    "tests/verify/model/gpu/test_decoder.py",
+    "tests/verify/model/gpu/test_triton_experts.py",
+    "tests/verify/sampling/test_acceptance.py",
     "tests/verify/sampling/test_rejection.py",
     "tests/verify/model/gpu/test_triton_attention.py",
+    "tests/verify/model/gpu/test_triton_sampling.py",
+    "tests/verify/model/cpu/native/test_gguf.py",
     "tests/verify/model/gpu/test_graphs.py",
     "served",
     "real test_answers",

@@ -109,6 +109,7 @@ BODIES: dict[str, type[BaseModel]] = {
 }
 BODY_BYTES = Limits().body_bytes
 JUNK: tuple[Any, ...] = ({}, None, 0, "", [])
+LARGE_JUNK: tuple[Any, ...] = ([{}] * 1000, {str(key): {} for key in range(1000)}, "x" * 5000, 10**30, 1e308)
 Fill = Callable[[Any], Any]
 
 
@@ -168,3 +169,13 @@ def test_a_list_of_junk_is_rejected_at_its_first_error(name: str, kind: type, fi
         with pytest.raises(ValidationError) as raised:
             body.model_validate(fill(content))
         assert raised.value.error_count() <= 4, junk
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_of_junk_is_a_client_error(path: str) -> None:
+    app = app_with(FakeEngine("x"))
+    for name, field in BODIES[path].model_fields.items():
+        for content in LARGE_JUNK:
+            response = fetch(app, "POST", path, sample(BODIES[path]) | {field.alias or name: content})
+            assert response.status_code in (200, 400, 404), (name, response.text)
+            assert response.status_code == 200 or len(response.content) < 1000, name

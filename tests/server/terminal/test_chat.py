@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.server.terminal.chat import Answer, Chat, Wrapper
+from outrider.server.terminal.chat import HELP, Answer, Chat, Wrapper
 from outrider.server.terminal.client import ChatError, Client
 
 
@@ -107,6 +107,20 @@ USAGE: dict[str, Any] = {
 
 def chunk(content: str | None = None, **fields: Any) -> dict[str, Any]:
     return {"choices": [{"delta": {"content": content}, **fields}]}
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("/help", HELP),
+        ("/stats", "There is no answer yet."),
+        ("/nothing", "There is no command /nothing; /help lists them, and a leading space sends the line as a question."),
+        ("/seed x", "The seed is a number or none, not 'x'."),
+    ],
+)
+def test_commands_explain_themselves(line: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(Script(), line)
+    assert capsys.readouterr().out == f"{shown}\n"
 
 
 def test_text_is_shown_as_it_arrives() -> None:
