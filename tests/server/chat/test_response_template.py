@@ -152,13 +152,6 @@ def test_derived_reasoning_at_every_cut(name: str, wrapper: tuple[str, str]) -> 
             assert (found.get("reasoning"), found.get("content")) == (expected.get(name), expected["content"])
 
 
-@given(st.text(st.sampled_from("ab <>/think\n"), max_size=40), st.integers(0, 40), st.booleans())
-def test_parts_do_not_depend_on_how_the_text_is_split(text: str, at: int, opened: bool) -> None:
-    parser, halves = ReasoningParser(None, True, opened), ReasoningParser(None, True, opened)
-    expected = merge_parts(parser.feed(text) + parser.finish())
-    assert merge_parts(halves.feed(text[:at]) + halves.feed(text[at:]) + halves.finish()) == expected
-
-
 TEMPLATES = {
     "harmony": "<|channel|>analysis<|message|>",
     "gemma": "<|turn>model {{- '<|channel>thought\\n<channel|>' -}}",

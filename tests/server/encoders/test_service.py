@@ -221,16 +221,6 @@ async def test_parts_are_bounded_in_texts_and_characters(texts: Sequence[str]) -
         assert len(taken) == 1 or sum(characters(part.texts) for part in taken) <= CHARACTERS
 
 
-async def test_a_principal_with_many_texts_does_not_delay_another() -> None:
-    turns = Turns()
-    for part in divide(["text"] * 1000, None):
-        turns.add("many", part)
-    turns.take()
-    one = Part(["text"], None)
-    turns.add("one", one)
-    assert one in turns.take()
-
-
 MODULES = "sentence_transformers.sentence_transformer.modules."
 ROUTER = "sentence_transformers.base.modules.router.Router"
 CODE = "import pathlib\npathlib.Path(__file__).with_name('ran').write_text('')\nfrom {} import {} as Evil\n"

@@ -97,16 +97,13 @@ def usage() -> Usage:
     return made
 
 
-def test_chats_and_completions() -> None:
+def test_usage_is_that_of_all_events() -> None:
     body = usage().completion_body(reasoning_tokens=2)
     assert (body["prompt_tokens"], body["completion_tokens"], body["total_tokens"]) == (5, 5, 10)
     assert body["prompt_tokens_details"]["cached_tokens"] == 2
     details = body["completion_tokens_details"]
     assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (3, 1)
     assert details["reasoning_tokens"] == 2
-
-
-def test_responses() -> None:
     body = usage().response_body(reasoning_tokens=2)
     assert (body["input_tokens"], body["output_tokens"], body["total_tokens"]) == (5, 5, 10)
     assert body["input_tokens_details"]["cached_tokens"] == 2
