@@ -9,7 +9,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +18,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.server.app import create_app
 from outrider.server.ray.command import NAME
 from outrider.server.ray.scale import Scale
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import Metrics
-from outrider.verify.tokenizer import load_tokenizer
 from tests.stand_in import answering
 
 ROOT = Path(__file__).parent.parent.parent
@@ -92,16 +90,6 @@ def test_the_health_check_passes_if_the_server_answers_200(status: int | None, c
     assert (command[0], done.returncode) == ("bash", code)
 
 
-def test_everything_that_the_image_writes_is_writable_on_a_read_only_root() -> None:
-    environment, home = image_environment(), instructions("VOLUME")[0]
-    written = {environment["HF_HOME"], f"{home}/.cache/outrider", "/tmp"}
-    service = COMPOSE["services"]["outrider"]
-    compose = [mount.split(":")[1] for mount in service["volumes"]] + [mount.split(":")[0] for mount in service["tmpfs"]]
-    kubernetes = [mount["mountPath"] for mount in CONTAINER["volumeMounts"] if not mount.get("readOnly")]
-    for mounts in (compose, kubernetes):
-        assert all(any(PurePosixPath(path).is_relative_to(mount) for mount in mounts) for path in written)
-
-
 def variables() -> Iterator[tuple[str, str]]:
     """The file that sets a variable, and the variable's name."""
     yield from (("Dockerfile", name) for name in image_environment())
@@ -114,14 +102,6 @@ def variables() -> Iterator[tuple[str, str]]:
 def test_variables_are_settings(file: str, name: str) -> None:
     section, setting = name.removeprefix("OUTRIDER_").lower().split("__")
     assert setting in type(getattr(Settings(), section)).model_fields, f"{file}: {name}"
-
-
-def test_probes_are_endpoints_at_ports_of_the_container() -> None:
-    settings = Settings()
-    paths = create_app(settings, load_tokenizer(settings.model.path, trust_remote_code=False)).openapi()["paths"]
-    probes = [CONTAINER[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")]
-    ports = {port["name"] for port in CONTAINER["ports"]}
-    assert all(probe["path"] in paths and probe["port"] in ports for probe in probes)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

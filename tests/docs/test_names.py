@@ -1,7 +1,6 @@
 """What the documentation names exists, its commands and examples are valid, and its generated pages are up to date."""
 
 import ast
-import importlib.util
 import json
 import re
 import shlex
@@ -156,18 +155,6 @@ def test_outrider_commands_and_flags_exist(group: Any, line: str) -> None:
         flags, changes = take_options(flags)
         change_options(Options(), changes)
     load_settings(None, flags)
-
-
-def test_make_targets_exist() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.M))
-    named = {match[1] for line in command_lines() if (match := re.match(r"make ([a-z]+)", line))}
-    assert {"serve", "test", "check"} <= named <= targets
-
-
-def test_modules_exist() -> None:
-    named = {match[1] for line in command_lines() if (match := re.match(r"python -m ([\w.]+)", line))}
-    assert named
-    assert all(importlib.util.find_spec(name) for name in named)
 
 
 def test_urls_are_endpoints() -> None:

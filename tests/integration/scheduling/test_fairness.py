@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -97,28 +96,15 @@ def test_a_disconnect_frees_the_worker(served: Served) -> None:
 PROMPT = f"{PECULIAR}\n\n" * 6
 
 
-@pytest.fixture(scope="module")
-def server(guarded: Served) -> Iterator[Served]:
-    with guarded.login(BOB) as server:
-        yield server
-
-
-def fetch(server: Served, key: str, **fields: Any) -> dict[str, Any]:
-    content = body(server, max_tokens=80) | fields
-    response = server.http.post("/v1/completions", json=content, headers={"Authorization": f"Bearer {key}"})
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
-
-
 @pytest.mark.parametrize("drafter", ["fusion", "trigram", "lookup", "lookahead"])
-def test_drafters_do_not_learn_across_keys(server: Served, drafter: str) -> None:
+def test_drafters_do_not_learn_across_keys(guarded: Served, drafter: str) -> None:
     """Same session id, same prompt, another key: steps, drafts and cached tokens are those of a fresh server."""
     fields: dict[str, Any] = {"prompt": PROMPT, "temperature": 0.3, "seed": 1, "session_id": f"shared {drafter}"}
     chosen = {"speculation": {"drafter": drafter, "report": True, "max_nodes": 24}}
 
     def steps(key: str, **more: Any) -> tuple[Any, ...]:
-        found = fetch(server, key, **fields | chosen | more)
+        content, headers = body(guarded, max_tokens=80) | fields | chosen | more, {"Authorization": f"Bearer {key}"}
+        found = guarded.http.post("/v1/completions", json=content, headers=headers).raise_for_status().json()
         cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
         return found["choices"][0]["text"], found["speculation"], cached
 

@@ -58,20 +58,6 @@ def test_qwen3_is_refused_with_the_figures(size: str, gib: int, quantised: bool)
 
 
 @pytest.mark.parametrize(
-    ("wishes", "expected"),
-    [
-        (MemoryWishes(max_active=2), (1, CONTEXT)),  # which share its pages
-        (MemoryWishes(slots=3), (3, 15360)),  # shorter contexts, rather than fewer than were asked for
-        (MemoryWishes(context_tokens=4096), (10, 4096)),
-        (MemoryWishes(context_tokens=20000, slots=2), (2, 20000)),
-    ],
-)
-def test_settings_are_respected(wishes: MemoryWishes, expected: tuple[int, int]) -> None:
-    plan = plan_memory(qwen3("8B", 24), wishes)
-    assert (plan.slots, plan.context_tokens) == expected
-
-
-@pytest.mark.parametrize(
     ("wishes", "words"),
     [
         (MemoryWishes(slots=8, max_active=2), "8 KV caches of 8192 tokens would need .*lower sessions.slots, or"),
