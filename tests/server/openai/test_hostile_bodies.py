@@ -108,7 +108,7 @@ BODIES: dict[str, type[BaseModel]] = {
     "/infill": InfillBody,
 }
 BODY_BYTES = Limits().body_bytes
-JUNK: tuple[Any, ...] = ({}, None, 0, "", [])
+JUNK: tuple[Any, ...] = ({}, None, "")
 LARGE_JUNK: tuple[Any, ...] = ([{}] * 1000, {str(key): {} for key in range(1000)}, "x" * 5000, 10**30, 1e308)
 Fill = Callable[[Any], Any]
 
