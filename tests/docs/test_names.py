@@ -21,8 +21,7 @@ from outrider.server.settings import Settings, load_settings, parse_flags
 from outrider.server.settings.reference import sections, setting_names
 from outrider.server.settings.sources import dotted_names
 from tests.docs.generated import API, DEFAULT_YAML, ROOFLINE, SETTINGS, api, default_yaml, roofline, settings
-from tests.docs.markdown import PAGE_NAMES, ROOT, anchors, blocks, inline_code, links, prose, read
-from tests.docs.routes import fields, matches, routes
+from tests.docs.markdown import PAGE_NAMES, ROOT, anchors, blocks, fields, inline_code, links, matches, prose, read, routes
 
 SECTIONS = {section.name for section in sections()}
 TOP_SECTIONS = {name.partition(".")[0] for name in SECTIONS}
