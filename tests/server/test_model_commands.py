@@ -67,14 +67,6 @@ def test_models_of_the_package_index_are_listed_and_removed(cache: Path, name: s
     assert again.returncode == 2 and f"outrider pull has not downloaded {name}" in again.stderr
 
 
-def test_models_of_other_programs_are_listed(cache: Path) -> None:
-    file = cache / ".lmstudio" / "models" / "someone" / "large" / "large-Q8_0.gguf"
-    file.parent.mkdir(parents=True)
-    file.write_bytes(bytes(3000))
-    rows = [" ".join(line.split()) for line in outrider(cache, "list").stdout.splitlines()]
-    assert f"someone/large:Q8_0 3.0 kB LM Studio: {file}" in rows
-
-
 def test_one_file_of_a_repository_is_pulled_and_its_hash_checked(cache: Path) -> None:
     folder = cache / "main"
     folder.mkdir()
@@ -92,18 +84,6 @@ def test_one_file_of_a_repository_is_pulled_and_its_hash_checked(cache: Path) ->
         assert f"The hash of m-Q8_0.gguf is not the hub's; remove it with outrider remove {MODEL}" in done.stderr
         done = outrider(cache, "pull", MODEL, hub=url)
         assert f"{MODEL} has " in done.stdout and "this is Q4_K_M, which fits" in done.stdout
-
-
-def test_all_parts_of_a_model_are_pulled(cache: Path) -> None:
-    names = [f"m-Q8_0-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
-    (cache / "main" / "Q8_0").mkdir(parents=True)
-    for name in names:
-        (cache / "main" / "Q8_0" / name).write_text(name)
-    with serving_hub({"main": cache / "main"}) as (url, _):
-        done = outrider(cache, "pull", f"{MODEL}:Q8_0", hub=url)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(f"serve it with: outrider serve --model {MODEL}/Q8_0/{names[0]}\n")
-    assert sorted(file.name for file in (cache / "hub").glob("models--*/snapshots/*/Q8_0/*")) == names
 
 
 def test_a_pull_that_broke_off_goes_on_where_it_was(cache: Path) -> None:
