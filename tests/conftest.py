@@ -15,9 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.server.settings import Settings, load_settings
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.servers import SHARED_SERVERS, crowded, guarded, served
+from tests.servers import SHARED_SERVERS, guarded, served
 
-__all__ = ["crowded", "guarded", "served"]
+__all__ = ["guarded", "served"]
 
 torch.set_num_threads(1)  # more threads do not speed up tiny models
 
@@ -31,8 +31,13 @@ WIDTH = 80  # columns of a terminal
 # for its server; meanwhile, the other processes run tests that need no kernels, since a second server would wait for them.
 LONG_GROUPS = (
     "real",
+    "tests/verify/model/gpu/test_decoder.py",
+    "tests/verify/model/gpu/test_triton_experts.py",
+    "tests/verify/sampling/test_acceptance.py",
     "tests/verify/sampling/test_rejection.py",
     "tests/verify/model/gpu/test_triton_attention.py",
+    "tests/verify/model/gpu/test_triton_sampling.py",
+    "tests/verify/model/cpu/native/test_gguf.py",
     "tests/verify/model/gpu/test_graphs.py",
     "served",
     "real test_answers",
@@ -43,7 +48,6 @@ LONG_GROUPS = (
     "tests/integration/test_tokenizers.py",
     "tests/server/chat/tools/test_parser.py",
     "tests/bench/test_live.py",
-    "crowded",
     "tests/server/test_cli.py",
     "tests/integration/faults/test_shutdown.py",
     "tests/integration/api/test_agent_loops.py",

@@ -170,14 +170,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def crowded() -> Iterator[Served]:
-    """A server that runs one request, queues one more, and restarts a worker that stalls for 10 s; a busy one may for 3 s."""
-    flags = {"max_active": "1", "max_waiting": "1", "stall_seconds": "10"}
-    with serving("--model.dtype", "float32", *(word for k, v in flags.items() for word in (f"--scheduling.{k}", v))) as server:
-        yield server
-
-
 def resident_mb(process_id: int) -> float:
     """Resident memory of a process in MiB, without pages of mapped files."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{process_id}/status").read_text())
@@ -185,4 +177,4 @@ def resident_mb(process_id: int) -> float:
     return int(found[1]) / 1024
 
 
-SHARED_SERVERS = ("served", "guarded", "crowded")
+SHARED_SERVERS = ("served", "guarded")

@@ -10,7 +10,6 @@ import pytest
 
 from bench.http.chat import Answer
 from bench.pair.prompts import TASKS, after, apart
-from bench.pair.race import draw
 from bench.pair.run import Choice, Part, equality, part_rows, ratio, run
 from bench.plan import BenchError
 from tests.servers import Served
@@ -36,19 +35,6 @@ def test_servers_are_compared_question_by_question(served: Served, tmp_path: Pat
     assert re.match(
         rf"A is \d+\.\d\d times as fast as B after the first token\. A: Outrider 0\.1\.0 at {served.url}", lines[-1]
     )
-
-
-def test_a_race_shows_each_text_when_it_arrived() -> None:
-    answers = [
-        Answer(3, 2.0, None, 3, 0.5, 9, "if a<b:\n  c", "if", [(0.5, 2), (1.0, 9), (2.0, 11)]),
-        Answer(3, 1.0, None, 1, 0.5, 9, "if", "if", [(0.5, 2)]),
-    ]
-    picture = ElementTree.fromstring(draw(["one", "other"], answers))
-    first, second, other = picture.findall(".//{*}text[@class='code']")
-    assert [span.text for span in first] == ["if", " a<b:"] and [span.text for span in second] == [" ", " c"]
-    assert [span.text for span in other] == ["if"]
-    shown = [float(each.attrib["keyTimes"].split(";")[1]) for each in picture.findall(".//{*}tspan/{*}animate")]
-    assert shown == pytest.approx([0.1, 0.2, 0.2, 0.4, 0.1])
 
 
 def test_what_cannot_be_compared_is_refused(served: Served) -> None:

@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -60,23 +59,6 @@ def test_repeated_answers_are_drafted_from_earlier_sessions(tmp_path: Path, prin
     alone, known = figures["results"]
     assert (alone["stream"], known["stream"]) == ("s", "s, learned")
     assert known["tokens_per_step"] > 2 * alone["tokens_per_step"]
-
-
-def test_figures_are_formatted_and_missing_ones_are_dashes(printed: Callable[[], str]) -> None:
-    columns = {"drafter": "drafter", "tokens\nper step": "tokens_per_step:.2f"}
-    rows: list[dict[str, Any]] = [{"drafter": "none", "tokens_per_step": 1.0}, {"drafter": "[peer]"}]
-    report.print_figures(
-        "Speed", columns, rows, "A legend that is longer than one line of eighty columns and so wraps at a word."
-    )
-    lines = [line.rstrip() for line in printed().splitlines()]
-    assert lines[1:7] == [
-        "Speed",
-        "           tokens",
-        "drafter  per step",
-        "─────────────────",
-        "none         1.00",
-        "[peer]          -",
-    ]
 
 
 def test_results_hold_their_provenance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,17 @@
-"""Starts are measured and saved: the later one maps what the first one has written, and answers the same."""
+"""Starts and edits are measured and saved; what became slower is named, and what cannot be compared is refused."""
 
 import json
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
+from bench import edit, guard
+from bench.http.chat import Answer
+from bench.pair.run import Part
 from bench.plan import BenchError
 from bench.start import run
+from outrider.server.settings import load_settings
 from tests.hub import installed
 
 
@@ -30,3 +35,59 @@ def test_starts_are_measured_and_saved(tmp_path: Path, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     assert "first" in printed and "later" in printed
     assert max(map(len, printed.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("changes", [1, 5, 20])
+def test_a_file_is_changed_in_as_many_lines_as_asked(changes: int) -> None:
+    text = edit.file_of(1000)
+    assert 3800 < len(text) <= 4000
+    content, wanted = edit.edit(text, changes)
+    changed = [(one, other) for one, other in zip(text.splitlines(), wanted.splitlines(), strict=True) if one != other]
+    assert len(changed) == changes
+    assert all(f"- Replace `{one.strip()}` by `{other.strip()}`\n" in content for one, other in changed)
+    assert text in content
+    with pytest.raises(BenchError, match="no 1000 lines to change"):
+        edit.edit(text, 1000)
+
+
+def test_edits_are_measured_in_all_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit.run(load_settings(None, {"model.dtype": "float32"}), [200], [1], 150, out := tmp_path / "edit.json")
+    rows = plain, prompt, corpus, prediction = json.loads(out.read_text())["rows"]
+    assert [row["way"] for row in rows] == [*edit.WAYS]
+    assert "over_plain" not in plain and all(row["over_plain"] > 0 for row in rows[1:])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+    assert plain["per_step"] == 1 and prediction["tokens"] == 150
+    assert prediction["per_step"] >= max(prompt["per_step"], corpus["per_step"], 8)
+
+
+def test_a_wheel_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "ROOT", tmp_path)
+    wheel = tmp_path / "outrider-1.0-py3-none-any.whl"
+    with ZipFile(wheel, "w") as archive:
+        archive.writestr("outrider/server/cli.py", "")
+    packages = guard.packages(str(wheel))
+    assert (packages / "outrider/server/cli.py").is_file()
+    wheel.unlink()
+    assert guard.packages(str(wheel)) == packages
+
+
+def test_an_unknown_commit_is_refused() -> None:
+    with pytest.raises(BenchError, match="There is no commit no-such-commit"):
+        guard.packages("no-such-commit")
+
+
+def test_pairs_are_times_of_this_checkout_and_the_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(seconds: float, steps: int) -> Answer:
+        return Answer(11, seconds + 1, None, steps, first_token_seconds=1.0, text="text", first_text="")
+
+    fast, slow = answer(1, 5), answer(2, 10)
+    answers = [[slow, fast, fast, slow]]
+    monkeypatch.setattr(guard, "measure", lambda *_: [Part(task, 0, 0.0, answers) for task in ("chat", "rag")])
+    found = dict(guard.measured([]))
+    ratios = {name: ours / theirs for name, (ours, theirs) in found.items()}
+    expected = {"plain steps": 0.5, "fusion, chat": 2, "steps per token, chat": 2, "first token": 1, "prompt": 1}
+    assert ratios == pytest.approx(expected)
+
+
+def test_a_slowdown_counts_if_most_pairs_have_it() -> None:
+    assert guard.slowdowns({"a": [1.05, 1.04, 1.2], "b": [0.9, 0.9, 1.05, 1.05, 1.05], "c": [1.02, 1.02]}) == ["a"]

@@ -1,4 +1,4 @@
-"""The container files and deployment examples, also for Ray: linted, and compared with the code that they refer to."""
+"""The container files, deployment examples and dashboards: linted, and compared with the code that they refer to."""
 
 import json
 import os
@@ -8,21 +8,20 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.server.app import create_app
 from outrider.server.ray.command import NAME
 from outrider.server.ray.scale import Scale
 from outrider.server.settings import Settings
-from outrider.verify.tokenizer import load_tokenizer
+from outrider.server.telemetry.metrics import Metrics
 from tests.stand_in import answering
 
 ROOT = Path(__file__).parent.parent.parent
@@ -81,18 +80,6 @@ def test_images_of_others_have_digests() -> None:
     assert {("docker", "/"), ("docker-compose", "/docker")} <= ecosystems
 
 
-def test_package_data_is_installed() -> None:
-    data: dict[str, list[str]] = PROJECT["tool"]["setuptools"]["package-data"]
-    for package in ("server", "drafters", "engines", "verify", "models"):
-        for file in (ROOT / package).rglob("*"):
-            name = file.relative_to(ROOT / package).as_posix()
-            is_code = file.suffix in (".py", ".cpp", ".h", ".so") or name == "pyproject.toml"
-            is_built = "__pycache__" in name or ".egg-info/" in name or name.startswith("build/")
-            if file.is_file() and not is_code and not is_built:
-                patterns = [*data["*"], *data.get(f"outrider.{package}", ())]
-                assert any(fnmatch(name, pattern) for pattern in patterns), f"{package}/{name} is not installed"
-
-
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1), (None, 1)])
 def test_the_health_check_passes_if_the_server_answers_200(status: int | None, code: int) -> None:
     """By bash alone, which is in the image's base. A Python for each check would take half a second of a core."""
@@ -101,16 +88,6 @@ def test_the_health_check_passes_if_the_server_answers_200(status: int | None, c
         environment = os.environ | {"OUTRIDER_SERVER__PORT": url.rpartition(":")[2] if status else "1"}
         done = subprocess.run(command, env=environment, capture_output=True)
     assert (command[0], done.returncode) == ("bash", code)
-
-
-def test_everything_that_the_image_writes_is_writable_on_a_read_only_root() -> None:
-    environment, home = image_environment(), instructions("VOLUME")[0]
-    written = {environment["HF_HOME"], f"{home}/.cache/outrider", "/tmp"}
-    service = COMPOSE["services"]["outrider"]
-    compose = [mount.split(":")[1] for mount in service["volumes"]] + [mount.split(":")[0] for mount in service["tmpfs"]]
-    kubernetes = [mount["mountPath"] for mount in CONTAINER["volumeMounts"] if not mount.get("readOnly")]
-    for mounts in (compose, kubernetes):
-        assert all(any(PurePosixPath(path).is_relative_to(mount) for mount in mounts) for path in written)
 
 
 def variables() -> Iterator[tuple[str, str]]:
@@ -125,14 +102,6 @@ def variables() -> Iterator[tuple[str, str]]:
 def test_variables_are_settings(file: str, name: str) -> None:
     section, setting = name.removeprefix("OUTRIDER_").lower().split("__")
     assert setting in type(getattr(Settings(), section)).model_fields, f"{file}: {name}"
-
-
-def test_probes_are_endpoints_at_ports_of_the_container() -> None:
-    settings = Settings()
-    paths = create_app(settings, load_tokenizer(settings.model.path, trust_remote_code=False)).openapi()["paths"]
-    probes = [CONTAINER[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")]
-    ports = {port["name"] for port in CONTAINER["ports"]}
-    assert all(probe["path"] in paths and probe["port"] in ports for probe in probes)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
@@ -158,3 +127,55 @@ def test_the_applications_are_built_by_this_code() -> None:
         found = find_spec(module)
         assert found and found.origin and f"def {function}(" in Path(found.origin).read_text()
         Scale.model_validate({name: value for name, value in application["args"].items() if name != "config"})
+
+
+DASHBOARDS = [json.loads(path.read_text()) for path in DOCKER.glob("grafana/dashboards/*.json")]
+RULES = [rule for group in yaml.safe_load((DOCKER / "rules.yml").read_text())["groups"] for rule in group["rules"]]
+
+
+def metrics_in(expression: str) -> set[str]:
+    """The server's metrics in an expression."""
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\boutrider_\w+", expression)}
+
+
+def test_panels_show_all_metrics_and_no_unknown_ones() -> None:
+    families = text_string_to_metric_families(Metrics().render().decode())
+    named = {family.name + "_total" * (family.type == "counter") for family in families}
+    known = {name for name in named if not name.endswith("_created")}
+    panels = [panel for board in DASHBOARDS for panel in board["panels"] if panel["type"] != "row"]
+    assert known == {name for panel in panels for target in panel["targets"] for name in metrics_in(target["expr"])}
+    assert known >= {name for rule in RULES for name in metrics_in(rule["expr"])}
+
+
+@pytest.fixture(scope="module")
+def promtool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The installed program, or the one of Debian's package."""
+    found = shutil.which("promtool")
+    if found:
+        return Path(found)
+    if not (shutil.which("apt-get") and shutil.which("dpkg")):
+        pytest.skip("Prometheus is not installed, and apt-get is missing")
+    folder = tmp_path_factory.mktemp("prometheus")
+    fetch = ["apt-get", "download", "--quiet", "prometheus"]  # without installing it or starting a service
+    if subprocess.run(fetch, cwd=folder, capture_output=True).returncode and os.geteuid() == 0:
+        subprocess.run(["apt-get", "update", "--quiet"], capture_output=True, check=False)
+        subprocess.run(fetch, cwd=folder, capture_output=True, check=False)
+    packages = list(folder.glob("prometheus_*.deb"))
+    if not packages:
+        pytest.skip("Prometheus is not installed, and apt-get cannot download it")
+    subprocess.run(["dpkg", "-x", str(packages[0]), str(folder)], check=True)
+    return folder / "usr" / "bin" / "promtool"
+
+
+@pytest.mark.slow  # Prometheus may have to be downloaded
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        (["check", "config"], DOCKER / "prometheus.yml"),
+        (["check", "rules"], DOCKER / "rules.yml"),
+        (["test", "rules"], Path(__file__).with_name("alerts.yml")),
+    ],
+)
+def test_promtool_accepts_the_file(promtool: Path, command: list[str], file: Path) -> None:
+    done = subprocess.run([promtool, *command, file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,16 +1,27 @@
-"""What the documentation names exists, it describes the API completely, and its generated pages are up to date."""
+"""What the documentation names exists, its commands and examples are valid, and its generated pages are up to date."""
 
+import ast
+import json
 import re
-from collections.abc import Callable
+import shlex
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
 
 import pytest
+import typer
+import yaml
 
-from outrider.drafters.options import NAMES
+from bench.drafter_options import change_options, take_options
+from outrider.drafters.options import NAMES, Options
+from outrider.server.cli import add_plugins, app
+from outrider.server.settings import Settings, load_settings, parse_flags
 from outrider.server.settings.reference import sections, setting_names
+from outrider.server.settings.sources import dotted_names
 from tests.docs.generated import API, DEFAULT_YAML, ROOFLINE, SETTINGS, api, default_yaml, roofline, settings
-from tests.docs.markdown import PAGE_NAMES, ROOT, anchors, inline_code, links, prose, read
-from tests.docs.routes import fields, matches, routes
+from tests.docs.markdown import PAGE_NAMES, ROOT, anchors, blocks, fields, inline_code, links, matches, prose, read, routes
 
 SECTIONS = {section.name for section in sections()}
 TOP_SECTIONS = {name.partition(".")[0] for name in SECTIONS}
@@ -94,3 +105,83 @@ FILES = [(DEFAULT_YAML, lambda _: default_yaml()), (SETTINGS, settings), (API, a
 @pytest.mark.parametrize(("file", "generated"), FILES, ids=lambda each: getattr(each, "name", ""))
 def test_a_file_is_up_to_date(file: Path, generated: Callable[[str], str]) -> None:
     assert file.read_text() == generated(file.read_text()), "run python -m tests.docs.generated"
+
+
+BLOCKS = [block for page in PAGE_NAMES for block in blocks(page)]
+
+
+@pytest.fixture(scope="module")
+def group() -> Any:
+    """The `outrider` command with the commands of all entry points."""
+    add_plugins(app)
+    return typer.main.get_command(app)
+
+
+def command_lines() -> Iterator[str]:
+    """The lines of shell blocks, continued lines joined, and inline commands."""
+    for block in BLOCKS:
+        if not block.language:
+            yield from block.text.replace("\\\n", " ").splitlines()
+    for page in PAGE_NAMES:
+        yield from (code for code in inline_code(page) if re.match(r"(outrider|make|python -m) \w", code))
+
+
+def outrider_lines() -> list[str]:
+    """The arguments of every `outrider` command line."""
+    lines = (
+        re.search(r"(?:^|\s|bin/)outrider ((?:[a-z-]+ |-).*|[a-z-]+$)", line.partition(" #")[0].strip())
+        for line in command_lines()
+    )
+    return sorted({match[1] for match in lines if match})
+
+
+@pytest.mark.parametrize("line", outrider_lines())
+def test_outrider_commands_and_flags_exist(group: Any, line: str) -> None:
+    command, arguments = group, shlex.split(line.partition(" -- ")[0])  # what follows belongs to another program
+    while arguments and not arguments[0].startswith("-") and hasattr(command, "commands"):
+        assert arguments[0] in command.commands, f"outrider {line}: there is no command {arguments[0]!r}"
+        command = command.commands[arguments.pop(0)]
+    options = {name for parameter in command.params for name in parameter.opts}
+    settings = []
+    for number, argument in enumerate(arguments):
+        if argument.startswith("--") and "." in argument:
+            settings += arguments[number : number + 2]
+        elif argument.startswith("--"):
+            assert argument in options or argument in ("--help", "--install-completion"), f"outrider {line}: no {argument}"
+    assert command.context_settings.get("allow_extra_args") or not settings
+    flags = {name: value for name, value in parse_flags(settings).items() if "..." not in str(value)}
+    if line.startswith(("bench decode", "bench replay")):
+        flags, changes = take_options(flags)
+        change_options(Options(), changes)
+    load_settings(None, flags)
+
+
+def test_urls_are_endpoints() -> None:
+    urls = [url for block in BLOCKS for url in re.findall(r"http://127\.0\.0\.1:8000(/[\w./]*)", block.text)]
+    assert urls
+    for url in urls:
+        path = urlparse(url).path
+        assert path == "/v1" or any(matches(route, path) for _, route in routes()), path
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language], ids=lambda b: f"{b.page}-{b.language}")
+def test_examples_are_valid(block: Any) -> None:
+    match block.language:
+        case "python":
+            ast.parse(block.text)
+        case "json":
+            json.loads(block.text)
+        case "toml":
+            tomllib.loads(block.text)
+        case "yaml":
+            Settings.model_validate(yaml.safe_load(block.text))
+            assert set(dotted_names(yaml.safe_load(block.text)))
+        case other:
+            pytest.fail(f"no check for {other} blocks")
+
+
+def test_json_in_shell_commands_is_valid() -> None:
+    bodies = [body for block in BLOCKS if not block.language for body in re.findall(r" -d '(.*?)'", block.text, flags=re.S)]
+    assert bodies
+    for body in bodies:
+        json.loads(body)

@@ -1,14 +1,18 @@
-"""Fusion: well-formed, reproducible trees from all sources."""
+"""Fusion and its sources: well-formed, reproducible trees; what is learned in a session, and measured costs and gains."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.drafters.fusion import FusionDrafter
 from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, Source, Verdict
-from outrider.drafters.options import FusionOptions
+from outrider.drafters.options import FusionOptions, TrigramOptions
+from outrider.drafters.policy import Calibration, Share, Trust
+from outrider.drafters.tables import base_table
 from outrider.drafters.tables.base_table import empty_base
 from outrider.drafters.tables.suffix import Corpus, index
+from outrider.drafters.trigram import TrigramDrafter
 from tests.drafts import Driven
 from tests.trees import check
 
@@ -91,3 +95,65 @@ def test_sessions_learn_nothing_from_each_other() -> None:
         drafter.begin(np.array([41, 42], np.int32))
     assert second.propose(24).tokens.tolist() == before.propose(24).tokens.tolist()
     assert 43 not in second.propose(24).tokens
+
+
+def test_a_share_moves_from_the_assumption_to_the_latest_cases() -> None:
+    share = Share(0.7, cases=6, most=20)
+    assert share.mean == 0.7
+    share.record(False)
+    assert share.mean == pytest.approx(0.6)
+    for _ in range(200):
+        share.record(False)
+    assert share.mean < 0.01
+    share.record(True)
+    assert share.mean > 0.05
+
+
+def test_trust_follows_accepted_over_expected_tokens() -> None:
+    trust = Trust()
+    assert trust.factor == 1.0
+    for _ in range(100):
+        trust.record(4.0, 1)
+    assert trust.factor == pytest.approx(0.25, abs=0.01)
+    for _ in range(100):
+        trust.record(1.0, 3)
+    assert trust.factor == 1.0
+
+
+def test_calibration_moves_from_the_models_probability_to_the_measured_one() -> None:
+    calibration = Calibration(2)
+    assert calibration.acceptance(0, 0.55) == pytest.approx(0.55)
+    for _ in range(50):
+        calibration.record([0, 1], [0.55, 0.2], 0)
+    assert calibration.acceptance(0, 0.55) > 0.9
+    assert calibration.acceptance(1, 0.2) < 0.1
+    assert calibration.acceptance(0, 0.85) == pytest.approx(0.85)
+
+
+NONE = np.empty(0, np.int32)
+LEARNED = np.array([11, 12, 13, 14, 15], np.int32)
+
+
+@pytest.fixture(params=["mcts", "best-first"])
+def options(request: pytest.FixtureRequest) -> TrigramOptions:
+    return TrigramOptions(search=request.param)
+
+
+def test_emitted_tokens_are_learned(options: TrigramOptions) -> None:
+    drafter = Driven(TrigramDrafter(base_table.empty_base(), options))
+    drafter.begin(np.array([1], np.int32))
+    assert len(drafter.propose(16)) == 0
+    drafter.observe(Verdict(EMPTY, NONE, LEARNED))
+    drafter.observe(Verdict(EMPTY, NONE, LEARNED[:2]))
+    tree = drafter.propose(16)
+    assert tree.tokens[0] == 13
+
+
+def test_what_is_learned_stays_in_the_session(options: TrigramOptions) -> None:
+    base = base_table.empty_base()
+    first, second = Driven(TrigramDrafter(base, options)), Driven(TrigramDrafter(base, options))
+    first.begin(LEARNED)
+    first.end()
+    for drafter, expected in ((first, [13]), (second, [])):
+        drafter.begin(LEARNED[:2])
+        assert drafter.propose(16).tokens[:1].tolist() == expected

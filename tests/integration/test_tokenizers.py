@@ -76,15 +76,6 @@ def test_a_stream_is_the_text_of_its_tokens(family: Family, temperature: float) 
     assert "".join(pieces) == family.decode(ids)
 
 
-@pytest.mark.parametrize("temperature", [0, 1.5])
-def test_drafts_change_no_text(family: Family, temperature: float) -> None:
-    """Also of bytes that are no characters."""
-    fields = {"max_tokens": 200, "temperature": temperature, "seed": 3, "ignore_eos": True}
-    drafted, ids = stream(family, **fields)
-    plain, expected = stream(family, **fields, speculation={"drafter": "none"})
-    assert (ids, "".join(drafted)) == (expected, "".join(plain))
-
-
 def test_special_tokens_are_no_text(family: Family) -> None:
     """A bias makes special tokens likely; they are shown only if a request asks for them."""
     special = sorted(family.tokenizer.all_special_ids)

@@ -11,7 +11,6 @@ import typer
 import yaml
 from typer.testing import CliRunner, Result
 
-from outrider import models
 from outrider.server import cli
 from outrider.server.cli import app
 
@@ -80,16 +79,6 @@ def test_config_prints_the_effective_settings(monkeypatch: pytest.MonkeyPatch, t
     for line in ("port: 9  # flag", "path: ./m  # flag", "capacity: 2  # environment", "level: debug  # file"):
         assert f"  {line}\n" in result.output
     assert "sk-alices-key" not in result.output
-
-
-@pytest.mark.slow
-def test_a_worker_that_cannot_load_ends_the_server(tmp_path: Path) -> None:
-    foreign = tmp_path / "foreign.ngram"
-    foreign.write_bytes(b"nothing of the kind")
-    done = outrider("serve", "--model", models.NAME, "--port", "0", "--speculation.trigram.table", str(foreign))
-    assert done.returncode == 2
-    assert "is not a datastore file" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_report_has_the_machine_and_what_is_set_but_no_texts(monkeypatch: pytest.MonkeyPatch) -> None:

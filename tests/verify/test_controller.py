@@ -111,15 +111,6 @@ goals = st.lists(st.integers(1, 600), min_size=1, max_size=3)
 chunks = st.integers(0, 512)
 
 
-def test_the_shortest_goes_first_and_the_oldest_gets_its_share() -> None:
-    assert divide(100, [[8000]]) == [100]
-    assert divide(100, [[8000], [2]]) == [98, 2]
-    assert divide(100, [[8000], [500], [60], [40]]) == [25, 0, 35, 40]
-    assert divide(8, [[8000], [500], [300]]) == [2, 0, 6]
-    assert divide(100, []) == []
-    assert divide(100, [[9000], [8000, 40], [50]]) == [25, 40, 35]  # a beginning that others wait for
-
-
 @given(chunks, st.lists(goals, max_size=8))
 def test_properties_of_the_order(tokens: int, prompts: Prompts) -> None:
     given_ = divide(tokens, prompts)

@@ -26,20 +26,6 @@ def plain(runner: TorchRunner, options: DecodeOptions, prompt: Ints = PROMPT) ->
     return run(runner, NoDrafter(), options, prompt).tokens
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED, SamplingParams(0.7, top_p=0.9, top_k=20, min_p=0.02, seed=2)])
-@pytest.mark.parametrize("name", ["oracle", "half-right", "random"])
-def test_every_drafter_emits_the_tokens_of_plain_decoding(tiny_runner: TorchRunner, params: SamplingParams, name: str) -> None:
-    options = DecodeOptions(params, max_tokens=60)
-    expected = plain(tiny_runner, options)
-    drafters: dict[str, Drafter] = {"oracle": Oracle(expected), "half-right": Oracle(expected, wrong=3), "random": Chaos(97)}
-    drafter = drafters[name]
-    decoded = run(tiny_runner, drafter, options)
-    assert decoded.tokens == expected
-    assert decoded.finish == "length"
-    if name == "oracle":
-        assert len(decoded.steps) == 9  # seven tokens per step
-
-
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 @pytest.mark.parametrize(("wrong", "steps"), [(1, 2), (3, 4)])
 def test_the_largest_drafts_emit_the_tokens_of_plain_decoding(
@@ -130,20 +116,6 @@ def test_tokens_that_are_taken_back_leave_the_text(tiny_runner: TorchRunner) -> 
     assert verifier.sequence.tokens.tolist() == [*PROMPT.tolist(), *expected[: len(taken.tokens) - 3]]
     turn = np.array([*verifier.sequence.tokens, 8, 9], np.int32)
     assert decode(verifier, NoDrafter(), turn, options).tokens == plain(tiny_runner, options, turn)
-
-
-def test_prompt_logprobs_cover_the_whole_prompt(tiny_runner: TorchRunner) -> None:
-    verifier, params = Verifier(tiny_runner, tiny_runner.new_cache()), SamplingParams(temperature=0, logprobs=3)
-    verifier.begin(PROMPT, params, max_tokens=1)
-    verifier.prefill()
-    assert verifier.prompt_logprobs is None
-    assert verifier.begin(PROMPT, params, max_tokens=1, wants_prompt_logprobs=True) == 0
-    verifier.prefill()
-    scores = verifier.prompt_logprobs
-    assert scores is not None
-    assert scores.chosen.shape == (len(PROMPT) - 1,)
-    assert scores.top_ids.shape == (len(PROMPT) - 1, 3)
-    assert (scores.chosen <= scores.top[:, 0] + 1e-6).all()
 
 
 @pytest.mark.parametrize("read", [0, 1, 3])

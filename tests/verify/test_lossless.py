@@ -8,22 +8,19 @@ import numpy as np
 import pytest
 
 from outrider import models
-from outrider.drafters.interface import Drafter, Ints
+from outrider.drafters.interface import Drafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import NAMES, DrafterName, DraftTime, FusionOptions
 from outrider.drafters.registry import Resources, make
 from outrider.drafters.tables import base_table
 from outrider.drafters.tables.suffix import Corpus, index
-from outrider.server.chat.vocabulary import Vocabulary
-from outrider.server.worker.detokenizer import AnswerText, Detokenizer
-from outrider.verify.decode import Decoded, step
+from outrider.verify.decode import Decoded
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.model.backend import load_model
 from outrider.verify.model.load_options import LoadOptions, Quantize
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.stream import DecodeOptions, Stream
+from outrider.verify.stream import DecodeOptions
 from outrider.verify.tokenizer import load_tokenizer, stop_ids
-from outrider.verify.verifier import Verifier
 from tests.decoding import answer_of
 from tests.drafts import EAGER
 
@@ -122,25 +119,3 @@ def test_every_drafter_is_lossless(form: str, drafter: DrafterName, temperature:
         assert decoded.tokens == expected, number
         tokens, steps = tokens + len(expected), steps + len(decoded.steps)
     assert steps < tokens  # some drafts were accepted
-
-
-@TEMPERATURES
-def test_stop_strings_cut_the_same_text(temperature: float) -> None:
-    """A stop string inside accepted tokens gives the text and the token count of plain decoding."""
-    subject, stops = subject_of("float32"), [" the", ")", "e "]
-    vocabulary = Vocabulary(subject.tokenizer)
-
-    def answer(name: DrafterName, prompt: Ints, seed: int) -> tuple[str, int]:
-        verifier = Verifier(subject.runner, subject.runner.new_cache())
-        options = DecodeOptions(SamplingParams(temperature, seed=seed), 32, subject.stop_ids)
-        stream = Stream(verifier, make(name, subject.resources), prompt, options)
-        text, pieces, used = AnswerText(Detokenizer(vocabulary.bytes_of), stops), "", 0
-        while True:
-            taken = step(stream)
-            piece, count = text.feed(taken.tokens)
-            pieces, used = pieces + piece, used + count
-            if text.stopped or taken.finish:
-                return pieces if text.stopped else pieces + text.finish(), used
-
-    for number, prompt in enumerate(subject.prompts[:20]):
-        assert answer("fusion", prompt, number) == answer("none", prompt, number)

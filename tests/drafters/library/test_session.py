@@ -1,20 +1,25 @@
 """Sessions: what a program that is no server needs of the drafters."""
 
 import copy
+import ctypes
 import io
 import subprocess
 import sys
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from outrider.drafters.interface import DraftTree, Ints
 from outrider.drafters.library import Keyed, Options, Resources, Session, index_texts
 from outrider.drafters.library.session import TREE_PER_CHAIN
+from outrider.drafters.native import library
+from outrider.drafters.native.library import structure
 from outrider.drafters.options import TableName, TrigramOptions
+from outrider.drafters.tables.automaton import append, new_automaton
 
 VOCABULARY = 50
 RESOURCES = Resources(vocabulary=VOCABULARY)
@@ -157,3 +162,40 @@ def test_options_and_corpora_are_shared() -> None:
     shallow = Session("trigram", Resources(Options(trigram=TrigramOptions(depth=2)), vocabulary=VOCABULARY))
     shallow.begin(ANSWER)
     assert shallow.propose(16).depths.max() == 2
+
+
+@pytest.mark.parametrize("tokens", [np.zeros(4, np.int64), np.zeros(8, np.int32)[::2]])
+def test_arrays_of_other_types_and_layouts_are_refused(tokens: NDArray[np.int32]) -> None:
+    with pytest.raises(TypeError, match="needs a contiguous array of int32"):
+        append(new_automaton(64), tokens)
+
+
+def test_a_library_of_other_sources_is_refused() -> None:
+    with pytest.raises(ImportError, match="compiled from other sources; install the package again"):
+
+        @structure
+        class Nodes(NamedTuple):
+            tokens: NDArray[np.int32]
+
+    with pytest.raises(ImportError, match="compiled from other sources"):
+        library.symbol("no_such_function", ctypes.c_void_p)
+
+
+def test_without_the_library_only_calls_fail() -> None:
+    """And the stand-in drafts."""
+    program = """
+import ctypes, pathlib
+pathlib.Path.glob = lambda *_: []
+import numpy as np
+from outrider.drafters.registry import Resources, make, make_uncompiled
+from outrider.drafters.sequence import Sequence
+drafter = make_uncompiled(False)
+drafter.begin(Sequence(np.array([1, 2, 3, 4, 1, 2, 3], np.int32)))
+print(drafter.propose(4).tokens.tolist())
+try:
+    make("lookup", Resources())
+except RuntimeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[4, 1, 2, 3]", library.MISSING]

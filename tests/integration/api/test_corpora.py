@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.servers import ALICE, BOB, Served
+from tests.servers import BOB, Served
 
 PATH = "/v1/outrider/corpora"
 # Nothing that the servers' tables know.
@@ -40,20 +40,6 @@ def test_drafts_come_from_the_corpus_that_a_request_chooses(guarded: Served) -> 
     assert complete(guarded, BOB) == (plain, 0)
     post(guarded, BOB, name="words", files=[{"path": "a.txt", "text": "something else"}])
     assert complete(guarded, BOB, corpus="words") == (plain, 0)  # the text was replaced
-
-
-def test_a_keys_default_corpus_is_used_for_its_requests_only(guarded: Served) -> None:
-    before = {key: complete(guarded, key)[1] for key in (ALICE, BOB)}  # from what other tests' sessions left
-    post(guarded, BOB, name="default", texts=[TEXT], default=True)
-    try:
-        assert complete(guarded, BOB)[1] > before[BOB]
-        assert complete(guarded, ALICE)[1] <= before[ALICE]
-        missing = {"model": guarded.model, "prompt": "x", "speculation": {"corpus": "default"}}
-        answer = guarded.http.post("/v1/completions", json=missing, headers=bearer(ALICE))
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "corpus_not_found")
-    finally:
-        assert guarded.http.delete(f"{PATH}/default", headers=bearer(BOB)).status_code == 200
-    assert complete(guarded, BOB)[1] <= before[BOB]
 
 
 def test_a_hundred_files_are_replaced_while_a_stream_runs(served: Served) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.grammars import reference_chain, rule_chain
-from tests.requests import MESSAGES, TOOLS, complete, text
+from tests.requests import TOOLS, complete, text
 from tests.servers import Served
 
 WORD = {"type": "string", "maxLength": 12}
@@ -93,25 +92,6 @@ def test_other_structures(served: Served, structure: dict[str, Any], pattern: st
         found = [text(complete(served, **fields, speculation={"drafter": each})) for each in ("none", "fusion", "lookup")]
         assert found[0] == found[1] == found[2]
         assert re.fullmatch(pattern, found[0])
-
-
-DEEP = reference_chain(900)
-TOOL = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"a": DEEP}, "$defs": DEEP["$defs"]}}
-BOMBS = [
-    ("/v1/completions", {"prompt": "x", "grammar": rule_chain(2900)}),
-    ("/v1/chat/completions", {"messages": MESSAGES, "tools": [function(TOOL)], "tool_choice": "required"}),
-    ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": DEEP, "strict": True}}}),
-]
-
-
-@pytest.mark.parametrize(("path", "fields"), BOMBS, ids=range(len(BOMBS)))
-def test_a_chain_of_rules_does_not_end_the_server(served: Served, path: str, fields: dict[str, Any]) -> None:
-    """Neither the front end nor the worker: both answer the next request."""
-    response = served.http.post(path, json={"model": served.model, **fields})
-    assert response.status_code == 400, response.text
-    assert served.process.poll() is None
-    assert "outrider_worker_restarts_total 0.0" in served.http.get("/metrics").text
-    assert text(complete(served, choice=["yes"], max_tokens=8)) == "yes"
 
 
 ARITHMETIC = {"grammar": 'root ::= term ([-+*/] term)*\nterm ::= [0-9]+ | "(" root ")"'}

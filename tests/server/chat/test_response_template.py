@@ -1,14 +1,17 @@
-"""Formats that are derived from response templates read what transformers' own parser reads, at every cut, and enforce it."""
+"""Reasoning, content and calls at every cut; formats of response templates read what the parser of transformers does."""
 
 import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
-from outrider.server.chat.reasoning_parser import ReasoningParser
+from outrider.server.chat.reasoning_parser import REASONING_FORMATS, ReasoningFormat, ReasoningParser, detect_reasoning
 from outrider.server.chat.response_template import EXAMPLE_CALL, derive_reasoning, derive_tools
-from outrider.server.chat.tools import calls_grammar, merge_parts, tool_parser
+from outrider.server.chat.tools import Part, calls_grammar, merge_parts, tool_parser
+from outrider.server.chat.tools.source import overlap
 from tests.server.chat.following import accepts
 from tests.server.chat.tools.samples import CITY, CLOCK, FUNCTIONS, WEATHER
 from tests.server.chat.tools.test_parser import content_and_calls
@@ -147,3 +150,37 @@ def test_derived_reasoning_at_every_cut(name: str, wrapper: tuple[str, str]) -> 
             parts = merge_parts([*parser.feed(text[:at]), *parser.feed(text[at:]), *parser.finish()])
             found = {part.kind: part.text for part in parts}
             assert (found.get("reasoning"), found.get("content")) == (expected.get(name), expected["content"])
+
+
+TEMPLATES = {
+    "harmony": "<|channel|>analysis<|message|>",
+    "gemma": "<|turn>model {{- '<|channel>thought\\n<channel|>' -}}",
+    "seed": "{%- set think_begin_token = '<seed:think>' -%}",
+    "mistral": "[THINK]{{ block['thinking'] }}[/THINK]",
+    "granite": "thoughts between <think></think> and write your response between <response></response>",
+    "think": "{{ '<think>' + reasoning_content }}",
+}
+BY_NAME = {format.name: format for format in REASONING_FORMATS}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_the_format_is_detected_from_the_template(name: str) -> None:
+    assert detect_reasoning(TEMPLATES[name]) == BY_NAME[name]
+    assert detect_reasoning("{{ message.content }}") is None
+
+
+@pytest.mark.parametrize("format", [format for format in REASONING_FORMATS if not format.channels], ids=lambda each: each.name)
+@pytest.mark.parametrize("opened", [False, True])
+def test_every_format_at_every_cut(format: ReasoningFormat, opened: bool) -> None:
+    answer = "Yes.".join(format.wrapper or ("", ""))
+    text = f"{'' if opened else format.opening}\nHm, < so. {format.closing}\n\n{answer}"
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(1, len(text)))):
+        parser = ReasoningParser(None, True, opened, format)
+        parts = merge_parts([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
+        assert parts == [Part("reasoning", "Hm, < so."), Part("content", "Yes.")]
+
+
+@given(st.text("ab", max_size=8), st.text("ab", min_size=1, max_size=5))
+def test_the_longest_overlap_is_found(text: str, marker: str) -> None:
+    sizes = [size for size in range(len(marker)) if text.endswith(marker[:size])]
+    assert overlap(text, marker) == max(sizes)

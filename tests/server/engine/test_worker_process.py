@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -40,19 +39,6 @@ def test_the_worker_inherits_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         assert b"a-long-secret" not in inherited and b"PATH=" in inherited
     finally:
         worker.close()
-
-
-def test_the_worker_ends_with_its_front_end_and_ignores_ctrl_c() -> None:
-    """Also while it imports and loads."""
-    process = WorkerProcess(load_settings())
-    os.kill(process._process.pid, 0)
-    time.sleep(0.5)  # until the interpreter has started
-    process._process.send_signal(signal.SIGINT)
-    time.sleep(0.2)
-    assert process.alive
-    process.socket.close()  # as if the front end had died
-    process.wait(20)
-    assert process.exit_code in (0, 1)  # 0 if it was serving already
 
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="the system has no files of processes")

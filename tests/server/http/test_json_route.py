@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from outrider.server.anthropic.schema import MessagesBody
 from outrider.server.http import json_body, json_route
 from outrider.server.http.json_body import MAX_DEPTH, MAX_NODES, InvalidJSON, check_structure, decode
-from outrider.server.http.json_route import INLINE_BYTES, BodyPool
+from outrider.server.http.json_route import INLINE_BYTES
 from outrider.server.openai.schema import ChatBody
 from tests.server.fakes import FakeEngine, app_with, fetch, post
 
@@ -67,24 +67,6 @@ def test_messages_are_counted_before_they_are_validated(path: str, monkeypatch: 
     response = post(FakeEngine("a"), path, {"messages": [TURN] * 2049, "max_tokens": 1})
     assert response.status_code == 400 and "at most 2048 messages" in response.json()["error"]["message"]
     assert validated == []
-
-
-async def test_principals_take_turns_and_the_event_loop_stays_free() -> None:
-    """One at a time per principal: the second of alice's bodies does not run before bob's."""
-    done: list[str] = []
-    pool = BodyPool({})
-    started = threading.Event()
-
-    async def send(principal: str) -> None:
-        await pool.run(principal, lambda: started.wait(5))
-        done.append(principal)
-
-    tasks = [asyncio.create_task(send(principal)) for principal in ("alice", "alice", "alice", "bob")]
-    await asyncio.sleep(0)
-    started.set()  # the event loop runs while a body is processed
-    await asyncio.gather(*tasks)
-    pool.close()
-    assert "bob" in done[:2]
 
 
 def test_the_memory_of_a_body_whose_client_leaves_is_free_at_once() -> None:

@@ -1,4 +1,4 @@
-"""Body limits and the room that all bodies share, headers, request metrics and the request log, around a small application."""
+"""Body limits and the room that all bodies share, headers, request metrics, the request log; and errors in every format."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,14 +7,17 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Request
+from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
+from outrider.server.engine.engine import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, WorkerLost
 from outrider.server.http import errors
 from outrider.server.http.body_budget import SMALL_BYTES, BodyBudget
-from outrider.server.http.errors import CLIENT_CLOSED_REQUEST, ClientLeft
+from outrider.server.http.errors import CLIENT_CLOSED_REQUEST, APIError, from_engine, install
 from outrider.server.http.middleware import BodyLimit, RecordRequests
 from outrider.server.settings import Logging
 from outrider.server.telemetry.metrics import Metrics
+from tests.server.fakes import fetch
 from tests.server.http.test_sse import Timeless
 
 
@@ -37,7 +40,7 @@ def app_with(middleware: Any, **options: Any) -> FastAPI:
     return app
 
 
-def fetch(app: FastAPI, path: str = "/things/a", method: str = "POST", **options: Any) -> httpx.Response:
+def fetch_at(app: FastAPI, path: str = "/things/a", method: str = "POST", **options: Any) -> httpx.Response:
     return asyncio.run(request(app, path, method, **options))
 
 
@@ -55,7 +58,7 @@ async def chunks(count: int) -> AsyncIterator[bytes]:
 def test_larger_bodies_are_refused_with_and_without_content_length() -> None:
     app = app_with(BodyLimit, limit_bytes=100, limit_seconds=30)
     for content in (b"x" * 101, chunks(11)):
-        response = fetch(app, content=content)
+        response = fetch_at(app, content=content)
         assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
 
 
@@ -95,34 +98,11 @@ def test_whatever_is_answered_to_a_client_that_has_left_counts_as_closed(status:
     assert sent == [status if noticed_by == "nobody" else CLIENT_CLOSED_REQUEST]
 
 
-@pytest.mark.parametrize("sent_bytes", [0, 10, 1 << 17])
-def test_a_body_whose_client_leaves_is_no_body(sent_bytes: int) -> None:
-    """It could be a shorter one that is valid."""
-    messages = [{"type": "http.request", "body": b"x" * sent_bytes, "more_body": True}] if sent_bytes else []
-    statuses = []
-
-    async def receive() -> Message:
-        return messages.pop() if messages else {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None:
-        statuses.append(message.get("status"))
-
-    async def read_all(scope: Scope, receive: Receive, send: Send) -> None:
-        while (await receive()).get("more_body", False):
-            pass
-        statuses.append(200)
-
-    headers = [(b"content-length", b"200000")]
-    with pytest.raises(ClientLeft):
-        asyncio.run(BodyLimit(read_all, 1 << 20, 30)({"type": "http", "headers": headers, "state": {}}, receive, send))
-    assert statuses == []
-
-
 def test_responses_are_counted_by_route_and_status() -> None:
     metrics = Metrics()
     app = app_with(RecordRequests, metrics=metrics, settings=Logging())
     for path in ("/things/a", "/things/b", "/things/broken", "/secret"):
-        fetch(app, path)
+        fetch_at(app, path)
     text = metrics.render().decode()
     for endpoint, status, count in (("/things/{name}", 200, 2), ("/things/{name}", 500, 1), ("other", 404, 1)):
         assert f'outrider_requests_total{{endpoint="{endpoint}",status="{status}"}} {count}.0' in text
@@ -220,3 +200,80 @@ def test_a_body_that_gets_no_room_in_time_is_refused() -> None:
 
     answer = asyncio.run(run())
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_bodies")
+
+
+class Thing(BaseModel):
+    stop: str | list[str]
+
+
+def answer(error: Exception | None = None, method: str = "POST", path: str = "/thing", **options: Any) -> httpx.Response:
+    """The response of an application whose only route raises `error`."""
+    app = FastAPI()
+    install(app)
+
+    @app.post("/thing")
+    @app.post("/v1/messages")
+    @app.post("/api/chat")
+    async def thing(body: Thing) -> None:
+        if error is not None:
+            raise error
+
+    return fetch(app, method, path, {"stop": "x"}, **options)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "kind"),
+    [
+        (Overloaded("full", "queue_full", 2.2), 429, "queue_full", "rate_limit_error"),
+        (InvalidRequest("no"), 400, "invalid_value", "invalid_request_error"),
+        (WorkerLost("lost"), 503, "worker_unavailable", "service_unavailable_error"),
+        (DeadlineExceeded("late"), 503, "deadline_exceeded", "service_unavailable_error"),
+        (EngineError("odd"), 500, "internal_error", "server_error"),
+    ],
+)
+def test_engine_errors(error: EngineError, status: int, code: str, kind: str) -> None:
+    response = answer(error)
+    assert response.status_code == status == from_engine(error).status_code
+    assert response.json() == {"error": {"message": str(error), "type": kind, "param": None, "code": code}}
+    assert response.headers.get("retry-after") == {429: "3", 503: "1"}.get(status)
+
+
+def test_messages_do_not_repeat_a_value_of_a_megabyte() -> None:
+    message = f"The model {'x' * 1_000_000!r} does not exist; choose another."
+    error = answer(APIError(404, message, "y" * 1_000_000)).json()["error"]
+    assert error["message"].startswith("The model 'x") and error["message"].endswith("choose another.")
+    assert len(error["message"]) < 1000 and len(error["param"]) < 200
+
+
+def test_other_exceptions_are_a_500_without_details() -> None:
+    response = answer(RuntimeError("a secret"))
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+    assert "secret" not in response.text
+
+
+@pytest.mark.parametrize(("error", "status"), [(Overloaded("full", "queue_full", 2.2), 429), (APIError(404, "full"), 404)])
+def test_the_paths_of_ollamas_api_have_its_errors(error: Exception, status: int) -> None:
+    response = answer(error, path="/api/chat")
+    assert (response.status_code, response.json()) == (status, {"error": "full"})
+    assert response.headers.get("retry-after") == {429: "3"}.get(status)
+    assert answer(path="/api/create").json() == {"error": "There is no endpoint POST /api/create."}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (Overloaded("full", "queue_full", 2.2), 429, "rate_limit_error"),
+        (WorkerLost("lost"), 529, "overloaded_error"),
+        (EngineError("odd"), 500, "api_error"),
+        (APIError(401, "odd"), 401, "authentication_error"),
+        (APIError(404, "odd", "model", "model_not_found"), 404, "not_found_error"),
+        (APIError(413, "odd"), 413, "request_too_large"),
+        (RuntimeError("a secret"), 500, "api_error"),
+    ],
+)
+def test_the_paths_of_anthropics_api_have_its_errors(error: Exception, status: int, kind: str) -> None:
+    response = answer(error, path="/v1/messages")
+    assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
+    assert set(response.json()) == {"type", "error", "request_id"} and set(response.json()["error"]) == {"type", "message"}
+    assert response.json()["type"] == "error" and "secret" not in response.text
+    assert ("retry-after" in response.headers) == (status in (429, 529))

@@ -1,15 +1,10 @@
 """Server-sent events: framing, padding, coalescing, disconnects; and the information in packet sizes and times."""
 
 import asyncio
-import json
 import statistics
 from collections.abc import AsyncGenerator
-from typing import Any
-
-from fastapi import Request, Response
 
 from outrider.server.http import sse
-from outrider.server.http.errors import CLIENT_CLOSED_REQUEST
 
 TICK_SECONDS = 0.02
 
@@ -93,51 +88,6 @@ def test_coalescing_hides_acceptance_from_an_eavesdropper() -> None:
 
     assert accuracy(coalesced=False) == 1.0
     assert accuracy(coalesced=True) <= 0.5
-
-
-def test_padding_makes_sizes_multiples() -> None:
-    for size in range(0, 300, 7):
-        padded = sse.ServerSentEvent({"text": "x" * size}, padded=True).encode(64)
-        assert (len(padded) - len(b"data: \n\n")) % 64 == 0
-        assert json.loads(padded[6:])["text"] == "x" * size
-    plain = sse.ServerSentEvent({"text": "x"})
-    assert plain.encode(64) == plain.encode()
-
-
-def request_of(*messages: str) -> Request:
-    """A request that receives messages of these types and then blocks."""
-    pending = [{"type": kind} for kind in messages]
-
-    async def receive() -> Any:
-        if not pending:
-            await asyncio.sleep(3600)
-        return pending.pop(0)
-
-    return Request({"type": "http"}, receive)
-
-
-def test_a_disconnect_cancels_the_work() -> None:
-    cancelled = []
-
-    async def work(seconds: float) -> Response:
-        try:
-            await asyncio.sleep(seconds)
-        except asyncio.CancelledError:
-            cancelled.append(True)
-            raise
-        return Response(status_code=204)
-
-    def status(request: Request, seconds: float) -> int:
-        async def run() -> Response:
-            return await sse.cancel_on_disconnect(request, work(seconds))
-
-        return asyncio.run(run()).status_code
-
-    assert status(request_of(), 0) == 204
-    assert status(request_of("http.request"), 0.01) == 204
-    assert not cancelled
-    assert status(request_of("http.request", "http.disconnect"), 3600) == CLIENT_CLOSED_REQUEST
-    assert cancelled == [True]
 
 
 def test_a_coalesced_stream_that_nobody_takes_stops_reading_its_source() -> None:

@@ -80,7 +80,7 @@ def test_a_running_server_is_used_for_a_model_that_it_has(url: str) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("told", ["much", -1, None, [8]])
+@pytest.mark.parametrize("told", ["much", -1])
 def test_a_server_that_tells_no_context_is_used(monkeypatch: pytest.MonkeyPatch, url: str, told: object) -> None:
     monkeypatch.setitem(MODELS, "/v1/models", listed({"id": "x", "max_model_len": told}))
     assert "contextWindow: 32768, maxTokens: 8192" in outrider("pi", "--url", url).stdout
@@ -114,8 +114,8 @@ def test_what_is_printed_does_the_same_in_a_shell(url: str) -> None:
     ],
 )
 def test_errors_are_one_sentence(url: str, arguments: list[str], words: str) -> None:
-    done = outrider(*(url if each == "URL" else each for each in arguments))
-    assert done.returncode == 2
+    done = CliRunner().invoke(app, ["launch", *(url if each == "URL" else each for each in arguments)])
+    assert done.exit_code == 2
     assert words in done.stderr and len(done.stderr.splitlines()) == 1
 
 

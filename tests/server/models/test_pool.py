@@ -151,16 +151,3 @@ async def test_a_request_says_how_long_its_model_stays() -> None:
             await asyncio.sleep(0.01)
         task.cancel()
     assert "stop b" not in machine.events
-
-
-async def test_idle_models_are_unloaded() -> None:
-    async with running(idle_seconds=0.05) as (machine, pool):
-        task = asyncio.create_task(pool.unload_idle())
-        async with pool.use(pool.find("a")):
-            await use(pool, "b")
-            while machine.events[-1] != "stop b":
-                await asyncio.sleep(0.01)
-        while machine.events[-1] != "stop a":
-            await asyncio.sleep(0.01)
-        task.cancel()
-    assert machine.events == ["load a", "load b", "stop b", "stop a"]

@@ -1,4 +1,4 @@
-"""One runner for all endpoints: outputs, usage, metrics, keep-alives, padding, coalescing and errors."""
+"""One runner for all endpoints: outputs, usage, metrics, keep-alives, padding, coalescing, errors; choices do not mix."""
 
 import asyncio
 import json
@@ -12,13 +12,19 @@ from unittest.mock import AsyncMock
 
 import pytest
 from fastapi import Request as HTTPRequest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from outrider.drafters.sequence import Finish
+from outrider.server.chat.reasoning_parser import ReasoningParser
+from outrider.server.chat.tools import Part, merge_parts, tool_parser
 from outrider.server.engine.engine import EngineError, Overloaded
 from outrider.server.engine.messages import Accepted, Request, TokenEvent
 from outrider.server.http.errors import APIError
 from outrider.server.http.json_route import INLINE_BYTES, BodyPool
 from outrider.server.http.sse import COALESCED_PADDED_BYTES, PADDED_BYTES, ServerSentEvent
 from outrider.server.openai.generation import ChoiceOutput, Cut, GenerationRunner, GenerationTask
+from outrider.server.openai.output_parser import HiddenMarkers, OutputParser, SingleCallParser, SingleCallStop
 from outrider.server.openai.usage import Usage
 from outrider.server.telemetry.metrics import Metrics
 from outrider.verify.sampling_params import SamplingParams
@@ -168,14 +174,6 @@ def test_padding_hides_the_sizes_of_content_and_of_heartbeats() -> None:
     assert before_content[1] == b": keep-alive\n\n"
 
 
-def test_coalescing_joins_the_events_of_a_tick() -> None:
-    chunks = streamed(FakeEngine(*"abcdefgh"), task(padded=True), tick_seconds=0.02)
-    texts = [json.loads(chunk[6:]) for chunk in chunks[1:-1]]
-    assert "".join(text["text"] for text in texts) == "abcdefgh"
-    assert len(texts) < 8
-    assert {len(chunk) - len(b"data: \n\n") for chunk in chunks[1:-1]} == {COALESCED_PADDED_BYTES}
-
-
 def test_usage_metrics_and_timings_are_recorded_once() -> None:
     metrics, generation = Metrics(), task(prompts=2)
     body_of(FakeEngine("a", "b"), generation, metrics)
@@ -190,20 +188,54 @@ def test_usage_metrics_and_timings_are_recorded_once() -> None:
     assert generation.stats["first_token_ms"] >= 0
 
 
-async def test_a_client_that_stops_reading_closes_the_engines_iterator() -> None:
-    closed = []
+# Text, a call, more text, a second call and the end of the text.
+CALLS = "".join(
+    f'{text}\n<tool_call>\n{{"name": "f", "arguments": {{"a": {number}}}}}\n</tool_call>\n'
+    for number, text in enumerate(("So:", "And:"))
+)
 
-    class Endless(FakeEngine):
-        async def generate(self, request: Request, arrived: float | None = None, admitted: bool = False) -> Any:
-            try:
-                while True:
-                    await asyncio.sleep(0)
-                    yield TokenEvent("r", [1], "a")
-            finally:
-                closed.append(True)
 
-    stream = GenerationRunner(Endless(), Metrics()).stream(task())
-    await anext(stream)
-    await anext(stream)
-    await stream.aclose()
-    assert closed == [True]
+def output(text: str, finish: Finish | None = None, index: int = 0, tokens: int = 1, **fields: Any) -> ChoiceOutput:
+    """The output of one event; `fields` are the event's."""
+    made = ChoiceOutput(index)
+    made.add(TokenEvent("r", [40] * tokens, text, finish, **fields))
+    return made
+
+
+def test_choices_do_not_mix() -> None:
+    parser = OutputParser(lambda: ReasoningParser(may_reason=True))
+    assert parser.parse(output("<think>a", tokens=3)) == [Part("reasoning", "a")]
+    assert parser.parse(output("b", index=1)) == [Part("content", "b")]
+    assert parser.parse(output("c", tokens=2)) == [Part("reasoning", "c")]
+    assert parser.parse(output("</think>d")) == [Part("content", "d")]
+    assert parser.reasoning_tokens == 5
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 1000])
+def test_an_answer_with_one_call_ends_before_the_second(size: int) -> None:
+    parser, stop = (
+        SingleCallParser(ReasoningParser(tool_parser("hermes"))),
+        SingleCallStop(ReasoningParser(tool_parser("hermes"))),
+    )
+    parts: list[Part] = []
+    read = 0
+    for start in range(0, len(CALLS), size):
+        piece = CALLS[start : start + size]
+        parts += parser.feed(piece)
+        read += len(piece)
+        cut = stop.feed(piece)
+        if cut is not None:
+            break
+    assert cut is not None and (cut.characters, cut.finish) == (len(piece), "stop")
+    assert CALLS[:read].count('"name": "f"') == 2
+    assert parser.feed(CALLS) == [] and parser.finish() == []
+    expected = [Part("content", "So:"), Part("call", "f"), Part("arguments", '{"a": 0}'), Part("content", "And:")]
+    assert merge_parts(parts) == expected
+
+
+@given(st.lists(st.sampled_from(["<mark>", "<|mark|>", "a", " ", "<ma", "b>", "<tool_call>"]), max_size=8))
+def test_markers_are_not_text(pieces: list[str]) -> None:
+    markers = ("<mark>", "<|mark|>", "<tool_call>")
+    parser = HiddenMarkers(tool_parser("hermes", {}), markers)
+    parts = merge_parts([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
+    assert "".join(part.text for part in parts) == "".join(piece for piece in pieces if piece not in markers)

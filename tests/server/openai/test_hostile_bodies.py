@@ -1,12 +1,23 @@
-"""Attacks on the endpoints: each is answered with a client's error, or with an answer."""
+"""Attacks on the endpoints, and bodies of any content: the answer is a client's error of a sentence, or an answer."""
 
 import json
-from typing import Any
+import types
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import httpx
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from outrider import models
+from outrider.server.anthropic.schema import CountTokensBody, MessagesBody
+from outrider.server.http import json_body
+from outrider.server.llama.schema import InfillBody
+from outrider.server.openai.models import DetokenizeBody, TokenizeBody
+from outrider.server.openai.responses.schema import ResponsesBody
+from outrider.server.openai.schema import ChatBody, CompletionBody
+from outrider.server.settings import Limits
 from tests.server.fakes import FakeEngine, app_with, fetch
 
 APP = app_with(FakeEngine("x"))
@@ -64,14 +75,6 @@ def test_arguments_that_cannot_be_decoded_stay_text(arguments: str) -> None:
     assert fetch(app, "POST", "/v1/chat/completions", {"messages": messages}).status_code == 200
 
 
-@pytest.mark.parametrize("schema", [nested(600), '{"const": NaN}'], ids=len)
-def test_schemas_that_cannot_be_compiled(schema: str) -> None:
-    chat = f'"response_format": {{"type": "json_schema", "json_schema": {{"name": "a", "strict": true, "schema": {schema}}}}}'
-    text = f'"text": {{"format": {{"type": "json_schema", "name": "a", "strict": true, "schema": {schema}}}}}'
-    assert send("/v1/chat/completions", chat, **CHAT).status_code == 400
-    assert send("/v1/responses", text, input="x").status_code == 400
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -92,3 +95,87 @@ def test_errors_name_the_field_and_have_the_size_of_a_sentence(fields: str, para
     response = send("/v1/chat/completions", fields, **CHAT)
     assert response.status_code in (400, 404) and len(response.content) < 1000
     assert response.json()["error"]["param"] == param
+
+
+BODIES: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountTokensBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+    "/infill": InfillBody,
+}
+BODY_BYTES = Limits().body_bytes
+JUNK: tuple[Any, ...] = ({}, None, "")
+LARGE_JUNK: tuple[Any, ...] = ([{}] * 1000, {str(key): {} for key in range(1000)}, "x" * 5000, 10**30, 1e308)
+Fill = Callable[[Any], Any]
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The branches of an annotation, without metadata."""
+    if get_origin(annotation) is Annotated:
+        return members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(each for member in get_args(annotation) for each in members(member))
+    return (annotation,)
+
+
+def sample(annotation: Any) -> Any:
+    """A small valid value."""
+    annotation = members(annotation)[0]
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)[0]
+    if get_origin(annotation) is list:
+        return [sample(get_args(annotation)[0])]
+    if get_origin(annotation) is dict:
+        return {}
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {name: sample(field.annotation) for name, field in annotation.model_fields.items() if field.is_required()}
+    return {str: "x", int: 1}[annotation]
+
+
+def containers(annotation: Any, name: str) -> Iterator[tuple[str, type, Fill]]:
+    """Every list and dict below an annotation: its name, its type, and the value around a given content."""
+    for member in members(annotation):
+        if get_origin(member) in (list, dict):
+            yield name, get_origin(member), lambda content: content
+        if get_origin(member) is list:
+            for inner, kind, fill in containers(get_args(member)[0], f"{name}[]"):
+                yield inner, kind, partial(lambda fill, content: [fill(content)], fill)
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            for field_name, field in member.model_fields.items():
+                key = field.alias or field_name
+                for inner, kind, fill in containers(field.annotation, f"{name}.{key}"):
+                    yield inner, kind, partial(within, member, key, fill)
+
+
+def within(model: type[BaseModel], key: str, fill: Fill, content: Any) -> dict[str, Any]:
+    """A value of `model` whose field `key` has a given content."""
+    return {**sample(model), key: fill(content)}
+
+
+CONTAINERS = [each for path, body in BODIES.items() for each in containers(body, path)]
+
+
+@pytest.mark.parametrize(("name", "kind", "fill"), CONTAINERS, ids=[name for name, _, _ in CONTAINERS])
+def test_a_list_of_junk_is_rejected_at_its_first_error(name: str, kind: type, fill: Fill) -> None:
+    body = BODIES[name.split(".")[0].split("[")[0]]
+    for junk in JUNK:
+        scalars = kind is list and not isinstance(junk, list | dict)
+        count = BODY_BYTES // (len(json.dumps(junk)) + 1) if scalars else json_body.MAX_NODES
+        content: Any = [junk] * count if kind is list else {str(key): junk for key in range(count)}
+        with pytest.raises(ValidationError) as raised:
+            body.model_validate(fill(content))
+        assert raised.value.error_count() <= 4, junk
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_of_junk_is_a_client_error(path: str) -> None:
+    app = app_with(FakeEngine("x"))
+    for name, field in BODIES[path].model_fields.items():
+        for content in LARGE_JUNK:
+            response = fetch(app, "POST", path, sample(BODIES[path]) | {field.alias or name: content})
+            assert response.status_code in (200, 400, 404), (name, response.text)
+            assert response.status_code == 200 or len(response.content) < 1000, name

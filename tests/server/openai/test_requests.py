@@ -225,15 +225,6 @@ def test_a_field_is_accepted_only_with_a_value_without_effect(path: str, name: s
         assert f"'{name}' is not supported" in error["message"]
 
 
-def test_the_error_names_what_to_use_instead() -> None:
-    for path, fields, words in (
-        (CHATS, {"mirostat": 2}, "leave it out, or use 'top_p' or 'min_p'."),
-        (RESPONSES, {"max_tokens": 3}, "leave it out, or use 'max_output_tokens'."),
-    ):
-        error = fetch(APP, "POST", path, {**REQUIRED[path], **fields}).json()["error"]
-        assert error["message"].endswith(words)
-
-
 def test_llama_servers_names_have_their_meaning() -> None:
     body = CompletionBody.model_validate({"model": "m", "prompt": "x", "n_predict": 7, "repeat_penalty": 1.5})
     assert (body.token_limit, body.sampling_params().repetition_penalty) == (7, 1.5)

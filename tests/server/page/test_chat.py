@@ -335,13 +335,3 @@ def test_a_key_is_asked_for_and_not_kept(browser: Any, guarded: Served) -> None:
         ask(page, QUESTION)
         said(page, "Done. This server does not show its drafts.")
         assert QUESTION in page.evaluate(STORED) and ALICE not in page.evaluate(STORED)
-
-
-def test_the_drafts_are_one_click_away(browser: Any, server: Served) -> None:
-    with visit(browser, server.url) as page:
-        page.click("text=View of drafts")
-        page.locator("#start-race").wait_for()
-        assert page.url.endswith("/page/drafts.html")
-        page.click("text=To the chat")
-        page.locator("#composer").wait_for()
-        assert page.url.partition("#")[0].rstrip("/") == server.url

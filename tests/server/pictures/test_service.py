@@ -1,11 +1,10 @@
 """The pictures of requests, prepared by a process that is a stand-in here."""
 
-import asyncio
 import base64
 import gc
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -64,12 +63,6 @@ async def running() -> AsyncIterator[tuple[PictureService, Program]]:
         await service.close()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 def url(data: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
@@ -124,26 +117,6 @@ async def test_a_kept_picture_is_not_used_for_another_principal() -> None:
         for principal in ("alice", "bob", "alice", "bob"):
             await service.prepare(principal, [url(b"a")])
         assert program.pictures == [b"a", b"a"]
-
-
-async def test_principals_take_turns() -> None:
-    async with running() as (service, program):
-        held = threading.Event()
-        ask = program.ask
-
-        def wait(message: bytes, seconds: float) -> bytes:
-            if not isinstance(decode_request(message), Load):
-                assert held.wait(10)
-            return ask(message, seconds)
-
-        program.ask = wait  # type: ignore[method-assign]
-        tasks = [asyncio.create_task(service.prepare("alice", [url(b"a%d" % number)])) for number in range(8)]
-        await until(lambda: len(service._preparing._waiting.get("alice", ())) == 7)
-        bob = asyncio.create_task(service.prepare("bob", [url(b"b")]))
-        await until(lambda: "bob" in service._preparing._waiting)
-        held.set()
-        await asyncio.gather(bob, *tasks)
-        assert program.pictures.index(b"b") == 1  # after the one that was running
 
 
 async def test_the_pictures_of_running_requests_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:

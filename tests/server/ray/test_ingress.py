@@ -14,8 +14,7 @@ from outrider.server.ray.remote_engine import ReplicaLost
 from outrider.server.ray.scale import Scale
 from outrider.server.settings import SettingsError, load_settings
 from tests.server.fakes import events, fetch
-from tests.server.ray.test_coordinator import FakeCounts
-from tests.server.ray.test_remote_engine import FakeReplicas, event
+from tests.server.ray.test_coordinator import FakeCounts, FakeReplicas, event
 
 PATH = "/v1/chat/completions"
 KEY, METRICS = "alices-secret-key", "the-key-of-metrics"

@@ -1,7 +1,13 @@
-"""A step is counted once in each of its metrics, an endpoint picker finds its gauges, and a request is one span."""
+"""Metrics, of which a step is counted once in each; spans; who may read the metrics page; and logs without client text."""
 
+import json
+import logging
+import sys
+import time
 from typing import Any
 
+import httpx
+import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 from msgspec.structs import replace
@@ -12,12 +18,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.server.engine.fair_queue import Queue
 from outrider.server.engine.messages import Status, StepReport
-from outrider.server.http.exposition import merged
-from outrider.server.settings import Settings, Tracing
+from outrider.server.http.exposition import MetricsPage, create_metrics_app, merged
+from outrider.server.settings import Settings, Tracing, load_settings
 from outrider.server.telemetry import tracing
+from outrider.server.telemetry.logs import HumanFormatter, JsonFormatter
 from outrider.server.telemetry.metrics import CLOSINGS, REFUSALS, Metrics
+from tests.requests import body
 from tests.server.engine.rig import READY
 from tests.server.fakes import FakeEngine, app_with, fetch
+from tests.servers import ALICE, Served, wait_until
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -53,16 +62,6 @@ def test_counters_start_at_zero() -> None:
         assert found["outrider_closed_connections_total", (("reason", reason),)] == 0
     for reason in REFUSALS:
         assert found["outrider_rejected_requests_total", (("reason", reason),)] == 0
-
-
-def test_requests_of_minutes_have_buckets() -> None:
-    metrics = Metrics()
-    for name in ("time_to_first_token", "request_duration", "queue"):
-        getattr(metrics, name).observe(300.0)
-        found = {
-            labels: value for (each, labels), value in samples(metrics).items() if each == f"outrider_{name}_seconds_bucket"
-        }
-        assert [found[("le", end),] for end in ("10.0", "160.0", "320.0", "2560.0")] == [0, 0, 1, 1]
 
 
 def test_an_endpoint_picker_finds_its_gauges_once_the_model_is_loaded() -> None:
@@ -161,3 +160,116 @@ def test_a_chat_has_the_attributes_and_metrics_of_the_conventions_and_none_of_it
     assert first.explicit_bounds[:2] == (0.001, 0.005) and first.count == 1
     assert (first.attributes or {})["gen_ai.request.model"] == name
     assert "private" not in span.to_json() + data.to_json()
+
+
+KEYS = {"alice": "a-key-of-some-length"}
+KEY = "the-key-of-metrics"
+
+
+def page(key: str | None = None, **settings: Any) -> httpx.Response:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    return fetch(app_with(FakeEngine("a"), **settings), "GET", "/metrics", headers=headers)
+
+
+def test_a_client_cannot_follow_the_steps_of_anothers_answer() -> None:
+    for key in (None, KEYS["alice"]):
+        answer = page(key, auth__keys=KEYS)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "metrics_not_available")
+        assert "metrics.port" in answer.json()["error"]["message"] and "metrics.key" in answer.json()["error"]["message"]
+
+
+def test_the_page_can_have_a_key() -> None:
+    for keys in ({}, KEYS):
+        assert page(auth__keys=keys, metrics__key=KEY).status_code == 401
+        assert page(KEYS["alice"], auth__keys=keys, metrics__key=KEY).status_code == 401
+        assert page(KEY, auth__keys=keys, metrics__key=KEY).status_code == 200
+
+
+@pytest.mark.parametrize("keys", [{}, KEYS])
+def test_the_page_can_have_a_port(keys: dict[str, str]) -> None:
+    assert page(auth__keys=keys, metrics__port=0).status_code == 404
+    settings = load_settings(None, {"auth.keys": keys, "metrics.port": 0, "metrics.host": "metrics.internal"})
+    app = create_metrics_app(settings, MetricsPage(settings, Metrics().read))
+    answer = fetch(app, "GET", "/metrics")
+    assert answer.text.startswith("# HELP") and answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    for path in ("/v1/models", "/openapi.json", "/docs"):
+        assert fetch(app, "GET", path).status_code == 404
+    statuses = {
+        host: fetch(app, "GET", "/metrics", headers={"Host": host}).status_code for host in ("evil", "metrics.internal")
+    }
+    assert statuses == {"evil": 421, "metrics.internal": 200}
+
+
+def test_the_page_of_a_server_that_coalesces_is_a_slow_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks and however often: steps within SNAPSHOT_SECONDS cannot be told apart."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    app = app_with(FakeEngine("a"), server__coalesce_ms=100)
+    first = fetch(app, "GET", "/metrics").text
+    pages = set()
+    for step in range(9):
+        now = 1000.0 + step
+        app.state.metrics.steps.inc()
+        pages.add(fetch(app, "GET", "/metrics").text)
+    assert pages == {first}
+    now = 1010.0
+    assert "outrider_steps_total 9.0" in fetch(app, "GET", "/metrics").text
+
+
+SECRET = "the quick brown secret"
+
+
+def record(**extra: object) -> logging.LogRecord:
+    made = logging.makeLogRecord({"name": "outrider", "levelname": "INFO", "levelno": 20, "msg": "a %s", "args": ("word",)})
+    made.__dict__.update(extra)
+    return made
+
+
+FORGED = "x\n2026-01-01 00:00:00,000 INFO outrider: forged\r\u2028\x85\x1b[2J\u202e"
+
+
+@pytest.mark.parametrize("formatter", [HumanFormatter(), JsonFormatter()])
+def test_a_body_cannot_forge_a_line(formatter: logging.Formatter) -> None:
+    line = formatter.format(record(fields={"body": FORGED}))
+    assert len(line.splitlines()) == 1 and line.isprintable()
+    assert "x\\u000a2026" in line or json.loads(line)["body"] == FORGED
+
+
+@pytest.mark.parametrize("formatter", [HumanFormatter(), JsonFormatter()])
+def test_an_exceptions_message_cannot_forge_a_line(formatter: logging.Formatter) -> None:
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        first, *others = formatter.format(record(exc_info=sys.exc_info())).splitlines()
+    assert "a word" in first
+    assert all(line.startswith("    ") and line.isprintable() for line in others)
+
+
+def test_requests_are_logged_without_their_content(guarded: Served) -> None:
+    headers = {"X-Request-Id": "my-request-7"}
+    answer = guarded.http.post("/v1/completions", json=body(guarded, prompt=SECRET, max_tokens=12), headers=headers)
+    assert answer.status_code == 200
+    generated = answer.json()["choices"][0]["text"]
+    errors = [
+        guarded.http.post("/v1/completions", json=body(guarded, prompt=SECRET, temperature=SECRET)),
+        guarded.http.post("/v1/completions", content=SECRET),
+        guarded.http.get("/v1/models", headers={"Authorization": f"Bearer {ALICE}x"}),
+        guarded.http.post("/v1/completions", json=body(guarded, prompt=SECRET, stop=[SECRET * 40])),
+        guarded.http.post(f"/{SECRET}", json={"prompt": SECRET}, headers={"X-Request-Id": "the-last-one"}),
+    ]
+    assert [response.status_code for response in errors] == [400, 400, 401, 400, 404]
+    # An error may quote an invalid value to its client, but never a key.
+    assert all(ALICE not in response.text for response in errors)
+    wait_until(lambda: any("the-last-one" in line for line in guarded.log))
+    parsed = [json.loads(line) for line in guarded.log if line.startswith("{")]
+    lines = {line["request_id"]: line for line in parsed if line["message"] == "request"}
+    logged = "\n".join(guarded.log)
+    assert SECRET not in logged and ALICE not in logged
+    assert not generated.strip() or generated not in logged
+    line = lines["my-request-7"]
+    assert (line["route"], line["status"], line["principal"]) == ("/v1/completions", 200, "alice")
+    assert 0 < line["first_token_ms"] <= line["first_byte_ms"] <= line["ms"]
+    assert line["completion_tokens"] == 12
+    probe = next(line for line in lines.values() if line["route"] == "/ready")
+    assert (line["level"], probe["level"]) == ("info", "debug")
+    assert (lines["the-last-one"]["route"], lines["the-last-one"]["status"]) == ("other", 404)

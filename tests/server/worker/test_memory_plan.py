@@ -1,13 +1,17 @@
-"""What starts on a device with stated memory: fewer KV caches, then shorter ones, then a refusal with the figures."""
+"""What starts on a device with stated memory: fewer KV caches, then shorter ones, then a refusal; and what activations take."""
 
 import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
+from outrider.server.worker import activations
+from outrider.server.worker.activations import MARGIN, Activations
 from outrider.server.worker.memory_plan import MIN_CONTEXT_TOKENS, MemoryFigures, MemoryWishes, plan_memory
 from outrider.verify.errors import ModelError
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, PAGE_TOKENS
@@ -51,20 +55,6 @@ def test_qwen3_starts_by_itself(size: str, gib: int, quantised: bool, slots: int
 def test_qwen3_is_refused_with_the_figures(size: str, gib: int, quantised: bool) -> None:
     with pytest.raises(ModelError, match=r"^1 KV cache of 8192 tokens would need 1\.\d GB, but \d+\.\d [GM]B .* model\.$"):
         plan_memory(qwen3(size, gib, quantised), MemoryWishes())
-
-
-@pytest.mark.parametrize(
-    ("wishes", "expected"),
-    [
-        (MemoryWishes(max_active=2), (1, CONTEXT)),  # which share its pages
-        (MemoryWishes(slots=3), (3, 15360)),  # shorter contexts, rather than fewer than were asked for
-        (MemoryWishes(context_tokens=4096), (10, 4096)),
-        (MemoryWishes(context_tokens=20000, slots=2), (2, 20000)),
-    ],
-)
-def test_settings_are_respected(wishes: MemoryWishes, expected: tuple[int, int]) -> None:
-    plan = plan_memory(qwen3("8B", 24), wishes)
-    assert (plan.slots, plan.context_tokens) == expected
 
 
 @pytest.mark.parametrize(
@@ -120,3 +110,34 @@ def test_layers_with_a_window_are_planned_with_the_rows_that_are_left() -> None:
     assert (plan.slots, plan.context_tokens) == (2, 131_072)
     assert windowed.cache_bytes(4096) == figures.cache_bytes(4096)
     assert windowed.cache_bytes(131_072) < 0.4 * figures.cache_bytes(131_072)
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The most bytes in use by device."""
+    found = {"cuda:0": 5000, "cuda:1": 7000}
+    monkeypatch.setattr(activations, "peak_bytes", lambda device, restarts=False: found[device])
+    return found
+
+
+def test_the_most_is_kept_for_the_next_start(used: dict[str, int], tmp_path: Path) -> None:
+    devices: dict[str, Any] = {name: name for name in used}
+    first = Activations(devices, tmp_path / "file.json")
+    assert first.reserved("cuda:0") is None
+    for beyond in (900, 400):
+        used["cuda:0"] = 5000 + 2000 + beyond
+        first.observe({"cuda:0": 2000, "cuda:1": 2000})
+    later = Activations(devices, tmp_path / "file.json")
+    assert later.reserved("cuda:0") == MARGIN * 900
+    assert later.reserved("cuda:1") is None  # nothing beyond its caches
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"cuda:0": "x"}', '{"cuda:0": -1}'])
+def test_a_file_that_is_none(content: str, used: dict[str, int], tmp_path: Path) -> None:
+    (tmp_path / "file.json").write_text(content)
+    assert Activations({"cuda:0": "cuda:0"}, tmp_path / "file.json").reserved("cuda:0") is None
+
+
+def test_the_plan_leaves_what_was_measured_but_at_most_the_share() -> None:
+    figures = {reserved: MemoryFigures(1000, 1, 100, reserved_bytes=reserved).budget_bytes for reserved in (None, 50, 500)}
+    assert figures == {None: 800, 50: 950, 500: 800}

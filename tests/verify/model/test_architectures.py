@@ -13,10 +13,7 @@ from outrider.drafters.registry import Resources, make
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.backend import load_model
-from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import prepare
@@ -27,7 +24,7 @@ from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from tests.decoding import answer_of, check_sessions
 from tests.drafts import EAGER, Chaos, Oracle
-from tests.verify.model.families import ATTENDING, REFUSED, SERVED, build, compare, text_of, tolerance
+from tests.verify.model.families import ATTENDING, REFUSED, SERVED, build, compare, tolerance
 
 FAST = "qwen3_5"
 OTHERS = [family for family in SERVED if family not in ATTENDING]
@@ -66,18 +63,6 @@ def test_sessions_are_reused_forked_and_rewound_at_random_points(family: str, mo
     monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
     for _ in check_sessions(runner_of(family), 3, share=0.3, added=(1, 3, 100), tokens=20):
         pass
-
-
-@pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
-def test_loading_gives_the_bits_of_quantising_the_loaded_model(tmp_path: Path) -> None:
-    """transformers initialises what a checkpoint lacks, which must not be the layers around replaced ones."""
-    build(FAST, "eager").save_pretrained(tmp_path)
-    model = build(FAST, NAME)
-    quantize_model(model, "int8", Placement(model, [torch.device("cpu")]))
-    plain = TorchRunner(model)
-    loaded = load_weights(LoadOptions(str(tmp_path), device="cpu", backend="torch", quantize="int8"))
-    expected, found = (each.forward(each.new_cache(), ForwardBatch.chain(text_of(20))) for each in (plain, loaded))
-    assert torch.equal(found, expected)
 
 
 def test_a_layer_whose_weights_are_read_by_another_is_refused() -> None:

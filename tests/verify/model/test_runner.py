@@ -1,6 +1,9 @@
-"""The runner of transformers' models: streams in one forward, hidden states, and the self-check that refuses models."""
+"""The runner of transformers' models: streams in one forward, hidden states, and what its self-checks find, save and refuse."""
 
-from collections.abc import Callable
+import copy
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,15 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.drafters.interface import Ints
+from outrider.drafters.interface import MAX_NODES, Ints
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.options import LookupOptions
 from outrider.verify.decode import decode
 from outrider.verify.errors import ModelError
+from outrider.verify.model import invariance
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch, Segment, grouped
 from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.gpu.text_work import INVARIANT_ROWS
 from outrider.verify.model.hidden import StateRing
+from outrider.verify.model.invariance import Tree, start
 from outrider.verify.model.kwarg_injector import NotPassedOn
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.self_check import check_model
@@ -100,9 +106,9 @@ def test_the_states_of_committed_tokens_are_kept(tiny_config: LlamaConfig, layer
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12), st.integers(0, 30)), min_size=1, max_size=8))
 def test_kept_states_are_those_written_last(steps: list[tuple[int, int, int]]) -> None:
     ring = StateRing(7, 1, torch.float32, torch.device("cpu"))
-    for start, count, length in steps:
-        ring.write(start, torch.arange(start + 1, start + count + 1, dtype=torch.float32)[:, None])
-        assert ring.end == start + count and ring.end - ring.first <= 7
+    for begin, count, length in steps:
+        ring.write(begin, torch.arange(begin + 1, begin + count + 1, dtype=torch.float32)[:, None])
+        assert ring.end == begin + count and ring.end - ring.first <= 7
         ring.truncate(length)
         found = ring.read(-1, 45)[:, 0].tolist()
         assert found == [at + 1 if ring.first <= at < ring.end else 0 for at in range(-1, 45)]
@@ -240,3 +246,84 @@ def test_a_deep_model_with_a_fault_is_refused(sabotage: Any, message: str, dtype
     sabotage(model)
     with pytest.raises(ModelError, match=message):
         check_model(TorchRunner(model), "broken")
+
+
+CONTEXT = 512
+
+
+@pytest.fixture
+def runner(tiny_config: LlamaConfig) -> TorchRunner:
+    config = copy.deepcopy(tiny_config)
+    config.max_position_embeddings = CONTEXT
+    return TorchRunner(LlamaForCausalLM(config), CONTEXT, pack=True, started=False)
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Runners are as on a GPU, but start without kernels; returns whether each start has invariant rows."""
+    found: list[bool] = []
+
+    def begin(self: TorchRunner, context_tokens: int, invariant_rows: Sequence[int] = ()) -> None:
+        self.context_tokens, self.is_invariant = context_tokens, bool(invariant_rows)
+        found.append(self.is_invariant)
+
+    monkeypatch.setattr(TorchRunner, "start", begin)
+    monkeypatch.setattr(TorchRunner, "in_pages", True)
+    return found
+
+
+def test_on_a_cpu_only_the_library_has_invariant_rows(runner: TorchRunner) -> None:
+    start(runner, CONTEXT, "auto", None)
+    assert runner.invariance == "off"
+    with pytest.raises(ModelError, match=r"set model\.invariant to auto, or serve a model of a family"):
+        start(runner, CONTEXT, "on", None)
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_rows_are_invariant_where_the_kernels_can(
+    runner: TorchRunner, starts: list[bool], holds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(invariance, "holds", lambda *_: holds)
+    start(runner, CONTEXT, "auto", None)
+    assert starts == ([True] if holds else [True, False])
+    assert runner.invariance == ("on" if holds else "impossible with this machine's kernels")
+    assert runner.draft_depth(60) == (3 if holds else MAX_NODES)
+    start(runner, CONTEXT, "off", None)
+    assert (runner.invariance, starts[-1]) == ("off", False)
+    if not holds:
+        with pytest.raises(ModelError, match="depend on the draft's size"):
+            start(runner, CONTEXT, "on", None)
+
+
+@pytest.mark.usefixtures("starts")
+def test_a_finding_is_saved_and_a_damaged_file_is_replaced(
+    runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file, compared = tmp_path / "new" / "rows.json", list[int]()
+
+    def holds(_: TorchRunner, trees: Sequence[Tree]) -> bool:
+        compared.append(len(trees))
+        return True
+
+    monkeypatch.setattr(invariance, "holds", holds)
+    of_other_code = json.dumps({"version": invariance.VERSION - 1, "holds": True})
+    for damage in (None, None, of_other_code, json.dumps({"version": invariance.VERSION}), "[", "[]"):
+        if damage:
+            file.write_text(damage)
+        start(runner, CONTEXT, "on", file)
+    assert compared == [len(invariance.TREES), 1, *[len(invariance.TREES)] * 4]
+
+
+def test_rows_that_are_not_invariant_any_more_are_not_tried_again(
+    runner: TorchRunner, starts: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.json"
+    for holds in (True, False, True):
+        monkeypatch.setattr(invariance, "holds", lambda *_, holds=holds: holds)
+        start(runner, CONTEXT, "auto", file)
+    assert starts == [True, True, False, False]
+
+
+def test_compared_trees_and_their_paths_have_every_number_of_rows_of_graphs() -> None:
+    rows = {tree.nodes + 1 + tree.beside for tree in invariance.TREES} | {1, 1 + invariance.TREES[0].beside}
+    assert {next(count for count in INVARIANT_ROWS if count >= each) for each in rows} == {*INVARIANT_ROWS}

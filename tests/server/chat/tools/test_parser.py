@@ -1,5 +1,6 @@
-"""Calls are parsed in every format, independently of how the text is split; all other text is content."""
+"""Calls are parsed in every format, whose name the template tells, however the text is split; all other text is content."""
 
+import copy
 import itertools
 import json
 import re
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.server.chat.tools import FORMATS, Part, merge_parts, tool_parser
+from outrider.server.chat.tools import FORMATS, Part, detect_format, merge_parts, tool_parser
+from outrider.server.chat.tools.call_ids import with_model_ids
+from tests.docs.markdown import ROOT
 from tests.server.chat.tools.samples import DSML, FUNCTIONS, SAMPLES, WEATHER, Call, Sample
 
 each_sample = pytest.mark.parametrize("sample", SAMPLES, ids=[sample.format for sample in SAMPLES])
@@ -215,3 +218,56 @@ def test_harmony_channels() -> None:
     without_tools = tool_parser("harmony")
     call = "<|channel|>commentary to=functions.clock<|message|>{}"
     assert merge_parts(without_tools.feed(call) + without_tools.finish()) == [Part("content", call)]
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=[sample.format for sample in SAMPLES])
+def test_the_format_is_detected_from_the_template(sample: Sample) -> None:
+    assert detect_format(f"{{% if tools %}} {sample.template}") == FORMATS[sample.format]
+
+
+def test_the_documentation_has_every_format() -> None:
+    items = re.findall(r"^- `(\w+)` \((.*?)\):\s", (ROOT / "docs" / "tools.md").read_text(), flags=re.M)
+    assert dict(items) == {format.name: format.models for format in FORMATS.values()}
+
+
+def call(id: str, name: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": {}}}
+
+
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "user", "content": "Go"},
+    {"role": "assistant", "content": "", "tool_calls": [call("call_1", "f"), call("abcDEF123", "g")]},
+    {"role": "tool", "content": "1", "tool_call_id": "abcDEF123"},
+    {"role": "tool", "content": "2", "tool_call_id": "call_1"},
+    {"role": "assistant", "content": "", "tool_calls": [call("call_1", "g")]},  # some clients count anew in every turn
+    {"role": "tool", "content": "3", "tool_call_id": "call_1"},
+    {"role": "tool", "content": "4", "tool_call_id": "unknown"},
+]
+
+
+def ids(messages: list[dict[str, Any]]) -> list[str]:
+    return [
+        id
+        for message in messages
+        for id in (*(each["id"] for each in message.get("tool_calls", ())), *filter(None, [message.get("tool_call_id")]))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("format", "expected"),
+    [
+        ("hermes", ["call_1", "abcDEF123", "abcDEF123", "call_1", "call_1", "call_1", "unknown"]),
+        ("mistral", ["74196fe72", "abcDEF123", "abcDEF123", "74196fe72", "74196fe72", "74196fe72", "unknown"]),
+        (
+            "kimi_k2",
+            ["functions.f:0", "functions.g:1", "functions.g:1", "functions.f:0", "functions.g:2", "functions.g:2", "unknown"],
+        ),
+    ],
+)
+def test_ids(format: str, expected: list[str]) -> None:
+    before = copy.deepcopy(CONVERSATION)
+    form = FORMATS[format].call_id
+    assert ids(with_model_ids(CONVERSATION, form)) == expected
+    assert before == CONVERSATION
+    for size in range(len(CONVERSATION)):
+        assert with_model_ids(CONVERSATION[:size], form) == with_model_ids(CONVERSATION, form)[:size]

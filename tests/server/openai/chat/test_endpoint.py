@@ -4,26 +4,15 @@ from typing import Any
 
 import pytest
 
-from outrider.server.chat.reasoning_parser import THINK, ReasoningParser
-from outrider.server.chat.tools import tool_parser
-from outrider.server.openai.chat import ChatFormatter
-from outrider.server.openai.schema import ChatBody
+from outrider.server.chat.reasoning_parser import THINK
 from outrider.verify.sampling_params import ReasoningLimit
-from tests.server.chat.following import accepts
-from tests.server.fakes import TOKENIZER, VOCABULARY, FakeEngine, app_with, events, fetch, post
-from tests.server.openai.test_output_parser import output
+from tests.server.fakes import TOKENIZER, FakeEngine, app_with, events, fetch, post
 
 PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hello"}]
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")]
 NAMED = {"type": "function", "function": {"name": "f"}}
 CALL = '<think>why</think>So:\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-
-
-def formatter(**fields: Any) -> ChatFormatter:
-    """A formatter of an answer that may contain reasoning and calls."""
-    given = ChatBody.model_validate({"model": "m", "messages": MESSAGES, **fields})
-    return ChatFormatter(given, VOCABULARY, lambda: ReasoningParser(tool_parser("hermes"), may_reason=True), "r-0")
 
 
 def test_required_calls_set_a_grammar_and_only_markers_of_calls_are_shown() -> None:
@@ -55,7 +44,6 @@ def test_reasoning_opened_by_the_prompt(opened: bool, reasoning: str | None) -> 
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "point", "schema": POINT, "strict": True}}
-REASONS = "{{ messages[0].content }}<think>\n"
 POINT_TOOL = {"type": "function", "function": {"name": "f", "parameters": POINT}}
 POINT_CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 
@@ -66,25 +54,6 @@ def message_of(engine: FakeEngine, template: str, fields: dict[str, Any], **opti
     assert response.status_code == 200, response.text
     message: dict[str, Any] = response.json()["choices"][0]["message"]
     return message
-
-
-def test_a_json_schema_applies_to_what_follows_the_reasoning() -> None:
-    engine = FakeEngine("Hm, {", '}.</think>\n\n{"x": 1}')
-    message = message_of(engine, REASONS, {"response_format": SCHEMA})
-    assert (message["reasoning_content"], message["content"]) == ("Hm, {}.", '{"x": 1}')
-    [request] = engine.requests
-    assert accepts(request.grammar, 'Hm, {}.</think>\n\n{"x": 1}')
-    assert not accepts(request.grammar, '{"x": 1}')
-    assert not accepts(request.grammar, "Hm, {}.</think>\n\nno")
-
-
-def test_required_calls_follow_the_reasoning() -> None:
-    engine = FakeEngine(f"Hm.</think>\n\n{POINT_CALL}")
-    message = message_of(engine, REASONS, {"tools": [POINT_TOOL], "tool_choice": "required"})
-    assert (message["reasoning_content"], message["content"]) == ("Hm.", None)
-    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": 1}'}
-    assert accepts(engine.requests[0].grammar, f"Hm.</think>\n\n{POINT_CALL}")
-    assert not accepts(engine.requests[0].grammar, POINT_CALL)
 
 
 @pytest.mark.parametrize(
@@ -128,20 +97,6 @@ def test_the_limit_of_reasoning_reaches_the_engine(opened: bool, tokens: tuple[s
             size = len(TOKENIZER)
             closing = size + tokens.index(THINK.closing)
             assert found == ReasoningLimit(7, closing, None if opened else size)
-
-
-CUSTOM = {"type": "custom", "custom": {"name": "patch"}}
-CUSTOM_CALL = '<tool_call>\n{"name": "patch", "arguments": {"input": "a\\n\\"b\\""}}\n</tool_call>'
-
-
-def test_a_call_of_a_custom_tool_has_input() -> None:
-    choice = formatter(tools=[CUSTOM, *TOOLS]).choice(output(CUSTOM_CALL + CALL.partition("So:")[2], "stop"))
-    custom, function = choice["message"]["tool_calls"]
-    assert (custom["type"], custom["custom"]) == ("custom", {"name": "patch", "input": 'a\n"b"'})
-    assert (function["type"], function["function"]["arguments"]) == ("function", '{"a": 1}')
-    assert choice["finish_reason"] == "tool_calls"
-    named = formatter(tools=[CUSTOM], tool_choice={"type": "custom", "custom": {"name": "patch"}})
-    assert named.choice(output(CUSTOM_CALL, "stop"))["finish_reason"] == "stop"
 
 
 SECOND_CALL = CALL.partition("So:")[2].replace('"a": 1', '"a": 2')

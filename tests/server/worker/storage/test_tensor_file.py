@@ -84,15 +84,3 @@ def test_an_odd_header_is_an_error(tmp_path: Path, header: str) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(4 if "F99" in header else 0))
     with pytest.raises(ValueError, match="its"), open_tensors(path) as file:
         file.tensor("a")
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")
-def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "folder").mkdir()
-    write(tmp_path / "file")
-    (tmp_path / "link").symlink_to("file")
-    (tmp_path / "device").symlink_to("/dev/zero")
-    for name in ("pipe", "folder", "link", "device"):
-        with pytest.raises(OSError), open_tensors(tmp_path / name):
-            pass

@@ -161,14 +161,6 @@ def test_the_weights_are_those_of_a_cpu(bits: int) -> None:
     assert (found - weight).norm() < 1.01 * (expected - weight).norm()
 
 
-@BITS
-def test_the_kernel_has_the_same_weights(bits: int) -> None:
-    """Rows that have one input each give the weights, in float32 where products are exact."""
-    dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
-    blocks = computed(layer(224, 70, dtype=dtype), bits)
-    assert torch.equal(blocks(torch.eye(224, dtype=dtype, device=DEVICE)), blocks.blocks.weights().to(dtype).T)
-
-
 def logits_of(runner: TorchRunner) -> torch.Tensor:
     found: torch.Tensor = runner.forward(runner.new_cache(), ForwardBatch.chain(range(3, 15)))
     return found.clone()
