@@ -8,6 +8,7 @@ how many tokens of a block the model would accept.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -164,7 +165,7 @@ def train(recipe: Recipe, target: Target, texts: Sequence[Text], layers: tuple[i
     optimizer = torch.optim.AdamW(trained, RATE, (0.9, 0.95), weight_decay=0.01)
     total, step, saved = recipe.epochs * len(learned), 0, recipe.out / "training.pt"
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda at: min((at + 1) / WARM_UP, 0.05 + 0.95 * (1 + np.cos(np.pi * min(1.0, at / total))) / 2)
+        optimizer, lambda at: min((at + 1) / WARM_UP, 0.05 + 0.95 * (1 + math.cos(math.pi * min(1.0, at / total))) / 2)
     )
     if saved.exists():
         state = torch.load(saved, weights_only=True)

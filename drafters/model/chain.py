@@ -116,7 +116,7 @@ class ModelChain:
     def draft_beside(self, step_seconds: float, guide: DraftTree = EMPTY) -> None:
         """Starts drafting what the model can draft beside a step of `step_seconds` seconds, and the guide's path."""
         self._verified.clear()
-        count = self._window or max(1, min(MAX_WINDOW, round(self._pair.tokens_beside(step_seconds))))
+        count = self._window or max(self._pair.block, min(MAX_WINDOW, round(self._pair.tokens_beside(step_seconds))))
         most = len(self) + count + len(guide.likeliest(()))
         self._background = self._model.submit(lambda: self._draft_until_verified(most, guide))
 

@@ -82,7 +82,7 @@ class Acceptance:
 
     def record(self, kind: Share, position: int, was_right: bool) -> None:
         """Records whether a token at this position of a forward was accepted, in text of this kind."""
-        self.positions[position].record(was_right / kind.mean)
+        self.positions[position].record(was_right / max(kind.mean, 0.05))
         kind.record(was_right)
 
 

@@ -156,8 +156,8 @@ def test_answers_equal_plain_decoding(load: Callable[..., Pair], name: str, draf
 def test_rejection_sampling_draws_from_the_blocks_distribution(load: Callable[..., Pair]) -> None:
     """Each drafted token comes with the distribution of its own position."""
     target, head = load("speculators dspark")
-    _, session = begun(target, head)
-    session.begin(session._text, SamplingParams(1.0, seed=3, rule="rejection"))
+    verifier, session = begun(target, head)
+    session.begin(verifier.sequence, SamplingParams(1.0, seed=3, rule="rejection"))
     found = session.root(1)
     assert found.q is not None and found.q[0].sum() == pytest.approx(1, abs=1e-4)
     assert found.q[0, found.tokens[0, 0]] > 0
