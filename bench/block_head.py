@@ -119,7 +119,10 @@ def collect(recipe: Recipe, target: Target) -> list[Text]:
             torch.save(answers(target, ids, recipe.max_tokens), file)
             print(f"{first + len(ids)} of {len(prompts)} answers, {time.perf_counter() - started:.0f} s", flush=True)
         found = torch.load(file, weights_only=True)
-        texts += (Text(*each, number % recipe.every == 0) for number, each in enumerate(found, start=first))
+        texts += [
+            Text(tokens, states, answer, number % recipe.every == 0)
+            for number, (tokens, states, answer) in enumerate(found, start=first)
+        ]
     return texts
 
 
@@ -179,7 +182,7 @@ def train(recipe: Recipe, target: Target, texts: Sequence[Text], layers: tuple[i
         for number in order[step % len(learned) :].tolist():
             optimizer.zero_grad()
             loss, _ = judged(recipe, target, head, learned[number], known)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             schedule.step()

@@ -68,7 +68,7 @@ def step(drafter: Driven, right: int) -> list[int]:
     tree, last = drafter.propose(16), int(drafter.sequence.tokens[-1])
     emitted = np.array([*((last + 1 + number) % 5 for number in range(right)), (last + right) % 5], np.int32)
     drafter.observe(Verdict(tree, tree.follow(emitted[:-1]), emitted, seconds=0.04))
-    return tree.tokens.tolist()
+    return [int(token) for token in tree.tokens]
 
 
 def test_a_forward_drafts_a_whole_block_and_what_is_left_of_it_is_not_drafted_again() -> None:
