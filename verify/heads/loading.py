@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +23,8 @@ from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 
 FILES = ("model.safetensors", "pytorch_model.bin")
+# EAGLE-3's own names of layers: without a number if there is one.
+MIDDLE = re.compile(r"^midlayer\.(?:(\d+)\.)?")
 
 
 def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, pack: bool = True) -> HeadModel | None:
@@ -55,8 +58,6 @@ def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, 
         weights = read_weights(location.source, revision)
         if "fc.weight" not in weights and not is_eagle3 and "eagle" not in names:
             return None
-        if config.get("num_hidden_layers") != 1:
-            raise ModelError(f"The head at {path!r} has several layers; only heads with one layer are supported.")
         build: Callable[..., Head] = build_eagle3 if is_eagle3 else build_eagle
         known = with_hidden_states(target, path)
         return HeadModel(build(config, weights, known, path), known, pack)
@@ -109,7 +110,7 @@ def build_eagle3(config: dict[str, Any], weights: dict[str, torch.Tensor], targe
     check_size(weights, len(layers), target, path)
     if not all(0 <= layer < count for layer in layers):
         raise ModelError(f"The head at {path!r} reads layers that the target does not have; use the head of this target.")
-    weights = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in weights.items()}
+    weights = {MIDDLE.sub(lambda found: f"layers.{found[1] or 0}.", name): each for name, each in weights.items()}
     vocabulary = len(weights.get("lm_head.weight", ()))
     weights.setdefault("d2t", torch.zeros(vocabulary, dtype=torch.int64))
     head = Eagle3Head(
