@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
 
@@ -117,14 +117,12 @@ class Eagle3Head(Head):
 
 
 class MtpHead(Head):
-    """The first multi-token prediction layer of the target's own checkpoint."""
+    """A multi-token prediction layer of the target's own checkpoint."""
 
-    def __init__(self, model: PreTrainedModel, size: int) -> None:
-        """`model` is transformers' MtpModel."""
+    def __init__(self, layer: torch.nn.Module, rotary: torch.nn.Module, size: int) -> None:
+        """The layer of transformers' MtpModel, and the table of rotary angles of all layers."""
         super().__init__()
-        self.size = size
-        self.layer = cast(Any, model).layers[0]
-        self.rotary = cast(Any, model).rotary_emb
+        self.size, self.layer, self.rotary = size, layer, rotary
 
     def advance(self, embedded: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, **others: Any) -> torch.Tensor:
         found = self.layer(

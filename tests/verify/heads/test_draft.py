@@ -238,7 +238,7 @@ def test_an_eagle_3_head_of_several_layers_computes_what_its_authors_say(target:
     attended = TorchAttention(found.new_cache().rows, ForwardBatch.chain(np.arange(5)))
     own = found.head.advance(embedded[None], states[None], positions[None], attention=attended, attention_mask=None)[0]
 
-    def norm(rows: torch.Tensor, name: str) -> torch.Tensor:
+    def norm(rows: torch.Tensor, name: str) -> Any:
         return rows / (rows.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weights[f"{name}.weight"]
 
     def turned(rows: torch.Tensor) -> torch.Tensor:
@@ -265,17 +265,6 @@ def test_an_eagle_3_head_of_several_layers_computes_what_its_authors_say(target:
 
 class Unsafe:
     """An object whose loading would run code."""
-
-
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "deepseek_v3"])
-def test_mtp_layers_are_in_the_targets_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    if family == "deepseek_v3":
-        from transformers import DeepseekV3ForCausalLM
-
-        # The class names the layer of the published size, which has 61 others.
-        monkeypatch.setattr(DeepseekV3ForCausalLM, "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.4.*"])
-    _, head = load_pair(tmp_path, "mtp", family)
-    assert isinstance(head.head, MtpHead)
 
 
 def test_an_mtp_layer_comes_from_the_targets_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
