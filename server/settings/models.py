@@ -205,7 +205,7 @@ class DraftModel(Section):
     path: ModelPath | None = Field(
         None,
         description="Draft model, in the forms of model.path, or a draft head; owner/name@revision pins a Hugging Face id, and "
-        "mtp is the multi-token prediction layer of the target's own checkpoint. null uses none.",
+        "mtp is the multi-token prediction of the target's own checkpoint or file. null uses none.",
     )
     quantize: Quantize = Field("none", description="See model.quantize; a head is not quantised.")
     device: str = Field(

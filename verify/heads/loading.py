@@ -1,9 +1,9 @@
-"""Loads draft heads: EAGLE, EAGLE-3 and blocks from checkpoints of their own, MTP layers from the target's checkpoint."""
+"""Loads draft heads: EAGLE, EAGLE-3 and blocks from checkpoints, MTP layers from the target's checkpoint or file."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -12,19 +12,20 @@ from transformers import LlamaConfig, PreTrainedConfig
 from transformers.utils import cached_file
 
 from outrider.verify.checkpoint import DEFAULT_REVISION, MTP, locate
-from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.errors import ModelError, first_sentence, loading
 from outrider.verify.heads.block_layouts import is_block_head, new_block_head
 from outrider.verify.heads.block_model import BlockModel
 from outrider.verify.heads.blocks import BlockHead
+from outrider.verify.heads.chain import ChainedHeads
 from outrider.verify.heads.model import HeadModel, Target
-from outrider.verify.heads.networks import Eagle3Head, EagleHead, Head, MtpHead
-from outrider.verify.hub import hub_errors
+from outrider.verify.heads.mtp import load_mtp
+from outrider.verify.heads.networks import Eagle3Head, EagleHead, Head
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.torch_runner import TorchRunner
 
 FILES = ("model.safetensors", "pytorch_model.bin")
+# EAGLE-3's own names of layers: without a number if there is one.
+MIDDLE = re.compile(r"^midlayer\.(?:(\d+)\.)?")
 
 
 def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, pack: bool = True) -> HeadModel | None:
@@ -34,12 +35,9 @@ def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, 
     """
     if path == MTP:
         known = with_hidden_states(target, path)
-        if isinstance(known, NativeRunner):
-            raise ModelError(
-                "The model has no multi-token prediction layer; set draft_model.path to an EAGLE head or a draft model,"
-                " or leave it unset."
-            )
-        return HeadModel(load_mtp(known, revision), known, pack)
+        with loading("The multi-token prediction layer"):
+            heads = load_mtp(known, revision)
+        return HeadModel(heads[0], known, pack) if len(heads) == 1 else ChainedHeads(heads, known, pack)
     location = locate(path, revision)
     if location.gguf is not None:
         return None
@@ -62,8 +60,6 @@ def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, 
             return BlockModel(build_block(config, weights, reads, path), reads, pack)
         if "fc.weight" not in weights and not is_eagle3 and "eagle" not in names:
             return None
-        if config.get("num_hidden_layers") != 1:
-            raise ModelError(f"The head at {path!r} has several layers; only heads with one layer are supported.")
         build: Callable[..., Head] = build_eagle3 if is_eagle3 else build_eagle
         known = with_hidden_states(target, path)
         return HeadModel(build(config, weights, known, path), known, pack)
@@ -116,7 +112,7 @@ def build_eagle3(config: dict[str, Any], weights: dict[str, torch.Tensor], targe
     check_size(weights, len(layers), target, path)
     if not all(0 <= layer < count for layer in layers):
         raise ModelError(f"The head at {path!r} reads layers that the target does not have; use the head of this target.")
-    weights = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in weights.items()}
+    weights = {MIDDLE.sub(lambda found: f"layers.{found[1] or 0}.", name): each for name, each in weights.items()}
     vocabulary = len(weights.get("lm_head.weight", ()))
     weights.setdefault("d2t", torch.zeros(vocabulary, dtype=torch.int64))
     head = Eagle3Head(
@@ -184,33 +180,3 @@ def check_size(weights: dict[str, torch.Tensor], parts: int, target: Target, pat
             f"The head at {path!r} reads {found} values per token, and this target gives {parts} times {size};"
             " use the head of this target."
         )
-
-
-def load_mtp(target: TorchRunner, revision: str) -> Head:
-    """The multi-token prediction layer in the checkpoint that the target was loaded from. Raises ModelError."""
-    model = target.model
-    config, path = model.config.get_text_config(), model.config.name_or_path
-    if not hasattr(config, "num_mtp_layers") and hasattr(config, "mtp_num_hidden_layers"):
-        config.num_mtp_layers = config.mtp_num_hidden_layers  # Qwen3.5's name
-    if getattr(config, "layer_types", None) and not hasattr(config, "mtp_layer_types"):
-        config.mtp_layer_types = ["full_attention"] * int(getattr(config, "num_mtp_layers", 1))
-    try:
-        from transformers.modeling_layers import MtpModel
-
-        snapshot = cached_file(path, "config.json", revision=revision)
-        model.config.name_or_path = str(Path(str(snapshot)).parent)
-        found = MtpModel.from_pretrained(model)
-    except hub_errors(ImportError, TypeError, RuntimeError, KeyError) as error:
-        raise ModelError(
-            f"No multi-token prediction layer of {path!r} can be loaded ({first_sentence(error)});"
-            " set draft_model.path to an EAGLE head or a draft model, or leave it unset."
-        ) from None
-    finally:
-        model.config.name_or_path = path
-    if not len(found.layers):
-        raise ModelError(
-            f"{path!r} has no multi-token prediction layer; set draft_model.path to an EAGLE head or a draft model."
-        )
-    if found.layers[0].post_norm is None or found.rotary_emb is None:
-        raise ModelError(f"The multi-token prediction layer of {path!r} is of a kind that is not supported.")
-    return MtpHead(found, int(config.hidden_size))

@@ -12,7 +12,7 @@ from outrider.drafters.model.language_model import Candidates
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.session import SessionDraft
 from outrider.verify.heads.networks import Head
-from outrider.verify.model.attention.interface import ShapeProbe
+from outrider.verify.model.attention.interface import Attention, ShapeProbe, number_layers
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch, Segment, keep_hidden
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache, Rows
@@ -65,6 +65,19 @@ class HeadCache(KVCache):
         self.rows.truncate(0)
         self.first = self.exact = length
 
+    def prepare(self, target: KVCache | None, last: int) -> None:
+        """Before tokens up to the position `last` are read, with the target's states: skips rows whose states are not kept."""
+        source = self.source = None if target is None else target.hidden
+        oldest = last  # it is always read
+        if source is not None and source.end >= oldest:
+            oldest = min(oldest, source.first + 1)
+        if self.length < oldest:
+            self.skip(oldest)
+
+    def settle(self) -> None:
+        """Marks the rows up to row 0 of the tree as having read the target's states."""
+        self.exact = self.length + 1
+
     def truncate(self, length: int) -> None:
         self.rows.truncate(max(0, length - self.first))
         self.first = min(self.first, length)
@@ -98,6 +111,7 @@ class HeadModel:
     """
 
     pages: int | None = None  # see `ModelRunner`
+    own_positions = OWN_POSITIONS  # states of its own that are kept
 
     def __init__(self, head: Head, target: Target, pack: bool = True) -> None:
         """Makes the target, which has not started, keep the hidden states that the head reads. `pack` as in LoadOptions."""
@@ -116,16 +130,21 @@ class HeadModel:
         self._embed = target.embed_tokens
         lm_head = cast(Any, target.lm_head)
         self._lm_head = lm_head.apart() if hasattr(lm_head, "apart") else lm_head  # the head may run beside the target
-        self._width = target.tap_hidden(head.layers_read)
+        self._width = self._tap(target)
         probe, token = ShapeProbe(), torch.zeros(1, dtype=torch.int64)
         with torch.inference_mode():
             self._advance(token, token, self._fused(torch.zeros(1, self._width)), probe)
+        number_layers(module, probe.numbers)
         self._group_sizes = probe.group_sizes
         self._pool: PagePool | None = None
         self._graphed: GraphedForward | None = None
-        self.cache_shape = CacheShape(
-            probe.layers, target.dtype, self.device, hidden_width=head.size, hidden_positions=OWN_POSITIONS
+        self.cache_shape = self._own_shape = CacheShape(
+            probe.layers, target.dtype, self.device, hidden_width=head.size, hidden_positions=self.own_positions
         )
+
+    def _tap(self, target: Target) -> int:
+        """Makes the target keep the states that the head reads; returns their width."""
+        return target.tap_hidden(self.head.layers_read)
 
     def start(self, context_tokens: int) -> None:
         """Sets the context length: the target's. Raises ModelError if the kernels do not fit the GPU."""
@@ -135,8 +154,8 @@ class HeadModel:
         from outrider.verify.model.gpu.graphs import GraphedForward, can_capture  # Triton is only needed on a GPU
         from outrider.verify.model.gpu.triton_products import counters_of
 
-        check_pages(self.cache_shape, self._group_sizes)
-        self._pool = PagePool(self.cache_shape, self.pages or unplanned_pages(self.cache_shape, self._positions))
+        check_pages(self._own_shape, self._group_sizes)
+        self._pool = PagePool(self._own_shape, self.pages or unplanned_pages(self._own_shape, self._positions))
         head = self.head
         crossings, few = Crossings(head, self.device), [count for count in ROWS if count <= MOST_ROWS]
         (groups,) = self._group_sizes
@@ -152,26 +171,32 @@ class HeadModel:
 
     def new_cache(self) -> HeadCache:
         """An empty cache for a full context."""
+        return HeadCache(self._new_rows())
+
+    def _new_rows(self) -> TensorCache:
         if self._pool is not None:
-            return HeadCache(PagedCache(self._pool, self._positions))
-        return HeadCache(TensorCache(self.cache_shape, self._positions))
+            return PagedCache(self._pool, self._positions)
+        return TensorCache(self._own_shape, self._positions)
 
     @torch.inference_mode()
-    def forward(self, cache: HeadCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
+    def forward(self, cache: HeadCache, batch: ForwardBatch, logits: bool | None = True) -> torch.Tensor:
         """See `ModelRunner.forward`. Without known rows, rows are committed tokens, which read the target's states.
 
-        Other rows read the head's own state of the row above them.
+        Other rows read the head's own state of the row above them. Without logits (None), it returns the rows' own states.
         """
-        segment = Segment(cache.rows, batch, logits, shift=-cache.first)
+        segment = Segment(cache.rows, batch, bool(logits), shift=-cache.first)
         cache.rows.reserve(len(batch))
         states = self._states_before(cache, batch)
         if self._graphed is not None and len(states) <= self._graphed.max_rows:
             self._inputs[: len(states)] = states
             return self._graphed([segment])
         tokens, positions = torch.from_numpy(batch.tokens[batch.known :]), torch.from_numpy(batch.positions(cache.length))
-        own = self._advance(tokens, positions, states, TorchAttention(cache.rows, batch))
+        own = self._advance(tokens, positions, states, self._attention(cache, batch))
         keep_hidden(own, [segment])
-        return self.head.logits(own[None] if logits else own[None, -1:], self._lm_head)[0]
+        return own if logits is None else self.head.logits(own[None] if logits else own[None, -1:], self._lm_head)[0]
+
+    def _attention(self, cache: HeadCache, batch: ForwardBatch) -> Attention:
+        return TorchAttention(cache.rows, batch)
 
     def _states_before(self, cache: HeadCache, batch: ForwardBatch) -> torch.Tensor:
         """The state that each row reads, [N, size]."""
@@ -236,15 +261,10 @@ class HeadDraft(SessionDraft):
     def root(self, count: int) -> Candidates:
         cache = cast(HeadCache, self._shared.cache_for(self))
         target = self._text.cache if isinstance(self._text, CachedText) else None
-        source = cache.source = None if target is None else target.hidden
         cache.truncate(cache.exact)  # the target has now computed the states of rows that read the head's own
-        oldest = self._length - 1  # the last token is always read
-        if source is not None and source.end >= oldest:
-            oldest = min(oldest, source.first + 1)
-        if cache.length < oldest:
-            cache.skip(oldest)
+        cache.prepare(target, self._length - 1)
         if cache.length < self._text.prompt_length - 1:
             self._shared.synchronize()  # unlike a step, reading a prompt does not wait for the device
         found = super().root(count)
-        cache.exact = cache.length + 1  # includes row 0
+        cache.settle()
         return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
 
@@ -44,17 +44,19 @@ class EagleHead(Head):
         super().__init__()
         self.size = config.hidden_size
         self.fc = torch.nn.Linear(2 * self.size, self.size, bias=bias)
-        self.layers = torch.nn.ModuleList([LlamaDecoderLayer(config, 0)])
+        self.layers = torch.nn.ModuleList(LlamaDecoderLayer(config, index) for index in range(config.num_hidden_layers))
         cast(Any, self.layers[0]).input_layernorm = torch.nn.Identity()
         self.rotary = LlamaRotaryEmbedding(config)
 
     def advance(self, embedded: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, **others: Any) -> torch.Tensor:
-        rows = self.fc(torch.cat([embedded, states], -1))
-        return cast(torch.Tensor, self.layers[0](rows, position_embeddings=self.rotary(rows, positions), **others))
+        rows, rotation = self.fc(torch.cat([embedded, states], -1)), self.rotary(embedded, positions)
+        for layer in self.layers:
+            rows = layer(rows, position_embeddings=rotation, **others)
+        return cast(torch.Tensor, rows)
 
 
 class Eagle3Layer(LlamaDecoderLayer):  # type: ignore[misc]  # transformers carries no types
-    """A Llama layer whose attention reads the tokens and the states side by side."""
+    """The first layer of EAGLE-3: its attention reads the tokens and the states side by side."""
 
     def __init__(self, config: LlamaConfig, norm_before_residual: bool) -> None:
         super().__init__(config, 0)
@@ -89,7 +91,8 @@ class Eagle3Head(Head):
         self.size = config.hidden_size
         self._vocabulary = config.vocab_size
         self.fc = torch.nn.Linear(len(layers_read) * target_size, self.size, bias=False)
-        self.layers = torch.nn.ModuleList([Eagle3Layer(config, norm_before_residual)])
+        later = (LlamaDecoderLayer(config, index) for index in range(1, config.num_hidden_layers))
+        self.layers = torch.nn.ModuleList([Eagle3Layer(config, norm_before_residual), *later])
         self.norm = LlamaRMSNorm(self.size, eps=config.rms_norm_eps)
         self.lm_head = torch.nn.Linear(self.size, draft_vocabulary, bias=False)
         self.rotary = LlamaRotaryEmbedding(config)
@@ -99,8 +102,12 @@ class Eagle3Head(Head):
         return cast(torch.Tensor, self.fc(states))
 
     def advance(self, embedded: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, **others: Any) -> torch.Tensor:
-        rotation = self.rotary(embedded, positions)
-        return cast(torch.Tensor, self.layers[0](embedded, states, position_embeddings=rotation, **others))
+        others["position_embeddings"] = self.rotary(embedded, positions)
+        first, *later = self.layers
+        rows = first(embedded, states, **others)
+        for layer in later:
+            rows = layer(rows, **others)
+        return cast(torch.Tensor, rows)
 
     def logits(self, states: torch.Tensor, lm_head: torch.nn.Module) -> torch.Tensor:
         own = self.lm_head(self.norm(states))
@@ -110,14 +117,12 @@ class Eagle3Head(Head):
 
 
 class MtpHead(Head):
-    """The first multi-token prediction layer of the target's own checkpoint."""
+    """A multi-token prediction layer of the target's own checkpoint."""
 
-    def __init__(self, model: PreTrainedModel, size: int) -> None:
-        """`model` is transformers' MtpModel."""
+    def __init__(self, layer: torch.nn.Module, rotary: torch.nn.Module, size: int) -> None:
+        """The layer of transformers' MtpModel, and the table of rotary angles of all layers."""
         super().__init__()
-        self.size = size
-        self.layer = cast(Any, model).layers[0]
-        self.rotary = cast(Any, model).rotary_emb
+        self.size, self.layer, self.rotary = size, layer, rotary
 
     def advance(self, embedded: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, **others: Any) -> torch.Tensor:
         found = self.layer(

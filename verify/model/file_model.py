@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outrider.verify.checkpoint import QUANTIZATION, Location
@@ -34,7 +33,7 @@ from outrider.verify.model.load_options import LoadOptions, Quantize
 from outrider.verify.model.quantization import BITS, layer_bits
 from outrider.verify.model.sizes import is_plain
 from outrider.verify.model.stored import Stored
-from outrider.verify.model.tensors import LAYER, file_name
+from outrider.verify.model.tensors import LAYER, file_name, names_of
 
 log = logging.getLogger("outrider.worker")
 # The version of the files of blocks. It changes with their layout.
@@ -91,9 +90,8 @@ class FileModel:
         own, known = read_config(model.config.to_dict()), source.known
         if own is None or not is_read(own) or not is_read(known):
             raise UnfitError
-        (arch,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == known.name)
         self.model, self.source, self.known = model, source, known
-        self._names = get_tensor_name_map(MODEL_ARCH(arch), len(known.layers))
+        self._names = names_of(known.name, len(known.layers))
         self._turns = is_file and known.has_pairs and not own.has_pairs
         self._less_one = is_file and own.norms_less_one
         self._modules = {module: name for name, module in model.named_modules()}

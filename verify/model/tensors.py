@@ -155,9 +155,8 @@ def as_gguf(path: str, tensors: Mapping[str, Stored], architecture: Architecture
 
     Further layers, which predict several tokens, are left out.
     """
-    (arch,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == architecture.name)
     layers = len(architecture.layers)
-    names = get_tensor_name_map(MODEL_ARCH(arch), layers)
+    names = names_of(architecture.name, layers)
     found = {}
     for name, stored in split_checkpoint(tensors, architecture.turns_experts).items():
         number = LAYER.search(name)
@@ -168,6 +167,12 @@ def as_gguf(path: str, tensors: Mapping[str, Stored], architecture: Architecture
             return None
         found[known] = stored
     return Tensors(path, found)
+
+
+def names_of(name: str, layers: int) -> Any:
+    """gguf's table of names of an architecture's tensors."""
+    (arch,) = (key for key, each in MODEL_ARCH_NAMES.items() if each == name)
+    return get_tensor_name_map(MODEL_ARCH(arch), layers)
 
 
 def file_name(names: Any, name: str) -> str | None:

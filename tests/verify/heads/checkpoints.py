@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
 from tests.verify.model.families import FAMILIES, SIZES, build, config_of
 
-KINDS = ("eagle", "eagle3", "mtp")
+KINDS = ("eagle", "eagle3", "deep eagle3", "mtp")
 LAYERS_READ = (2, 3, 3)  # the default of a target with six layers
 DRAFT_VOCABULARY = 60
 
@@ -76,18 +77,19 @@ def add_mtp_layer(folder: Path, family: str, model: Any) -> None:
 def save_eagle(folder: Path, target_size: int = SIZES["hidden_size"], **others: Any) -> Path:
     """Saves an EAGLE head for the Llama target, as its authors do: in torch's format, and named like a model."""
     sizes = {"hidden_size": target_size}
-    config = LlamaConfig(**{**llama_config(1).to_dict(), **sizes})
+    config = LlamaConfig(**{**llama_config(1).to_dict(), **sizes, **others})
     head = randomised(EagleHead(config, bias=True))
     return save_head(folder, head.state_dict(), {"architectures": ["LlamaForCausalLM"], **sizes, **others})
 
 
-def save_eagle3(folder: Path, **others: Any) -> Path:
+def save_eagle3(folder: Path, layers: int = 1, **others: Any) -> Path:
     """Saves an EAGLE-3 head for the Llama target, with a vocabulary of its own."""
-    head = randomised(Eagle3Head(llama_config(1), LAYERS_READ, SIZES["hidden_size"], DRAFT_VOCABULARY))
-    weights = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in head.state_dict().items()}
+    head = randomised(Eagle3Head(llama_config(layers), LAYERS_READ, SIZES["hidden_size"], DRAFT_VOCABULARY))
+    own = "midlayer." if layers == 1 else "layers.0."
+    weights = {name.replace("layers.0.", own): tensor for name, tensor in head.state_dict().items()}
     ids = torch.arange(DRAFT_VOCABULARY)
     weights |= {"d2t": ids // 2, "t2d": torch.isin(torch.arange(SIZES["vocab_size"]), ids + ids // 2)}
-    names = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": DRAFT_VOCABULARY}
+    names = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": DRAFT_VOCABULARY, "num_hidden_layers": layers}
     return save_head(folder, weights, names | others)
 
 
@@ -105,7 +107,11 @@ def load_pair(folder: Path, kind: str, family: str = "qwen3_5", device: str = "c
     if not path.exists():
         save_target(path, family if is_mtp else "llama")
     target = load_weights(LoadOptions(str(path), dtype="float32", device=device, backend="torch"))
-    savers: dict[str, Callable[[Path], Path]] = {"eagle": save_eagle, "eagle3": save_eagle3}
+    savers: dict[str, Callable[[Path], Path]] = {
+        "eagle": partial(save_eagle, num_hidden_layers=2, architectures=["EagleLlamaForCausalLM"]),
+        "eagle3": save_eagle3,
+        "deep eagle3": partial(save_eagle3, layers=3),
+    }
     torch.manual_seed(0)  # a head in the same folder has the same weights
     place = "mtp" if is_mtp else str(savers[kind](folder / kind))
     head = cast(HeadModel, load_head(place, target))

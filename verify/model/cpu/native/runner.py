@@ -71,7 +71,7 @@ class NativeRunner(ModelRunner):
     ) -> None:
         """`dtype` is that of keys and values, unless `kv_dtype` names another. Call `start` before any other method."""
         known = decoder.architecture
-        self.decoder, self._path = decoder, path
+        self.decoder, self.path = decoder, path
         self.weight_bytes = self.held_bytes = decoder.size.nbytes
         self.weight_bits = round(8 * self.weight_bytes / max(1, decoder.size.weights), 2)
         self.vocabulary = decoder.head.outputs
@@ -102,7 +102,7 @@ class NativeRunner(ModelRunner):
         keep_freed_memory()
         logits = self.forward(self.new_cache(), ForwardBatch.chain(np.arange(min(CHECKED_TOKENS, self.vocabulary))))
         if np.isnan(logits).any():
-            raise ModelError(f"The model at {self._path!r} computes NaN; check its weights.")
+            raise ModelError(f"The model at {self.path!r} computes NaN; check its weights.")
 
     def tap_hidden(self, layers: Sequence[int]) -> int:
         """Keeps hidden states in the caches: the inputs of these layers, or the normed output without any.

@@ -40,8 +40,9 @@ def write_gguf(
     file: Path,
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
     tokenizer: Mapping[str, Any] | None = None,
+    others: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> Path:
-    """The model with matrices of this type, and the entries of a tokenizer if there are some."""
+    """The model with matrices of this type, the entries of a tokenizer if there are some, and `others`, further tensors."""
     config: Any = model.config
     family, sizes = FAMILIES[config.model_type], of_first_layer(config)
     (arch,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == family.name)
@@ -81,6 +82,8 @@ def write_gguf(
             values = values.reshape(config.num_attention_heads, -1, values.shape[1])
         is_small = values.ndim < 2 or "gate_inp" in known
         write(writer, known, values, GGMLQuantizationType.F32 if is_small else kind)
+    for name, values in (others or {}).items():
+        write(writer, name, values, kind if values.ndim > 1 else GGMLQuantizationType.F32)
     finish(writer)
     return file
 

@@ -1,0 +1,208 @@
+"""MTP layers of checkpoints and GGUF files: drafts are those of transformers' own modules, and answers are lossless."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import DrafterName
+from outrider.drafters.registry import Resources, clone, make
+from outrider.verify.decode import decode
+from outrider.verify.errors import ModelError
+from outrider.verify.heads.chain import ChainedHeads
+from outrider.verify.heads.loading import load_head
+from outrider.verify.heads.model import HeadModel, HeadRunner
+from outrider.verify.model.architecture.families import FAMILIES as KNOWN
+from outrider.verify.model.backend import load as load_weights
+from outrider.verify.model.cpu.native.library import compiled_library
+from outrider.verify.model.load_options import Backend, LoadOptions
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.stream import DecodeOptions
+from tests.verify.draft_model.test_draft_model import EAGER
+from tests.verify.heads.test_draft import GREEDY, run_on, verifier_of
+from tests.verify.model.cpu.native.files import write_gguf
+from tests.verify.model.cpu.native.models import FAMILIES, SIZES, build
+
+pytest.importorskip("transformers", "5.23")
+LAYERS = SIZES["num_hidden_layers"]
+TEXT = np.random.default_rng(3).integers(3, 97, 40).astype(np.int32)
+SURROUNDING = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "shared_head.norm": "norm"}
+IN_FILES = ("glm4_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+
+
+def save(folder: Path, family: str, count: int) -> Path:
+    """Saves a random model as a checkpoint, model.gguf with it: its last `count` layers are the blocks of MTP layers."""
+    kinds = FAMILIES[family].get("layer_types")
+    kinds = kinds and [*kinds[:-1], "full_attention"]  # as in the published ones
+    types: dict[str, Any] = {} if kinds is None else {"layer_types": [*kinds, *["full_attention"] * count]}
+    whole: Any = build(family, num_hidden_layers=LAYERS + count, **types)
+    size, less = whole.config.hidden_size, float(KNOWN[family].norms_less_one)
+    torch.manual_seed(7)
+    around = {f"{LAYERS + at}.{name}": torch.randn(size) * 0.2 for at in range(count) for name in SURROUNDING}
+    around |= {name: torch.randn(size, 2 * size) * 0.1 for name in around if name.endswith("eh_proj")}
+    if KNOWN[family].name in ("glm4moe", "qwen35", "qwen35moe", "qwen3next"):
+        entries = {"tokenizer.ggml.model": "no_vocab", f"{KNOWN[family].name}.nextn_predict_layers": count}
+        named = {
+            f"blk.{name.replace('.', '.nextn.', 1).replace('head.norm', 'head_norm')}.weight": each
+            for name, each in around.items()
+        }
+        others = {name: (each + (less if each.ndim == 1 else 0)).numpy() for name, each in named.items()}
+        write_gguf(whole, folder / "model.gguf", tokenizer=entries, others=others)
+    whole.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors") | {f"model.layers.{name}.weight": each for name, each in around.items()}
+    if kinds is not None:  # Qwen
+        for name in [each for each in weights if each.startswith(f"model.layers.{LAYERS}.")]:
+            rest = name.split(".", 3)[3]
+            own = SURROUNDING.get(rest.removesuffix(".weight"))
+            weights[f"mtp.layers.0.{rest}" if own is None else f"mtp.{own}.weight"] = weights.pop(name)
+        whole.config.layer_types, whole.config.mtp_num_hidden_layers = kinds, count
+    whole.config.num_hidden_layers = LAYERS
+    whole.config.num_nextn_predict_layers = count
+    whole.config.save_pretrained(folder)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+class Reference:
+    """transformers' own model and MTP layers of a checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers.modeling_layers import MtpModel
+
+        main: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+        config = main.config
+        config.num_mtp_layers = getattr(config, "mtp_num_hidden_layers", None) or config.num_mtp_layers
+        config.mtp_layer_types = ["full_attention"] * config.num_mtp_layers
+        main._keys_to_ignore_on_load_unexpected = [
+            "^mtp",
+            *(rf"layers\.{LAYERS + at}\." for at in range(config.num_mtp_layers)),
+        ]
+        self.main, self.mtp = main, MtpModel.from_pretrained(main).eval()
+
+    @torch.inference_mode()
+    def drafts(self, text: list[int], depth: int) -> list[int]:
+        """The greedy drafts after a text, of whose last token there is no state. The last layer goes on with its own states."""
+        from transformers.cache_utils import MtpCache
+
+        cache, last = MtpCache(config=self.main.config.get_mtp_config()), len(self.mtp.layers) - 1
+        states = self.main.model(torch.tensor([text[:-1]])).last_hidden_state
+        ids, positions = torch.tensor([text[1:]]), torch.arange(1, len(text))[None]
+        expected, _, _ = self.mtp(ids, states, None, positions, MtpCache(config=self.main.config.get_mtp_config()))
+        found: list[int] = []
+        for number in range(depth):
+            if number > last:
+                ids, positions, states = ids[:, -1:], positions[:, -1:], states[:, -1:]
+            states = self.mtp.forward_layer(min(number, last), states, positions, cache, input_ids=ids)
+            token = self.mtp._project_to_logits(states[:, -1:]).argmax(-1)
+            found.append(int(token))
+            ids, positions = torch.cat([ids[:, 1:], token], 1), torch.cat([positions[:, 1:], positions[:, -1:] + 1], 1)
+        assert found[: last + 1] == expected[0].tolist()[:depth]
+        return found
+
+
+def load(path: Path, backend: Backend = "auto") -> tuple[ModelRunner, HeadModel]:
+    target = load_weights(LoadOptions(str(path), dtype="float32", device="cpu", backend=backend))
+    head = load_head("mtp", target)
+    assert head is not None
+    target.start(256)
+    head.start(256)
+    return target, head
+
+
+def begin(target: ModelRunner, session: Any, text: Any, verifier: Any = None) -> Any:
+    verifier = verifier or verifier_of(target)
+    verifier.begin(np.array(text, np.int32), GREEDY, 64)
+    verifier.prefill()
+    session.begin(verifier.sequence)
+    return verifier
+
+
+def drafted(session: Any, depth: int) -> list[int]:
+    """A chain of greedy drafts."""
+    found = [int(session.root(1).tokens[0, 0])]
+    for row in range(depth - 1):
+        found.append(int(session.expand(found[-1:], [row], 1).tokens[0, 0]))
+    return found
+
+
+@pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
+@pytest.mark.parametrize(("family", "count"), [(family, 1) for family in (*IN_FILES, "deepseek_v3")] + [("glm4_moe", 3)])
+def test_drafts_are_those_of_transformers(tmp_path: Path, family: str, count: int) -> None:
+    folder = save(tmp_path, family, count)
+    expected = Reference(folder).drafts(TEXT.tolist(), 5)
+    for path in (folder, folder / "model.gguf"):
+        if path.exists():
+            target, head = load(path)
+            session = HeadRunner(head).session()
+            begin(target, session, TEXT)
+            assert drafted(session, 5) == expected, path.name
+
+
+@pytest.fixture(scope="module", params=["auto", "torch"])
+def several(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[ModelRunner, HeadModel, Reference]:
+    """Three layers, whose own states of few positions are kept."""
+    folder = save(tmp_path_factory.mktemp("several"), "deepseek_v3", 3)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ChainedHeads, "own_positions", 48)
+        return *load(folder, request.param), Reference(folder)
+
+
+def test_caches_follow_rejections_truncation_and_forks(several: tuple[ModelRunner, HeadModel, Reference]) -> None:
+    target, head, reference = several
+    session = HeadRunner(head).session()
+    verifier = begin(target, session, TEXT)
+    text = TEXT.tolist()
+    session.root(2)
+    session.expand([5, 6], [0, 0], 1)
+    session.expand([7], [2], 1)  # below the second one
+    session.expand([8], [1], 1)
+    chosen = decode(verifier_of(target), NoDrafter(), TEXT, DecodeOptions(GREEDY, 40)).tokens
+    for step in range(12):
+        drafts = drafted(session, 4)
+        assert drafts == reference.drafts(text, 4)
+        emitted = chosen[: step % 3 + 1] if drafts[0] != chosen[0] else chosen[:2]
+        run_on(verifier, session, emitted)  # drafts that are right are committed, and others rejected
+        text, chosen = [*text, *emitted], chosen[len(emitted) :]
+    forked = verifier.clone(target.new_cache(), 30)
+    copied = copy.deepcopy(session, {id(verifier.sequence): forked.sequence})
+    for each, cut, own in ((session, 9, verifier), (copied, 30, forked)):  # the own states before are not kept
+        edited = [*text[:cut], 50, 51, 52]
+        begin(target, each, edited, own)
+        assert drafted(each, 4) == reference.drafts(edited, 4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", ["draft", "draft-tree", "pearl"])
+def test_answers_equal_plain_decoding(
+    several: tuple[ModelRunner, HeadModel, Reference], name: DrafterName, temperature: float
+) -> None:
+    check_answers(*several[:2], name, temperature)
+
+
+def check_answers(target: ModelRunner, head: HeadModel, name: DrafterName, temperature: float) -> None:
+    """Answers with drafts are those without, also in a fork."""
+    drafter = make(name, Resources(EAGER, model=HeadRunner(head).session))
+    plain, drafts = verifier_of(target), verifier_of(target)
+    options = DecodeOptions(SamplingParams(temperature=temperature, seed=1), 12, max_nodes=20)
+    expected = decode(plain, NoDrafter(), TEXT, options).tokens
+    assert decode(drafts, drafter, TEXT, options).tokens == expected
+    forked = drafts.clone(target.new_cache(), 30)
+    edited = np.concatenate([TEXT[:30], [60, 61]]).astype(np.int32)
+    copied = clone(drafter, drafts.sequence, forked.sequence)
+    assert decode(forked, copied, edited, options).tokens == decode(plain, NoDrafter(), edited, options).tokens
+
+
+@pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
+def test_files_without_layers_are_refused(tmp_path: Path) -> None:
+    plain = write_gguf(build("glm4_moe"), tmp_path / "plain.gguf")
+    with pytest.raises(ModelError, match=r"plain\.gguf' has no multi-token prediction layer: only some converters keep it"):
+        load(plain)
