@@ -12,9 +12,10 @@ from bench import gpu_first
 from bench.gpu_first import chosen_parts, run
 from bench.model.counts import PARTS, Counts
 from bench.model.shapes import llama
-from bench.model.traffic import count_step
+from bench.model.traffic import count_step, share_of_experts
 from bench.plan import BenchError
-from bench.roofline import ASSUMED, predict
+from bench.roofline import ASSUMED, predict, stored
+from tests.verify.model.families import config_of
 
 READABLE = 1e12
 # At this speed, a gigabyte takes a millisecond.
@@ -50,6 +51,20 @@ def test_attention_moves_the_text_the_row_and_its_parts(plain: Counts) -> None:
     rows = 2 * (HIDDEN + 2 * KV_HEADS * HEAD_DIM)
     assert plain.bytes["attention"] == 2 * TEXT + LAYERS * (2 * rows + 2 * HEADS * parts * (HEAD_DIM + 1) * 4)
     assert plain.launches["attention"] == 3 * LAYERS
+
+
+def test_weights_of_fewer_bits_are_fewer_bytes() -> None:
+    found = stored(step(), 4.0)
+    assert found.weight_bytes == step().weight_bytes / 4
+    assert step().bytes["linear"] - found.bytes["linear"] == pytest.approx(step().weight_bytes * 3 / 4)
+
+
+def test_of_experts_a_share_is_read() -> None:
+    config = config_of("qwen3_5_moe", "outrider")
+    one, all_of_them = (count_step(config, nodes, CONTEXT) for nodes in (0, 63))
+    experts = 2 * config.num_hidden_layers * 3 * config.hidden_size * config.moe_intermediate_size
+    more = (share_of_experts(config, 64) - share_of_experts(config, 1)) * config.num_experts
+    assert all_of_them.needed_bytes - one.needed_bytes == pytest.approx(more * experts)
 
 
 def test_a_part_that_raises_is_saved_and_the_others_run(
