@@ -59,13 +59,13 @@ class BlockModel(HeadModel):
             self._pool = PagePool(self.cache_shape, self.pages or unplanned_pages(self.cache_shape, self._positions))
 
     @torch.inference_mode()
-    def forward(self, cache: HeadCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
+    def forward(self, cache: HeadCache, batch: ForwardBatch, logits: bool | None = True) -> torch.Tensor:
         """Reads the target's states of committed tokens; with `logits`, the last one is a block's anchor instead.
 
         Returns the own logits of the drafted rows [drafted, own vocabulary], and leaves the states of the block's rows in the
         cache, behind the context.
         """
-        known = len(batch) - logits
+        known = len(batch) - bool(logits)
         block = [int(batch.tokens[-1]), *[self._shape.mask_token] * (self._shape.rows - 1)] if logits else []
         tokens = np.array([*batch.tokens[:known].tolist(), *block], np.int64)
         rows = ForwardBatch(tokens, np.arange(len(tokens)), known=known)
