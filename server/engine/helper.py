@@ -73,7 +73,7 @@ class Helper:
         self._waiting: deque[tuple[asyncio.Future[bytes], float]] = deque()  # for each message that was sent, with its limit
         self._progress = 0.0  # time.monotonic() of the last answer, or of the first message
         self._watching: asyncio.Task[None] | None = None
-        self._starting = asyncio.Lock()
+        self._starting: asyncio.Task[FrontSide] | None = None
 
     @property
     def alive(self) -> bool:
@@ -82,8 +82,7 @@ class Helper:
 
     async def ask(self, message: bytes, seconds: float = ANSWER_SECONDS) -> bytes:
         """The program's answer, which takes at most `seconds`. Raises HelperEnded, and OSError if no process can be started."""
-        async with self._starting:
-            side = self._side or await self._start()
+        side = self._side or await self._started()
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         if not self._waiting:
             self._progress = time.monotonic()
@@ -106,6 +105,12 @@ class Helper:
                 self._process.kill()
                 self._side.close()  # reports the end even if the process is stuck in the kernel
                 return
+
+    async def _started(self) -> FrontSide:
+        """The side of a new process. Its start goes on if who asked is cancelled: otherwise nobody would end the process."""
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.create_task(self._start())
+        return await asyncio.shield(self._starting)
 
     async def _start(self) -> FrontSide:
         if self._process is not None:
@@ -131,6 +136,8 @@ class Helper:
         """Ends the process. What it has not answered is not done."""
         if self._watching is not None:
             self._watching.cancel()
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
         if self._side is not None:
             self._side.close()
         if self._process is not None:

@@ -105,11 +105,12 @@ class PictureService:
         return RequestPictures(self._placeholder, prepared)
 
     async def close(self) -> None:
-        """Ends the process."""
+        """Ends the process, and another one if a picture that waits for its turn starts it."""
         if self._process is not None:
             await asyncio.to_thread(self._process.close)
         await asyncio.to_thread(self._preparing.close)
         await asyncio.to_thread(self._reading.close)
+        await asyncio.to_thread(self._end)
 
     def _hold(self, principal: str, found: Prepared) -> Prepared:
         """A picture that counts among those of running requests until the request has ended. Raises Overloaded."""

@@ -64,6 +64,16 @@ async def test_a_stopped_program_is_replaced() -> None:
     await each.close()
 
 
+async def test_a_program_that_starts_while_its_client_leaves_is_ended() -> None:
+    each = Helper("tests.server.engine.repeater")
+    asking = asyncio.create_task(each.ask(b"a"))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait([asking])
+    await each.close()
+    assert each._process is not None and not each._process.alive
+
+
 async def test_a_program_that_works_is_left_alone_until_its_message_takes_too_long() -> None:
     each = Helper("tests.server.engine.repeater")
     assert await ask_all(each, b"a") == [b"a"]
