@@ -122,8 +122,13 @@ def settled(times: Sequence[float]) -> bool:
     """Whether a point's times are enough."""
     if len(times) < ROUNDS:
         return sum(times) >= POINT_SECONDS
+    return agree(times) or sum(times) >= POINT_SECONDS
+
+
+def agree(times: Sequence[float]) -> bool:
+    """Whether the smallest times of a point agree, so that other work has disturbed neither."""
     first, second = sorted(times)[:2]
-    return second <= AGREEMENT * first or sum(times) >= POINT_SECONDS
+    return second <= AGREEMENT * first
 
 
 def step_seconds(streams: Sequence[Verifier], point: Point) -> float:
@@ -195,9 +200,12 @@ def two_steps(runner: ModelRunner, cache: KVCache) -> tuple[float, float, Expert
 
     Of a mixture, a third step has equal tokens, which use fewer experts: the difference is what experts cost.
     """
-    # The rest of the start disturbs the first ones. If it disturbed all steps of one row, further rows would seem free.
-    turns = [[timed_forward(runner, cache, rows - 1) for rows in (1, ESTIMATED_ROWS)] for _ in range(ROUNDS)]
-    one, more = map(min, zip(*turns, strict=True))
+    # Other work disturbs some. If it disturbed all steps of one row, further rows would seem free.
+    times: tuple[list[float], list[float]] = ([], [])
+    while len(times[0]) < ROUNDS or not (len(times[0]) == MOST_ROUNDS or all(map(agree, times))):
+        for found, rows in zip(times, (1, ESTIMATED_ROWS), strict=True):
+            found.append(timed_forward(runner, cache, rows - 1))
+    one, more = map(min, times)
     if runner.experts is None:
         return one, more, None
     touched, (count, used) = runner.touched, runner.experts

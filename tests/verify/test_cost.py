@@ -166,6 +166,15 @@ def test_a_curve_is_estimated_where_all_rows_cost_alike(tmp_path: Path) -> None:
     assert (np.diff(curve.seconds, axis=1) >= 0).all() and (curve.seconds > 0).all()
 
 
+def test_an_estimate_waits_for_times_that_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If other work disturbed all steps of one row, further rows would seem free."""
+    runner = backend.load_model(LoadOptions(str(models.TARGET), device="cpu", context_tokens=1024))
+    disturbed = iter([0.060, 0.070, 0.070, 0.075, 0.080, 0.074])  # of one row and of nine, in turns
+    monkeypatch.setattr(measurement, "timed_forward", lambda _, __, nodes: next(disturbed, 0.073 if nodes else 0.033))
+    curve = load_or_measure(runner, None)
+    assert curve.of_step(64, 1, 9) / curve.of_step(64, 1, 1) > 2
+
+
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", "null", "[" * 100_000, '{"nodes": [], "contexts": [], "seconds": []}', "\udc80"]
 )
