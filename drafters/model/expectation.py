@@ -17,7 +17,7 @@ from outrider.drafters.state import State, array, numbers
 OWN_PRIOR, OWN_CASES = 6.0, 60.0
 # A longer part of the text is read apart from the first draft: in chunks, and only if the rest of the answer repays that.
 FEW_UNREAD = 16
-# A probe takes at most this share of the time that the answer has taken so far, so short answers have none.
+# A probe takes at most this share of the time that the answer has taken so far, so short answers are not probed.
 PROBE_SHARE_OF_ANSWER = 0.05
 
 
@@ -66,7 +66,10 @@ class Expectation:
         self._was_read = unread <= FEW_UNREAD
 
     def observe(self, verdict: Verdict, seconds: float) -> None:
-        """Follows the target's confidence along the accepted path, and the step's seconds without the reading of the text."""
+        """Updates the target's confidence from the accepted path, and the mean seconds per token.
+
+        `seconds` are the step's, without the reading of the text.
+        """
         self._seconds += seconds
         kind = kind_of(self._confidence)
         self._pair.record_step(self._drafter, self._greedy, kind, self._was_read, len(verdict.tokens), seconds)

@@ -32,8 +32,8 @@ PROBE_SHARE, PROBE_SECONDS = 0.02, 2.0
 LEAST_GAIN = 1.03
 # Answers have about this many tokens until some have ended.
 ANSWER_TOKENS = 200.0
-# The seconds per token of a kind of text follow about so many of its last tokens. Until there are some, a draft model that has
-# read the text is thought to save this share of them.
+# Mean seconds per token are those of about the last PACE_TOKENS tokens. Before any are measured, a draft model that has read
+# the text is assumed to save the share PRIOR_SAVED, an assumption that weighs as much as PRIOR_TOKENS tokens.
 PACE_TOKENS, PRIOR_TOKENS, PRIOR_SAVED = 400.0, 32.0, 0.2
 # A forward over up to this many unread tokens takes as long as one over a single row.
 FEW_TOKENS = 2
@@ -42,7 +42,7 @@ AHEAD = 16
 
 
 class Pace:
-    """Seconds per token of decoding without and with a draft model, which has read the text or not."""
+    """Mean seconds per token while the draft model has not read the text, and while it has."""
 
     def __init__(self, totals: Sequence[float] = (0.0,) * 4) -> None:
         self.totals = np.array(totals, np.float64).reshape(2, 2)  # seconds and tokens, without and with the model
@@ -54,7 +54,10 @@ class Pace:
         row += seconds, tokens
 
     def saved(self, expected: float) -> tuple[float, float]:
-        """Seconds per token without the model, 0 if unknown, and the share that it saves, near `expected` after few cases."""
+        """The seconds per token without the draft model (0 = not measured yet), and the share of them that it saves.
+
+        `expected` is the share that is assumed before anything is measured.
+        """
         (alone, alone_tokens), (read, read_tokens) = self.totals.tolist()
         if not alone_tokens:
             return 0.0, expected
@@ -268,5 +271,8 @@ class Estimate:
         return False
 
     def gains_from_block(self, gains: Sequence[float], seconds: float) -> bool:
-        """Whether a forward of so many seconds is worth them, which adds a chain with these expected tokens by node."""
+        """Whether a block, which one forward drafts in `seconds`, raises the tokens per second.
+
+        `gains` has the expected tokens that each node of the block adds.
+        """
         return any(self.gains(tokens, seconds, nodes) for nodes, tokens in enumerate(accumulate(gains), start=1))

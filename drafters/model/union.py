@@ -1,9 +1,10 @@
 """`draft`, `pearl`, and `fusion` with a draft model: one tree of the tables' and the model's drafts.
 
 The model is one more source with a price. Before a verification, `outrider.drafters.model.pair.Estimate` compares "one more
-token from the model" with "verify now" by expected tokens and seconds, until verifying is better; reading the text is part of
-the price. Then it decides whether the model also drafts beside the verification. Tokens that the model sampled for rejection
-sampling are all kept, because dropping some by their tokens would bias it. The tables' tokens fill the rest of the budget.
+token from the model" with "verify now" by expected tokens and seconds, until verifying is better. A longer part of the text is
+read first, once `Expectation` says that the rest of the answer repays it. Then the estimate decides whether the model also
+drafts beside the verification. Tokens that the model sampled for rejection sampling are all kept, because dropping some by
+their tokens would bias it. The tables' tokens fill the rest of the budget.
 
 Without tables, and with a chain that is drafted beside each verification, this is PEARL (arXiv 2408.11850, Algorithm 2). Each
 step verifies the current chain while the model extends it. If the emitted tokens agree with it, its rest is the next step's

@@ -1,5 +1,4 @@
-"""The networks of draft heads: EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840) and MTP (DeepSeek-V3,
-2412.19437).
+"""The networks of draft heads: EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840) and MTP (DeepSeek-V3, 2412.19437).
 
 A row of a head has a token and the state at the position before it: the target's hidden state where the target has computed
 that position, otherwise the head's own. It computes a state of its own, which gives the logits of the next token. Knows nothing
@@ -8,6 +7,7 @@ about caches or checkpoints. Parameters have the names of the published checkpoi
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, cast
 
 import torch
@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
 
-class Head(torch.nn.Module):
+class Head(torch.nn.Module, ABC):
     """A head on its target's device."""
 
     layers_read: tuple[int, ...] = ()  # the target's layers whose inputs are the states; () = its last hidden state, normalised
@@ -25,12 +25,12 @@ class Head(torch.nn.Module):
         """States of the target [1, N, W] to states as the head's own, [1, N, size]."""
         return states
 
+    @abstractmethod
     def advance(self, embedded: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, **others: Any) -> torch.Tensor:
         """Computes each row's state [1, N, size] from its embedding [1, N, E], the previous state and its position [1, N].
 
         `others` are handed to the layers.
         """
-        raise NotImplementedError
 
     def logits(self, states: torch.Tensor, lm_head: torch.nn.Module) -> torch.Tensor:
         """The next token's logits [1, N, V] from the rows' own states; `lm_head` is the target's."""
