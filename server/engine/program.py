@@ -12,6 +12,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import weakref
 
 from outrider.server.system import is_posix
 
@@ -45,6 +46,7 @@ class Program:
     def __init__(self, module: str) -> None:
         """Starts `main` of this module; returns at once. Raises OSError."""
         self._process, self.socket = start(module)
+        weakref.finalize(self, end, self._process, self.socket)  # nobody else would end a program that is dropped
 
     @property
     def pid(self) -> int:
@@ -70,9 +72,14 @@ class Program:
 
     def close(self) -> None:
         """Kills the process, waits for its end and closes the socket."""
-        self._process.kill()
-        self._process.wait()
-        self.socket.close()
+        end(self._process, self.socket)
+
+
+def end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    """Kills a process, waits for its end and closes the socket to it."""
+    process.kill()
+    process.wait()
+    connection.close()
 
 
 def start(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:

@@ -1,6 +1,7 @@
 """Processes: settings without keys, exit codes, the end with the front end, and programs that are stopped."""
 
 import asyncio
+import gc
 import os
 import signal
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from outrider.server.engine import helper
 from outrider.server.engine.helper import Helper, HelperEnded
+from outrider.server.engine.program import Program
 from outrider.server.engine.worker_process import WorkerProcess
 from outrider.server.settings import load_settings
 from outrider.server.settings.tree import decode_settings, encode_settings
@@ -72,6 +74,14 @@ async def test_a_program_that_starts_while_its_client_leaves_is_ended() -> None:
     await asyncio.wait([asking])
     await each.close()
     assert each._process is not None and not each._process.alive
+
+
+def test_a_program_that_is_dropped_ends() -> None:
+    each = Program("tests.server.engine.repeater")
+    process = each._process
+    del each
+    gc.collect()
+    assert process.returncode is not None
 
 
 async def test_a_program_that_works_is_left_alone_until_its_message_takes_too_long() -> None:
