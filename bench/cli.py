@@ -82,22 +82,27 @@ def verify_quality(
 @app.command("live", context_settings=EXTRA_FLAGS)
 def bench_live(
     context: typer.Context,
-    prompts: Annotated[Path, typer.Option(help="Spec-Bench's question.jsonl.")],
-    questions: Annotated[int, typer.Option(help="Measured questions of each task; one more warms up.", min=1)] = 10,
+    prompts: Annotated[list[Path], typer.Option(help="Spec-Bench's question.jsonl, HumanEval or GSM8K; repeatable.")],
+    questions: Annotated[int, typer.Option(help="Questions of each task.", min=1)] = 10,
     drafter: Drafters = "none,fusion",
     temperature: Temperatures = "0,0.8",
     max_tokens: MaxTokens = 128,
     only: Annotated[str, typer.Option(help="Tasks, separated by commas; default: all.")] = "",
+    beside: Annotated[list[str] | None, typer.Option(help="NAME=URL of a server that runs already; repeatable.")] = None,
     config: Config = None,
     out: Out = None,
 ) -> None:
-    """Measure the drafters of a served model on the tasks of Spec-Bench. Settings also work as flags."""
+    """Measure the drafters of a served model, and other servers, on the tasks of Spec-Bench.
+
+    A run that was stopped goes on if it is given the same --out. Settings also work as flags.
+    """
     from bench.live import Choice, run
-    from bench.plan import parse_drafters, parse_numbers
+    from bench.plan import parse_drafters, parse_named, parse_numbers
 
     with errors_as_sentences():
         drafters, temperatures = parse_drafters(drafter), parse_numbers("--temperature", temperature)
-        run(config, context.args, Choice(prompts, questions, drafters, temperatures, max_tokens, only), out)
+        choice = Choice(prompts, questions, drafters, temperatures, max_tokens, only, parse_named("--beside", beside or []))
+        run(config, context.args, choice, out)
 
 
 @app.command("decode", context_settings=EXTRA_FLAGS)

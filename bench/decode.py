@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.progress import Progress
+from rich.progress import track
 
 from bench import report
 from bench.plan import Plan
+from bench.record import Record, Row, digest
 from outrider.drafters.interface import Ints
 from outrider.drafters.options import DrafterName, Options
 from outrider.drafters.registry import make
@@ -24,90 +26,78 @@ from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.verifier import Verifier
 
+KEY = ("repeat", "prompt", "temperature", "drafter")
 PHASES = ("draft", "verify", "commit")
-WARM_UP_PROMPTS = 2
-
-
-@dataclass
-class Tally:
-    """The answers of one drafter at one temperature, over all repeats."""
-
-    tokens_per_second: list[float] = field(default_factory=list)  # one per repeat
-    tokens: int = 0
-    steps: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    answers: list[list[int]] = field(default_factory=list)  # token ids; of the last repeat
-
-    def add(self, answers: Sequence[Decoded], seconds: float) -> None:
-        """Adds one repeat and its duration."""
-        steps = [step for answer in answers for step in answer.steps]
-        self.seconds["draft"] += sum(step.draft_seconds for step in steps)
-        self.seconds["verify"] += sum(step.verify_seconds for step in steps)
-        self.seconds["commit"] += sum(step.commit_seconds for step in steps)
-        self.steps += len(steps)
-        tokens = sum(len(answer.tokens) for answer in answers)
-        self.tokens += tokens
-        self.tokens_per_second.append(tokens / seconds)
-        self.answers = [answer.tokens for answer in answers]
-
-    def figures(self) -> dict[str, Any]:
-        """Medians and means, rounded."""
-        return {
-            "tokens_per_second": round(statistics.median(self.tokens_per_second), 2),
-            "tokens_per_second_runs": [round(value, 2) for value in self.tokens_per_second],
-            "tokens_per_step": round(self.tokens / self.steps, 4),
-            **{f"{phase}_ms_per_step": round(1e3 * s / self.steps, 4) for phase, s in self.seconds.items()},
-        }
 
 
 def run(settings: Settings, plan: Plan, out: Path | None, options: Options | None = None) -> dict[str, Any]:
-    """Measures, prints, and saves the figures if `out` is given. `options` are the drafters', instead of the settings'."""
+    """Measures, prints, and saves each answer if `out` is given; a file of the same run goes on. Raises BenchError.
+
+    `options` are the drafters', instead of the settings'.
+    """
     runtime = load(settings)
     if options is not None:
         runtime.resources = replace(runtime.resources, options=options)
+    record = Record(out, describe(runtime, settings, plan), KEY)
     prompts = [encode(runtime, prompt) for prompt in plan.prompts]
-    tallies = {(temperature, name): Tally() for temperature in plan.temperatures for name in plan.drafters}
-    with Progress() as progress:
-        task = progress.add_task("decoding", total=(plan.repeats + 1) * len(tallies))
-        for repeat in range(plan.repeats + 1):
-            for (temperature, name), tally in tallies.items():
-                started = time.perf_counter()
-                asked = prompts if repeat else prompts[:WARM_UP_PROMPTS]
-                answers = [answer(runtime, settings, name, prompt, temperature, plan) for prompt in asked]
-                if repeat:
-                    tally.add(answers, time.perf_counter() - started)
-                progress.advance(task)
-    figures = collect(runtime, settings, plan, tallies)
-    show(figures)
-    if out:
-        report.save(out, figures)
-    return figures
+    cases = list(product(range(plan.repeats), range(len(prompts)), plan.temperatures, plan.drafters))
+    for name in plan.drafters:  # the first answer is slower
+        answer(runtime, settings, name, prompts[0], plan.temperatures[0], plan)
+    for case in track(cases, "decoding"):
+        place = dict(zip(KEY, case, strict=True))
+        if not record.has(place):
+            _, number, temperature, name = case
+            started = time.perf_counter()
+            decoded = answer(runtime, settings, name, prompts[number], temperature, plan)
+            record.add(place, figures_of(decoded, time.perf_counter() - started))
+    found = {"results": list(results(record.answers))}
+    record.save(found)
+    show(found["results"])
+    return found
 
 
-def collect(
-    runtime: Runtime, settings: Settings, plan: Plan, tallies: Mapping[tuple[float, DrafterName], Tally]
-) -> dict[str, Any]:
-    """The figures of a run, as they are printed and saved."""
-    runner = runtime.runner
+def describe(runtime: Runtime, settings: Settings, plan: Plan) -> dict[str, Any]:
+    """What is measured."""
     return {
         "model": settings.model.served_name,
-        "dtype": runner.dtypes[0],
-        "weight_bits": runner.weight_bits,
-        "kv_dtype": runner.dtypes[1],
-        "prompts": len(plan.prompts),
+        "draft_model": Path(settings.draft_model.path).name if settings.draft_model.path else None,
+        "dtype": runtime.runner.dtypes[0],
+        "weight_bits": runtime.runner.weight_bits,
+        "kv_dtype": runtime.runner.dtypes[1],
         "max_tokens": plan.max_tokens,
         "max_nodes": settings.speculation.max_nodes,
-        "weights_mb": round(runner.weight_bytes / 1e6, 1),
-        "results": [
-            {
-                "drafter": name,
-                "temperature": temperature,
-                **tally.figures(),
-                "same_tokens_as_first": count_equal(tallies[temperature, plan.drafters[0]].answers, tally.answers),
-            }
-            for (temperature, name), tally in tallies.items()
-        ],
+        "weights_mb": round(runtime.runner.weight_bytes / 1e6, 1),
     }
+
+
+def figures_of(decoded: Decoded, seconds: float) -> Row:
+    """What is kept of an answer."""
+    row: Row = {"tokens": len(decoded.tokens), "steps": len(decoded.steps), "seconds": round(seconds, 4)}
+    row |= {f"{phase}_seconds": round(sum(getattr(step, f"{phase}_seconds") for step in decoded.steps), 4) for phase in PHASES}
+    return row | {"text": digest(str(decoded.tokens))}
+
+
+def results(answers: Sequence[Row]) -> Iterator[Row]:
+    """The figures of each drafter at each temperature."""
+    groups: dict[tuple[float, str], list[Row]] = {}
+    for row in answers:
+        groups.setdefault((row["temperature"], row["drafter"]), []).append(row)
+    first = answers[0]["drafter"]
+    for (temperature, drafter), rows in sorted(groups.items(), key=lambda group: group[0][0]):
+        repeats = [[row for row in rows if row["repeat"] == repeat] for repeat in {row["repeat"] for row in rows}]
+        rates = [sum(row["tokens"] for row in part) / sum(row["seconds"] for row in part) for part in repeats]
+        steps = sum(row["steps"] for row in rows)
+        expected = {(row["repeat"], row["prompt"]): row["text"] for row in groups[temperature, first]}
+        equal = sum(expected.get((row["repeat"], row["prompt"])) == row["text"] for row in rows)
+        yield {
+            "drafter": drafter,
+            "temperature": temperature,
+            "tokens_per_second": round(statistics.median(rates), 2),
+            "tokens_per_second_runs": [round(rate, 2) for rate in rates],
+            "tokens_per_step": round(sum(row["tokens"] for row in rows) / steps, 4),
+            **{f"{name}_ms_per_step": round(1e3 * sum(row[f"{name}_seconds"] for row in rows) / steps, 4) for name in PHASES},
+            "same_tokens_as_first": f"{equal}/{len(rows)}",
+        }
 
 
 def encode(runtime: Runtime, prompt: str) -> Ints:
@@ -123,14 +113,8 @@ def answer(runtime: Runtime, settings: Settings, drafter: DrafterName, prompt: I
     return finish(Stream(verifier, make(drafter, runtime.resources), prompt, options))
 
 
-def count_equal(expected: Sequence[list[int]], answers: Sequence[list[int]]) -> str:
-    """The number of answers that equal the expected ones, as "n/m"."""
-    return f"{sum(a == b for a, b in zip(expected, answers, strict=True))}/{len(expected)}"
-
-
-def show(figures: dict[str, Any]) -> None:
+def show(rows: Sequence[Row]) -> None:
     """Prints two tables: speed, and where a step's time goes."""
-    rows = figures["results"]
     report.print_figures(
         "Speed (median of the repeats)",
         {

@@ -74,6 +74,14 @@ def parse_numbers(flag: str, text: str, *, positive: bool = False) -> list[float
     return numbers
 
 
+def parse_named(flag: str, texts: Sequence[str]) -> dict[str, str]:
+    """Values by name, from texts NAME=VALUE. Raises BenchError."""
+    named = dict(text.partition("=")[::2] for text in texts)
+    if not all(name and value for name, value in named.items()):
+        raise BenchError(f"{flag} takes NAME=VALUE, not {', '.join(texts)!r}.")
+    return named
+
+
 def parse_counts(flag: str, text: str) -> list[int]:
     """Comma-separated whole numbers above 0. Raises BenchError."""
     items = text.split(",")

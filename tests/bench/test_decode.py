@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.decode import Tally, run
-from bench.plan import Plan
+from bench.decode import results, run
+from bench.plan import BenchError, Plan
+from bench.record import Record
 from outrider.server.settings import Settings
 
 PROMPT = "def read_file(path):\n"
@@ -27,9 +28,15 @@ def test_drafts_save_steps_and_change_no_token(exact: Settings, tmp_path: Path, 
 
 
 def test_figures_are_medians_and_means() -> None:
-    tally = Tally(tokens_per_second=[10.0, 30.0, 20.0], tokens=120, steps=40)
-    tally.seconds = {"draft": 0.4, "verify": 2.0, "commit": 0.04}
-    figures = tally.figures()
+    seconds = {"draft_seconds": 0.1, "verify_seconds": 0.5, "commit_seconds": 0.01}
+    row = {"prompt": 0, "temperature": 0.0, "drafter": "none", "tokens": 30, "steps": 10, "text": "same"} | seconds
+    (figures,) = results([{**row, "repeat": repeat, "seconds": took} for repeat, took in enumerate((3.0, 1.0, 1.5))])
     assert figures["tokens_per_second"] == 20.0
     assert figures["tokens_per_step"] == 3.0
     assert (figures["draft_ms_per_step"], figures["verify_ms_per_step"], figures["commit_ms_per_step"]) == (10.0, 50.0, 1.0)
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text("{}")
+    with pytest.raises(BenchError, match=r"r\.json has no answers to go on with; give another file by --out"):
+        Record(tmp_path / "r.json", {}, ["prompt"])
