@@ -43,8 +43,10 @@ DEAR_ROWS = 8.0
 # Times agree if the second smallest is at most this multiple of the smallest.
 AGREEMENT = 1.1
 STREAMS = 4
-# The rows of the larger step of an estimate, and what a further stream costs there, over a step of one row.
-ESTIMATED_ROWS, STREAM_SHARE = 9, 0.05
+# The nodes of the steps that an estimate times: a step of two rows costs far less than a line through larger ones says.
+ESTIMATED = NODES[:4]
+# What a further stream costs in an estimate, over a step of one row.
+STREAM_SHARE = 0.05
 
 
 class Point(NamedTuple):
@@ -76,7 +78,7 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     experts, rows = None, STREAMS * (STREAM_NODES + 1)
     if runner.experts is not None:
         streams[0].cache.assume(contexts[0])
-        experts = two_steps(runner, streams[0].cache)[2]
+        experts = few_steps(runner, streams[0].cache, nodes[: len(ESTIMATED)])[1]
     beyond = np.zeros(rows) if experts is None else experts.of(experts.touched(NO_ROWS, rows))  # those of one row
     seconds = np.maximum(seconds - beyond[list(nodes)], seconds[:, :1])
     row_seconds = (seconds[0][-1] - seconds[0][-3]) / (nodes[-1] - nodes[-3])
@@ -185,34 +187,38 @@ def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:
 
 
 def estimate(runner: ModelRunner) -> CostCurve:
-    """The curve through two steps: of a server that starts in a second."""
-    cache = runner.new_cache()
-    cache.assume(min(CONTEXTS[0], runner.context_tokens - ESTIMATED_ROWS))
-    one, more, experts = two_steps(runner, cache)
-    row = max(0.0, more - one) / (ESTIMATED_ROWS - 1)
+    """The curve through a few steps: of a server that starts in a second."""
     nodes, contexts = grid(runner)
-    seconds = [[one + count * row for count in nodes]] * len(contexts)  # steps correct what further text costs
-    return CostCurve(nodes, contexts, seconds, row, STREAM_SHARE * one, experts)
+    timed = nodes[: len(ESTIMATED)]
+    cache = runner.new_cache()
+    cache.assume(min(CONTEXTS[0], runner.context_tokens - timed[-1] - 1))
+    found, experts = few_steps(runner, cache, timed)
+    row = max(0.0, found[-1] - found[-2]) / (timed[-1] - timed[-2])
+    seconds = [[*found, *(found[-1] + (count - timed[-1]) * row for count in nodes[len(timed) :])]] * len(contexts)
+    return CostCurve(nodes, contexts, seconds, row, STREAM_SHARE * found[0], experts)  # steps correct what further text costs
 
 
-def two_steps(runner: ModelRunner, cache: KVCache) -> tuple[float, float, ExpertCost | None]:
-    """Seconds of steps of one row and of ESTIMATED_ROWS, timed in turns, without experts beyond those of one row.
+def few_steps(runner: ModelRunner, cache: KVCache, nodes: Sequence[int]) -> tuple[list[float], ExpertCost | None]:
+    """Seconds of steps of few nodes, timed in turns, without experts beyond those of one row.
 
-    Of a mixture, a third step has equal tokens, which use fewer experts: the difference is what experts cost.
+    Of a mixture, a further step has equal tokens, which use fewer experts: the difference is what experts cost.
     """
     # Other work disturbs some. If it disturbed all steps of one row, further rows would seem free.
-    times: tuple[list[float], list[float]] = ([], [])
-    while len(times[0]) < ROUNDS or not (len(times[0]) == MOST_ROUNDS or all(map(agree, times))):
-        for found, rows in zip(times, (1, ESTIMATED_ROWS), strict=True):
-            found.append(timed_forward(runner, cache, rows - 1))
-    one, more = map(min, times)
+    times: dict[int, list[float]] = {count: [] for count in nodes}
+    touched: dict[int, float] = {}
+    for number in range(MOST_ROUNDS):
+        for count, seconds in times.items():
+            if number < ROUNDS or not agree(seconds):
+                seconds.append(timed_forward(runner, cache, count))
+                touched[count] = runner.touched
+    found = [min(seconds) for seconds in times.values()]
     if runner.experts is None:
-        return one, more, None
-    touched, (count, used) = runner.touched, runner.experts
-    equal = min(timed_forward(runner, cache, ESTIMATED_ROWS - 1, differ=False) for _ in range(2))
-    of_one = min((more - equal) / max(1.0, touched - runner.touched), (more - one) / max(1.0, touched - used))
+        return found, None
+    (count, used), most, (one, *_, more) = runner.experts, nodes[-1], found
+    equal = min(timed_forward(runner, cache, most, differ=False) for _ in range(2))
+    of_one = min((more - equal) / max(1.0, touched[most] - runner.touched), (more - one) / max(1.0, touched[most] - used))
     experts = ExpertCost(count, used, max(0.0, of_one))
-    return one, more - experts.of(touched), experts
+    return [seconds - float(experts.of(touched[place])) for place, seconds in zip(nodes, found, strict=True)], experts
 
 
 def cost_file(runner: ModelRunner, folder: Path | None) -> Path | None:

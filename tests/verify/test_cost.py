@@ -158,7 +158,7 @@ def test_the_experts_of_a_mixture_are_measured_apart() -> None:
 
 
 def test_a_curve_is_estimated_where_all_rows_cost_alike(tmp_path: Path) -> None:
-    """Two steps tell it at the start; it is saved once steps have corrected it."""
+    """A few steps tell it at the start; it is saved once steps have corrected it."""
     runner = backend.load_model(LoadOptions(str(models.TARGET), device="cpu", context_tokens=1024))
     curve = load_or_measure(runner, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -169,10 +169,12 @@ def test_a_curve_is_estimated_where_all_rows_cost_alike(tmp_path: Path) -> None:
 def test_an_estimate_waits_for_times_that_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """If other work disturbed all steps of one row, further rows would seem free."""
     runner = backend.load_model(LoadOptions(str(models.TARGET), device="cpu", context_tokens=1024))
-    disturbed = iter([0.060, 0.070, 0.070, 0.075, 0.080, 0.074])  # of one row and of nine, in turns
-    monkeypatch.setattr(measurement, "timed_forward", lambda _, __, nodes: next(disturbed, 0.073 if nodes else 0.033))
+    disturbed = iter([0.060, 0.070, 0.080, 0.090, 0.070, 0.075, 0.085, 0.080])  # in turns
+    times = {0: 0.033, 1: 0.036, 3: 0.049, 7: 0.073}
+    monkeypatch.setattr(measurement, "timed_forward", lambda _, __, nodes: next(disturbed, times[nodes]))
     curve = load_or_measure(runner, None)
-    assert curve.of_step(64, 1, 9) / curve.of_step(64, 1, 1) > 2
+    assert {nodes: curve.of_step(64, 1, nodes + 1) for nodes in times} == pytest.approx(times)
+    assert curve.of_step(64, 1, 16) == pytest.approx(0.073 + 8 * 0.006)  # as the rows before it
 
 
 @pytest.mark.parametrize(
