@@ -118,7 +118,8 @@ KEPT_SHARE = 0.25
 # The whole curve follows these shares of a step's deviation. Other work on the machine only adds time, so a step that took
 # less than expected says more than one that took more.
 FALL, RISE = 1 / 6, 1 / 24
-# The points around a step follow this share of what it deviates beyond the usual deviation.
+# The points around a step follow this share of what it deviates beyond the usual deviation, and more of it in the first steps
+# that took less: a point whose measurement was disturbed is chosen rarely.
 OWN = 1 / 16
 # A single step cannot show a larger factor than this.
 MOST_DEVIATION = 2.0
@@ -158,6 +159,7 @@ class CostCurve:
         self.experts = experts
         self.is_corrected = False  # whether it has changed since it was loaded or saved
         self._costs: dict[int, Costs] = {}  # what steps cost by context, in units of CONTEXT_TOKENS
+        self._visits = [0] * len(self.nodes)  # steps that corrected the points of a size
         self._usual: float | None = None  # logarithm of recent steps' deviation (EMA)
 
     def at(self, context: int) -> NDArray[np.float64]:
@@ -255,8 +257,12 @@ class CostCurve:
             self.experts.seconds *= common * math.exp(OWN * own * expert_share)
         self._costs.clear()
         points = self._points(context, nodes)
-        found = [self.seconds.item(point) * math.exp(OWN * own * weight) for point, weight in points]
+        shares = [max(OWN, 1 / (2 + self._visits[j])) if own < 0 else OWN for (_, j), _ in points]
+        found = [
+            self.seconds.item(point) * math.exp(share * own * wide) for (point, wide), share in zip(points, shares, strict=True)
+        ]
         for ((i, j), _), value in zip(points, found, strict=True):
+            self._visits[j] += 1
             # The new measurement decides: after a fall, points that should cost less fall with it; after a rise, points that
             # should cost more rise.
             changed, limit = (self.seconds[: i + 1, : j + 1], np.minimum) if own < 0 else (self.seconds[i:, j:], np.maximum)

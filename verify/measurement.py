@@ -45,6 +45,8 @@ AGREEMENT = 1.1
 STREAMS = 4
 # The nodes of the steps that an estimate times: a step of two rows costs far less than a line through larger ones says.
 ESTIMATED = NODES[:4]
+# A point of an estimate is not repeated once its times add up to this, even if they do not agree.
+ESTIMATE_SECONDS = 0.5
 # What a further stream costs in an estimate, over a step of one row.
 STREAM_SHARE = 0.05
 
@@ -208,7 +210,7 @@ def few_steps(runner: ModelRunner, cache: KVCache, nodes: Sequence[int]) -> tupl
     touched: dict[int, float] = {}
     for number in range(MOST_ROUNDS):
         for count, seconds in times.items():
-            if number < ROUNDS or not agree(seconds):
+            if number < ROUNDS or (sum(seconds) < ESTIMATE_SECONDS and not agree(seconds)):
                 seconds.append(timed_forward(runner, cache, count))
                 touched[count] = runner.touched
     found = [min(seconds) for seconds in times.values()]

@@ -101,6 +101,19 @@ def test_a_curve_of_a_busy_minute_heals(seed: int) -> None:
         assert curve.at(context)[3] == pytest.approx(true_seconds(context, 4), rel=0.2)
 
 
+def test_a_point_that_is_far_too_high_heals_in_a_few_steps() -> None:
+    """Other work has disturbed its measurement, and its price lets few steps choose it."""
+    seconds = true_curve().seconds.copy()
+    seconds[:, 2:] *= 1.75
+    curve = CostCurve(NODES, CONTEXTS, seconds)
+    for step in range(60):
+        rows = 4 if step % 10 == 9 else 1
+        curve.observe(100, 1, rows, true_seconds(100, rows))
+    assert curve.of_step(100, 1, 4) / curve.of_step(100, 1, 1) == pytest.approx(
+        true_seconds(100, 4) / true_seconds(100, 1), rel=0.2
+    )
+
+
 @pytest.mark.parametrize(
     "changes",
     [
