@@ -157,6 +157,7 @@ class CostCurve:
         self.row_seconds = row_seconds  # seconds of a row beyond those of one stream's largest step
         self.stream_seconds = stream_seconds  # seconds of a further stream, without its rows
         self.experts = experts
+        self.is_estimated = False  # whether it comes from a few steps that were timed while the server started
         self.is_corrected = False  # whether it has changed since it was loaded or saved
         self._costs: dict[int, Costs] = {}  # what steps cost by context, in units of CONTEXT_TOKENS
         self._visits = [0] * len(self.nodes)  # steps that corrected the points of a size
@@ -237,6 +238,16 @@ class CostCurve:
             excess = min(max(0.0, (seconds - alone) / (streams - 1)), alone) - self.stream_seconds
             self.stream_seconds += (FALL if excess < 0 else RISE) * excess
         self.is_corrected = True
+
+    def lower(self, other: CostCurve) -> None:
+        """Takes over what costs less in another estimate: other work only adds time."""
+        share = np.minimum(1.0, other.seconds[0] / self.seconds[0])
+        self.seconds = np.minimum.accumulate((self.seconds * share)[:, ::-1], 1)[:, ::-1]
+        self.row_seconds = min(self.row_seconds, other.row_seconds)
+        if self.experts is not None and other.experts is not None:
+            self.experts.seconds = min(self.experts.seconds, other.experts.seconds)
+        self._costs.clear()
+        self.is_estimated, self.is_corrected = False, True
 
     def _correct(self, context: int, nodes: int, ratio: float, expert_share: float) -> None:
         """Corrects all points by a step that took `ratio` times as long as expected, and those around it by what only it shows.

@@ -197,7 +197,9 @@ def estimate(runner: ModelRunner) -> CostCurve:
     found, experts = few_steps(runner, cache, timed)
     row = max(0.0, found[-1] - found[-2]) / (timed[-1] - timed[-2])
     seconds = [[*found, *(found[-1] + (count - timed[-1]) * row for count in nodes[len(timed) :])]] * len(contexts)
-    return CostCurve(nodes, contexts, seconds, row, STREAM_SHARE * found[0], experts)  # steps correct what further text costs
+    curve = CostCurve(nodes, contexts, seconds, row, STREAM_SHARE * found[0], experts)  # steps correct what further text costs
+    curve.is_estimated = True
+    return curve
 
 
 def few_steps(runner: ModelRunner, cache: KVCache, nodes: Sequence[int]) -> tuple[list[float], ExpertCost | None]:

@@ -86,6 +86,7 @@ class Worker:
                 self._report()
             elif self.scheduler.is_idle:
                 self.sessions.save()
+                self._runtime.measure_again()
                 self._runtime.save_findings()
         self.sessions.save_all(SAVE_SECONDS)
         self._runtime.save_findings()

@@ -28,7 +28,7 @@ from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.cost import CostCurve
 from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.findings import save_finding
-from outrider.verify.measurement import cost_file, load_or_measure, machine_key
+from outrider.verify.measurement import cost_file, estimate, load_or_measure, machine_key
 from outrider.verify.model import backend
 from outrider.verify.model.cache.kv_cache import PAGE_TOKENS
 from outrider.verify.model.load_options import LoadOptions
@@ -103,6 +103,11 @@ class Runtime:
         """The most draft nodes of a request's steps, and the costs that choose their number if that is `auto`."""
         most = self.runner.draft_nodes
         return (most, self.curve) if max_nodes == "auto" else (min(max_nodes, most), None)
+
+    def measure_again(self) -> None:
+        """Estimates the cost of steps once more in a pause: when the worker started, the front end did, too."""
+        if self.curve is not None and self.curve.is_estimated:
+            self.curve.lower(estimate(self.runner))
 
     def save_findings(self) -> None:
         """Saves what steps have shown for the next start: the cost curve, and what is known of the draft model and memory."""

@@ -114,6 +114,16 @@ def test_a_point_that_is_far_too_high_heals_in_a_few_steps() -> None:
     )
 
 
+def test_an_estimate_of_a_pause_lowers_what_the_start_disturbed() -> None:
+    curve, seconds = true_curve(), true_curve().seconds.copy()
+    seconds[:, 2:4] *= 1.75
+    disturbed = CostCurve(NODES, CONTEXTS, seconds)
+    disturbed.is_estimated = True
+    disturbed.lower(CostCurve(NODES, CONTEXTS, np.tile(1.01 * curve.seconds[0], (len(CONTEXTS), 1))))
+    assert disturbed.seconds == pytest.approx(curve.seconds, rel=0.05)  # long contexts, too
+    assert not disturbed.is_estimated and disturbed.is_corrected
+
+
 @pytest.mark.parametrize(
     "changes",
     [
