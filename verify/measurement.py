@@ -46,7 +46,7 @@ STREAMS = 4
 # The nodes of the steps that an estimate times: a step of two rows costs far less than a line through larger ones says.
 ESTIMATED = NODES[:4]
 # A point of an estimate is not repeated once its times add up to this, even if they do not agree.
-ESTIMATE_SECONDS = 0.5
+ESTIMATE_SECONDS = 0.2
 # What a further stream costs in an estimate, over a step of one row.
 STREAM_SHARE = 0.05
 
