@@ -88,6 +88,9 @@ def bench_live(
     temperature: Temperatures = "0,0.8",
     max_tokens: MaxTokens = 128,
     only: Annotated[str, typer.Option(help="Tasks, separated by commas; default: all.")] = "",
+    url: Annotated[
+        str | None, typer.Option(help="A running server, with --sessions.automatic off; default: start one.")
+    ] = None,
     beside: Annotated[list[str] | None, typer.Option(help="NAME=URL of a server that runs already; repeatable.")] = None,
     config: Config = None,
     out: Out = None,
@@ -101,7 +104,8 @@ def bench_live(
 
     with errors_as_sentences():
         drafters, temperatures = parse_drafters(drafter), parse_numbers("--temperature", temperature)
-        choice = Choice(prompts, questions, drafters, temperatures, max_tokens, only, parse_named("--beside", beside or []))
+        others = parse_named("--beside", beside or [])
+        choice = Choice(prompts, questions, drafters, temperatures, max_tokens, only, others, url)
         run(config, context.args, choice, out)
 
 

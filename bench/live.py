@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -23,13 +22,11 @@ from rich.progress import Progress
 
 from bench import report
 from bench.http.chat import Answer
-from bench.http.process import start_server
+from bench.http.process import TIMEOUT_SECONDS, start_server
 from bench.pair.prompts import Question, user
 from bench.pair.run import Server
 from bench.plan import BenchError
 from bench.record import Record, Row, digest
-from outrider.server.settings import parse_flags
-from outrider.server.settings.sources import load_served
 
 # The tasks by Spec-Bench's category. The categories of MT-Bench are one task.
 TASKS: Mapping[str, str] = {
@@ -44,6 +41,7 @@ COMPLETE = "Complete this function. Answer with the code only.\n\n"
 ALL = "all"  # the summary of every task
 PLAIN = "none"
 SEED = 0
+WARM_UP, WARM_UP_TOKENS = Question([user("Write a short story about a lighthouse.")]), 48
 STRIDE = 11  # chosen questions are far from each other, as neighbours are of one kind
 # Sampling as requests say, and nothing known of earlier questions.
 SERVER_FLAGS = ("--model.generation_config", "none", "--sessions.automatic", "off")
@@ -73,22 +71,23 @@ class Choice:
     max_tokens: int
     only: str = ""  # comma-separated names of tasks; empty measures all
     beside: Mapping[str, str] = field(default_factory=dict)  # URLs of running servers, by the name to show
+    url: str | None = None  # of a running server, instead of one that is started
 
 
 def run(config: Path | None, flags: Sequence[str], choice: Choice, out: Path | None) -> dict[str, Any]:
     """Measures what `out` does not have yet, saves each answer, and prints. Raises BenchError and SettingsError."""
     tasks = read_tasks(choice.prompts)
     chosen = parse_tasks(choice.only, list(tasks))
-    model = load_served(config, parse_flags(flags)).settings.model
-    threads = model.threads or os.cpu_count() or 1
-    arguments = [*([] if config is None else ["--config", str(config)]), *flags, "--model.threads", str(threads), *SERVER_FLAGS]
-    about = {"model": model.served_name, "dtype": model.dtype, "quantize": model.quantize, "threads": threads}
-    record = Record(out, about | {"max_tokens": choice.max_tokens}, ("task", "question", "temperature", "system"))
-    with start_server(arguments) as server, ExitStack() as stack, Progress() as progress:
-        systems = {name: stack.enter_context(closing(each)) for name, each in servers(server.url, choice)}
+    arguments = [*([] if config is None else ["--config", str(config)]), *flags, *SERVER_FLAGS]
+    with ExitStack() as stack, Progress() as progress:
+        url = choice.url or stack.enter_context(start_server(arguments)).url
+        systems = {name: stack.enter_context(closing(each)) for name, each in servers(url, choice)}
+        about = {"model": next(iter(systems.values())).family, "max_tokens": choice.max_tokens}
+        record = Record(out, about, ("task", "question", "temperature", "system"))
         for each in systems.values():  # the first answer of a process is slower
-            each.answer(Question([user("Hello")]), 0.0, 8)
-        texts = {task: fitting(server.client, tasks[task], choice) for task in chosen}
+            each.answer(WARM_UP, 0.0, WARM_UP_TOKENS)
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS))
+        texts = {task: fitting(client, tasks[task], choice) for task in chosen}
         cases = list(product(range(choice.questions), chosen, choice.temperatures))
         for turn, (number, task, temperature) in enumerate(progress.track(cases, description="answering")):
             first = turn % len(systems)
