@@ -22,7 +22,8 @@ inline void pause() {
 // Learns whether jobs of one kind end sooner in all threads or in the caller's alone. Where one core reads nearly as fast as the memory can
 // be read, or where other programs use the cores, so that threads wait for each other's turn at every barrier, more threads only disturb.
 // The other way is tried now and then, the less often the more it loses, and in turns with the usual one: jobs that follow each other have
-// about the same size. Threads must gain more than they take from what else the cores have to do between two jobs, such as sending tokens.
+// about the same size. The quickest jobs decide, because other programs only add time, and one try is enough if it loses by far.
+// Threads must gain more than they take from what else the cores have to do between two jobs, such as sending tokens.
 class Habit {
  public:
   explicit Habit(bool is_alone = false) : is_alone_(is_alone) {}
@@ -32,11 +33,14 @@ class Habit {
 
   void record(double seconds) {
     if (turns_ == 0) {
-      if (--left_ == 0) turns_ = TURNS;
+      if (--left_ == 0) turns_ = TURNS, usual_ = tried_ = NEVER;
       return;
     }
-    (is_trial() ? tried_ : usual_) += seconds;
-    if (--turns_) return;
+    double& quickest = is_trial() ? tried_ : usual_;
+    quickest = std::min(quickest, seconds);
+    const bool has_lost = tried_ < NEVER && tried_ > usual_ * FAR;
+    if (--turns_ && !has_lost) return;
+    turns_ = 0;
     if (is_alone_ ? tried_ * GAIN < usual_ : tried_ < usual_ * GAIN) {
       is_alone_ = !is_alone_;
       wait_ = LEAST;
@@ -44,17 +48,16 @@ class Habit {
       wait_ = std::min(2 * wait_, MOST);
     }
     left_ = wait_;
-    usual_ = tried_ = 0;
   }
 
  private:
   bool is_trial() const { return turns_ % 2; }
 
-  static constexpr int TURNS = 6, LEAST = 8, MOST = 256;  // jobs
-  static constexpr double GAIN = 1.2;
+  static constexpr int TURNS = 6, LEAST = 8, FIRST = 32, MOST = 256;  // jobs
+  static constexpr double GAIN = 1.2, FAR = 1.5, NEVER = 1e9;
   bool is_alone_;
-  int wait_ = LEAST, left_ = LEAST, turns_ = 0;
-  double usual_ = 0, tried_ = 0;
+  int wait_ = FIRST, left_ = FIRST, turns_ = 0;
+  double usual_ = NEVER, tried_ = NEVER;
 };
 
 class Team {
