@@ -195,7 +195,7 @@ def estimate(runner: ModelRunner) -> CostCurve:
     cache = runner.new_cache()
     cache.assume(min(CONTEXTS[0], runner.context_tokens - timed[-1] - 1))
     found, experts = few_steps(runner, cache, timed)
-    row = max(0.0, found[-1] - found[-2]) / (timed[-1] - timed[-2])
+    row = max(0.0, found[-1] - found[0]) / timed[-1]
     seconds = [[*found, *(found[-1] + (count - timed[-1]) * row for count in nodes[len(timed) :])]] * len(contexts)
     curve = CostCurve(nodes, contexts, seconds, row, STREAM_SHARE * found[0], experts)  # steps correct what further text costs
     curve.is_estimated = True
