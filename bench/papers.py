@@ -127,7 +127,7 @@ def main(target: str, draft: str, data: str, corpora: str, out: str, limit: str,
         runtime = load(settings)
         record = Record(Path(out), {"target": Path(target).name, "draft": Path(draft).name, "nodes": NODES}, KEY)
         chosen = texts(Path(data))[name]
-        places = [
+        places: list[dict[str, Any]] = [
             {"set": name, "prompt": number, "temperature": temperature, "system": system}
             for number in range(int(limit))
             for temperature in plan.temperatures
