@@ -81,6 +81,10 @@ class ModelChain:
         return self._model.unread
 
     @property
+    def checked(self, tables: DraftTree) -> DraftTree:
+        """The tree whose likeliest path the model's forwards also check: the tables', unless it drafts as fast."""
+        return EMPTY if self._model.is_sequential else tables
+
     def can_grow(self) -> bool:
         """Whether the model can draft a further token."""
         return self._model.space > 0
