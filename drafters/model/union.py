@@ -171,16 +171,16 @@ class UnionDrafter:
             paths = np.array(self._expectation.block(self._longest))
             covered = np.bincount(self._table_tree.depths, self._table_tree.probability, len(paths) + 1)[1 : len(paths) + 1]
             gains = paths * np.maximum(0, 1 - covered)  # expected tokens beyond the tables', by depth
-            return estimate.gains_from_block(gains.tolist(), fixed + self._pair.draft_seconds)
+            return estimate.gains_from_block(gains.tolist(), fixed + self._expectation.forward_seconds)
         guessed = self._guide.likeliest(self._chain.tokens, LEAST_GUESS)
         found = prospect(self._table_tree, guessed, self._chain.tokens, self._chain.path, share)
         if guessed:
-            fixed += len(guessed) * self._pair.read_seconds + (0.0 if len(self._chain) else self._pair.draft_seconds)
-        return estimate.gains_from_chain(found.gain, found.path, share, self._pair.draft_seconds, fixed)
+            fixed += len(guessed) * self._pair.read_seconds + (0.0 if len(self._chain) else self._expectation.forward_seconds)
+        return estimate.gains_from_chain(found.gain, found.path, share, self._expectation.forward_seconds, fixed)
 
     def _may_probe(self) -> bool:
         """Whether a draft that is not expected to pay may show more about the model."""
-        seconds = max(1, PROBE_TOKENS // self._pair.block) * self._pair.draft_seconds
+        seconds = max(1, PROBE_TOKENS // self._pair.block) * self._expectation.forward_seconds
         return not len(self._chain) and self._expectation.may_probe(self._chain.unread, seconds)
 
     def _read(self, estimate: Estimate) -> bool:
@@ -200,14 +200,15 @@ class UnionDrafter:
         if not self._chain.can_grow or self._chain.unread > FEW_UNREAD:
             return False
         pair, share, seconds = self._pair, self._expectation.share, estimate.seconds - estimate.drafting
+        forward = self._expectation.forward_seconds
         token_seconds, value, path = estimate.seconds / estimate.tokens, 0.0, self._chain.path * share
-        beside = int(pair.tokens_beside(seconds))
+        beside = int(pair.tokens_beside(seconds, len(self._sequence)))
         if pair.block == 1:
             for _ in range(beside - 1):
-                value += path * min(pair.draft_seconds, share * token_seconds)
+                value += path * min(forward, share * token_seconds)
         elif beside >= pair.block:  # what remains of a block saves the next forward
-            value = min(path * pair.draft_seconds, sum(self._expectation.block(self._longest)[1:]) * token_seconds)
-        waiting = pair.draft_seconds * pair.draft_slowdown / 2
+            value = min(path * forward, sum(self._expectation.block(self._longest)[1:]) * token_seconds)
+        waiting = forward * pair.draft_slowdown / 2
         return value > seconds * (pair.target_slowdown - 1) + waiting
 
     def _merged(self, budget: int, extends: bool = False) -> DraftTree:

@@ -1,7 +1,9 @@
 """Block heads: drafts in each published layout, sessions' contexts, lossless answers, and what cannot be loaded."""
 
 import json
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,22 @@ def test_answers_equal_plain_decoding(load: Callable[..., Pair], name: str, draf
 @pytest.mark.parametrize("name", ["dflash", "gated", "rnn"])
 def test_a_chain_at_once_is_drafted_as_one_by_one(load: Callable[..., Pair], name: str) -> None:
     check_chain_at_once(begun(*load(name))[1])
+
+
+def test_the_price_of_a_block_grows_with_the_text(load: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    target, head = load("dflash")
+    now, forwards = [0.0], {each: each.forward for each in (target, head)}
+
+    def take(runner: Any, cache: Any, *others: Any) -> Any:
+        now[0] += 1e-3 + 1e-5 * cache.length
+        return forwards[runner](cache, *others)
+
+    for each in forwards:
+        monkeypatch.setattr(each, "forward", partial(take, each))
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    shared = BlockRunner(head)
+    shared.measure(target)
+    assert shared.pair.forward_seconds(10_000) == pytest.approx(1e-3 + 0.1, rel=0.1)
 
 
 def test_rejection_sampling_draws_from_the_blocks_distribution(load: Callable[..., Pair]) -> None:
