@@ -78,7 +78,7 @@ class AssistantHead(Head):
         tokens = cast(torch.Tensor, self.token_ordering).view(count, -1)[best].flatten(-2)  # [1, N, candidates]
         found = (self.embed_tokens(tokens) @ rows[..., None])[..., 0]
         none = found.new_full((*rows.shape[:2], self.vocabulary), -torch.inf)
-        return none.scatter(-1, tokens, found)
+        return cast(torch.Tensor, none.scatter(-1, tokens, found))
 
 
 class SharedAttention:
@@ -89,7 +89,7 @@ class SharedAttention:
         self.shared, self.position = shared, position
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        if layer.window is not None:  # as in transformers' module, a window does not include the row's own position
+        if layer.window is not None:  # in transformers' module, a window has one key more than its size
             key, value = key[:, -layer.window - 1 :], value[:, -layer.window - 1 :]
         return attend(layer, query.to(key.dtype), key, value).to(query.dtype)
 
@@ -115,13 +115,11 @@ class AssistantCache(HeadCache):
     def fill(self, length: int, noise: Any = None) -> None:
         """Has zeros for the target's keys and values: a text for measurements."""
         self.skip(length)
-        pairs = {
-            kind: (
-                torch.full((layer.heads, length + 1, layer.key_dim), 0.0, dtype=self._dtype),
-                torch.full((layer.heads, length + 1, layer.value_dim), 0.0, dtype=self._dtype),
-            )
-            for kind, (_, layer) in self._layers.items()
-        }
+        pairs = {}
+        for kind, (_, layer) in self._layers.items():
+            sizes = ((layer.heads, length + 1, width) for width in (layer.key_dim, layer.value_dim))
+            keys, values = (torch.full(size, 0.0, dtype=self._dtype) for size in sizes)
+            pairs[kind] = keys, values
         self.attention = SharedAttention(pairs, length)
 
     def _read(self, target: HostCache, number: int, layer: LayerShape, length: int) -> tuple[torch.Tensor, torch.Tensor]:

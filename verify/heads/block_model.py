@@ -15,9 +15,10 @@ import torch
 
 from outrider.drafters.interface import Ints
 from outrider.drafters.model.language_model import Candidates
+from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.session import UNREAD_TOKENS, SessionDraft
 from outrider.verify.heads.blocks import BlockHead, BlockShape
-from outrider.verify.heads.model import HeadCache, HeadModel, HeadRunner, HeadSession, Target
+from outrider.verify.heads.model import HeadCache, HeadModel, HeadSession, Target
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch, Segment, keep_hidden
 from outrider.verify.model.cache.tensor_cache import TensorCache
@@ -53,13 +54,16 @@ class BlockModel(HeadModel):
 
     def __init__(self, head: BlockHead, target: Target, pack: bool = True) -> None:
         super().__init__(head, target, pack)
-        self.block, self._shape = head, head.shape
+        self.block, self._shape, self.drafted = head, head.shape, head.shape.drafted
         self.description += repr(head.shape)
         layers = tuple(layer._replace(window=None) for layer in self.cache_shape.layers)
         self.cache_shape = self._own_shape = replace(self.cache_shape, layers=layers)
 
     def new_cache(self) -> BlockCache:
         return BlockCache(self._new_rows())
+
+    def new_session(self, shared: DraftRunner) -> SessionDraft:
+        return BlockDraft(shared)
 
     def _capture(self, pool: PagePool) -> None:
         """Nothing: blocks are computed without graphs."""
@@ -96,17 +100,6 @@ class BlockModel(HeadModel):
         positions = torch.arange(start, start + count, device=self.device)[None]
         for layer, (keys, values) in enumerate(self.block.context(self._fused(states)[None], positions)):
             cache.rows.write(layer, keys[0], values[0])
-
-
-class BlockRunner(HeadRunner):
-    """A block head shared by sessions."""
-
-    def __init__(self, head: BlockModel, slots: int = 4) -> None:
-        super().__init__(head, slots)
-        self.pair.block = head.block.shape.drafted
-
-    def session(self) -> SessionDraft:
-        return BlockDraft(self)
 
 
 class BlockDraft(HeadSession):

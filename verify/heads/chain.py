@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import cast
 
 import numpy as np
 import torch
@@ -24,14 +23,6 @@ from outrider.verify.model.transfer import to_device
 from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
 
 
-class LaterCache(HeadCache):
-    """The cache of a later head."""
-
-    def __init__(self, rows: TensorCache, before: HeadCache) -> None:
-        super().__init__(rows)
-        self.before = before  # of the head before
-
-
 class ChainCache(HeadCache):
     """The caches of all heads; itself that of the first one."""
 
@@ -39,7 +30,7 @@ class ChainCache(HeadCache):
         super().__init__(rows)
         self._heads: list[HeadCache] = [self]
         for each in others:
-            self._heads.append(LaterCache(each, self._heads[-1]))
+            self._heads.append(HeadCache(each, self._heads[-1]))
 
     @property
     def heads(self) -> Sequence[HeadCache]:
@@ -70,9 +61,10 @@ class LaterHead(HeadModel):
         return self.head.size
 
     def _states_before(self, cache: HeadCache, batch: ForwardBatch) -> torch.Tensor:
-        before = cast(LaterCache, cache).before
-        states, own = before.rows.hidden, cache.rows.hidden
-        assert states is not None and own is not None
+        before, own = cache.before, cache.rows.hidden
+        assert before is not None and own is not None
+        states = before.rows.hidden
+        assert states is not None
         if not batch.known:
             start = cache.length - before.first - 1
             return states.read(start, start + len(batch))

@@ -46,8 +46,9 @@ class HeadCache(KVCache):
 
     lag = 1  # a row reads the state so many positions before
 
-    def __init__(self, rows: TensorCache) -> None:
-        self.rows, self.positions = rows, rows.positions
+    def __init__(self, rows: TensorCache, before: HeadCache | None = None) -> None:
+        """`before` is the cache of the head whose states are read; None = those of the target."""
+        self.rows, self.positions, self.before = rows, rows.positions, before
         self.pages = []
         self.source: StateRing | None = None  # the target's states of the text
         self.first = 0  # rows before it are absent: the target's states that they read were not kept
@@ -129,6 +130,7 @@ class HeadModel:
     """
 
     pages: int | None = None  # see `ModelRunner`
+    drafted = 1  # tokens of a forward
     own_positions = OWN_POSITIONS  # states of its own that are kept
 
     def __init__(self, head: Head, target: Target, pack: bool = True) -> None:
@@ -199,6 +201,10 @@ class HeadModel:
         """An empty cache for a full context."""
         return HeadCache(self._new_rows())
 
+    def new_session(self, shared: DraftRunner) -> SessionDraft:
+        """A session of the head in `shared`."""
+        return HeadDraft(shared)
+
     def _new_rows(self) -> TensorCache:
         if self._pool is not None:
             return PagedCache(self._pool, self._positions)
@@ -264,14 +270,15 @@ class HeadRunner(DraftRunner):
 
     def __init__(self, head: HeadModel, slots: int = 4) -> None:
         super().__init__(cast(ModelRunner, head), head.vocabulary, slots)
+        self.pair.block = head.drafted
+
+    def session(self) -> SessionDraft:
+        return cast(HeadModel, self.runner).new_session(self)
 
     def run_drafts(self, work: Sequence[Callable[[], None]]) -> None:
         """Runs work of several sessions, one after the other: a head computes one session's rows at a time."""
         for each in work:
             each()
-
-    def session(self) -> SessionDraft:
-        return HeadDraft(self)
 
 
 class HeadSession(SessionDraft):

@@ -16,8 +16,9 @@ from transformers import LlamaForCausalLM
 from outrider.drafters.interface import EMPTY
 from outrider.drafters.options import DrafterName
 from outrider.verify.errors import ModelError
-from outrider.verify.heads.block_model import BlockModel, BlockRunner
+from outrider.verify.heads.block_model import BlockModel
 from outrider.verify.heads.loading import load_head
+from outrider.verify.heads.model import HeadRunner
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.load_options import Backend, LoadOptions
 from outrider.verify.model.runner import ModelRunner
@@ -52,7 +53,7 @@ def load(folder: Path) -> Callable[..., Pair]:
 
 def begun(target: ModelRunner, head: BlockModel) -> tuple[Verifier, Any]:
     """Sessions of both that have read a text."""
-    session = BlockRunner(head).session()
+    session = HeadRunner(head).session()
     return begin(target, session), session
 
 
@@ -119,7 +120,7 @@ def test_a_draft_reads_new_tokens_only_and_goes_on_below_accepted_ones(
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_answers_equal_plain_decoding(load: Callable[..., Pair], name: str, drafter: DrafterName, temperature: float) -> None:
     target, head = load(name)
-    check_answers(target, BlockRunner(head), drafter, temperature)
+    check_answers(target, HeadRunner(head), drafter, temperature)
 
 
 @pytest.mark.parametrize("name", ["dflash", "gated", "rnn"])
@@ -138,7 +139,7 @@ def test_the_price_of_a_block_grows_with_the_text(load: Callable[..., Pair], mon
     for each in forwards:
         monkeypatch.setattr(each, "forward", partial(take, each))
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    shared = BlockRunner(head)
+    shared = HeadRunner(head)
     shared.measure(target)
     assert shared.pair.forward_seconds(10_000) == pytest.approx(1e-3 + 0.1, rel=0.1)
 
