@@ -27,7 +27,7 @@ from outrider.verify.sampling.rows import Logits, copies
 
 T = TypeVar("T")
 # Steps that are timed of each kind, the tokens of a prompt, and those of the texts after which forwards are compared.
-TIMED, READ_TOKENS, SHORT, LONG = 8, 64, 16, 4096
+TIMED, READ_TOKENS, SHORT, LONG = 8, 64, 16, 2048
 # For each session and forward, work passes from one thread to another and back in this time.
 HANDOVER_SECONDS = 2e-4
 
