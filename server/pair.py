@@ -197,8 +197,9 @@ def compare(
     shared = DraftRunner(runner, target.vocabulary, differences=differences)
     shared.measure(target)
     equal = [agrees(shared, each) for each in answers]
-    seconds = shared.pair.draft_seconds
-    return float(np.concatenate(equal).mean()), seconds, best_length(equal, curve.at(len(answers[0].prompt)), seconds)
+    context = len(answers[0].prompt)
+    seconds = shared.pair.forward_seconds(context)
+    return float(np.concatenate(equal).mean()), seconds, best_length(equal, curve.at(context), seconds)
 
 
 def agrees(draft: DraftRunner, answer: Answer) -> NDArray[np.bool_]:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 class ToyModel:
     """Candidates by falling probability, or with `random` drawn without replacement. Implements `LanguageModel`."""
 
-    unread = 1
+    unread, is_sequential = 1, False
 
     def __init__(
         self, table: NDArray[np.float64], random: np.random.Generator | None = None, thread: ThreadPoolExecutor | None = None

@@ -165,14 +165,14 @@ class CostCurve:
 
     def at(self, context: int) -> NDArray[np.float64]:
         """Seconds of a step over 0, 1, ... nodes[-1] draft nodes after `context` tokens, float64 [nodes[-1] + 1]."""
-        return self._around(context).seconds
+        return self.of_rows(context, 1, self.nodes[-1] + 1)
 
     def of_rows(self, context: int, streams: int, rows: int, kinds: Kinds = NO_ROWS) -> NDArray[np.float64]:
         """Seconds of a step of `streams` streams over 1, 2, ... `rows` rows in all, each after `context` tokens.
 
         `kinds` are those of the rows after the first, in a mixture.
         """
-        seconds = self.at(context)
+        seconds = self._around(context).seconds
         if rows > len(seconds):
             more = np.arange(1, rows - len(seconds) + 1)
             seconds = np.concatenate([seconds, seconds[-1] + more * self.row_seconds])

@@ -58,6 +58,7 @@ class ModelChain:
         self._choices = choices
         self._window = window
         self._acceptance = pair.acceptance(True)
+        self._sequence = Sequence()
         self._links: list[Link] = []  # the model has rows for all but the last one
         self._waited_seconds = 0.0  # seconds that the current verification has waited for the draft model
         self._background: Future[None] | None = None
@@ -80,6 +81,10 @@ class ModelChain:
         """The number of the text's tokens that the model reads before it drafts."""
         return self._model.unread
 
+    def checked(self, tables: DraftTree) -> DraftTree:
+        """The tree whose likeliest path the model's forwards also check: the tables', unless it drafts as fast."""
+        return EMPTY if self._model.is_sequential else tables
+
     @property
     def can_grow(self) -> bool:
         """Whether the model can draft a further token."""
@@ -95,6 +100,7 @@ class ModelChain:
         self._stop()
         self._links.clear()
         self._acceptance = self._pair.acceptance(sampling is None or sampling.greedy)
+        self._sequence = sequence
         self._model.begin(sequence, sampling)
 
     def read(self, tokens: int) -> None:
@@ -111,12 +117,13 @@ class ModelChain:
         unread, started = self._model.unread, time.perf_counter()
         self._forward(min(most, self._model.space) - 1, guide)
         if unread <= FEW_TOKENS:
-            self._pair.record_forward(time.perf_counter() - started, beside=False)
+            self._pair.record_forward(len(self._sequence), time.perf_counter() - started, beside=False)
 
     def draft_beside(self, step_seconds: float, guide: DraftTree = EMPTY) -> None:
         """Starts drafting what the model can draft beside a step of `step_seconds` seconds, and the guide's path."""
         self._verified.clear()
-        count = self._window or max(self._pair.block, min(MAX_WINDOW, round(self._pair.tokens_beside(step_seconds))))
+        fitting = self._pair.tokens_beside(step_seconds, len(self._sequence))
+        count = self._window or max(self._pair.block, min(MAX_WINDOW, round(fitting)))
         most = len(self) + count + len(guide.likeliest(()))
         self._background = self._model.submit(lambda: self._draft_until_verified(most, guide))
 
@@ -183,7 +190,7 @@ class ModelChain:
             unread, started = self._model.unread, time.perf_counter()
             self._forward(min(most - len(self), self._model.space) - 1, guide)
             if unread <= FEW_TOKENS and not self._verified.is_set():
-                self._pair.record_forward(time.perf_counter() - started, beside=True)
+                self._pair.record_forward(len(self._sequence), time.perf_counter() - started, beside=True)
             is_first = False
 
     def _forward(self, most: int, guide: DraftTree) -> None:

@@ -122,7 +122,7 @@ class DraftTreeDrafter:
         """Whether the first level is expected to pay, or may be a probe."""
         if not self._only_if_worth:
             return True
-        share, seconds, unread = self._expectation.share, self._pair.draft_seconds, self._model.unread
+        share, seconds, unread = self._expectation.share, self._expectation.forward_seconds, self._model.unread
         reading = self._expectation.reading_seconds(unread)
         if self._expectation.repays_reading(unread):
             estimate, fixed = Estimate.of(EMPTY.probability, self._costs), reading if unread <= FEW_UNREAD else 0.0
@@ -165,7 +165,7 @@ class DraftTreeDrafter:
         estimate = Estimate.of(probability, self._costs, self._drafting)
         share, best, worth = self._expectation.share, 0.0, 0
         for count, gain in enumerate(accumulate(paths), start=1):
-            seconds = 0.0 if self._pair.block > 1 else self._pair.draft_seconds + (count - 1) * self._pair.read_seconds
+            seconds = 0.0 if self._pair.block > 1 else self._expectation.forward_seconds + (count - 1) * self._pair.read_seconds
             if (rate := estimate.rate(gain * share, seconds, count)) > best and estimate.gains(gain * share, seconds, count):
                 best, worth = rate, count
         return worth

@@ -44,6 +44,11 @@ class Expectation:
         """What the pair knows of requests that are greedy, or of those that sample."""
         return self._pair.acceptance(self._greedy)
 
+    @property
+    def forward_seconds(self) -> float:
+        """Seconds of the model's forward over one row after the text so far."""
+        return self._pair.forward_seconds(len(self._sequence))
+
     def begin(self, sequence: Sequence, sampling: Sampling | None) -> None:
         """Starts a request. Keeps the cases of the session's last request if both are greedy, or both sample."""
         greedy = sampling is None or sampling.greedy

@@ -31,6 +31,10 @@ class LanguageModel(Protocol):
     Row 0 is the last committed token; other rows are numbered as they are added.
     """
 
+    @property
+    def is_sequential(self) -> bool:
+        """Whether a chain of rows takes a forward for each row, so that it checks other drafts no faster than it drafts."""
+
     def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
         """Starts a request whose prompt is the text so far. A prefix that the model has read already is not read again."""
 
@@ -49,7 +53,10 @@ class LanguageModel(Protocol):
         """Reads unread text and drops all rows but the first; returns `count` candidates for the token after it."""
 
     def expand(self, tokens: Collection[int], parents: Collection[int], count: int) -> Candidates:
-        """Adds R <= `space` rows below earlier ones with one forward; returns `count` candidates for each."""
+        """Adds R <= `space` rows below earlier ones; returns `count` candidates for each.
+
+        It takes one forward, or one for each level if the model is sequential.
+        """
 
     def retract(self, rows: int) -> None:
         """Drops all but the first `rows` rows."""

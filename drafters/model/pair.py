@@ -104,12 +104,13 @@ class Pair:
         read_seconds: float = 0.0,
         costs: Callable[[int], NDArray[np.float64]] | None = None,
     ) -> None:
-        """Seconds of the target's step, of the draft model's forward over one row, and of reading a token of a prompt.
+        """Seconds of the target's step, of the draft model's forward after a short text, and of reading a token of a prompt.
 
         `costs` is the target's curve, `CostCurve.at`, if there is one.
         """
         self._costs = costs
         self.target_seconds, self.draft_seconds, self.read_seconds = target_seconds, draft_seconds, read_seconds
+        self.context_seconds = 0.0  # that each token of the text adds to the draft model's forward
         # How many times as long the target's step, and the draft model's forward, take while both run.
         self.target_slowdown = self.draft_slowdown = 1.0
         self.answer_tokens = ANSWER_TOKENS  # of a finished answer (EMA)
@@ -146,17 +147,25 @@ class Pair:
         """Seconds of the target's step over 0, 1, ... nodes after `context` tokens."""
         return np.full(MAX_NODES + 1, self.target_seconds) if self._costs is None else self._costs(context)
 
-    def tokens_beside(self, step_seconds: float) -> float:
-        """The tokens that are drafted beside a step that alone would take so long."""
-        forward = self.draft_seconds * self.draft_slowdown
+    def forward_seconds(self, context: int) -> float:
+        """Seconds of the draft model's forward over one row after `context` tokens."""
+        return self.draft_seconds + context * self.context_seconds
+
+    def tokens_beside(self, step_seconds: float, context: int) -> float:
+        """The tokens that are drafted beside a step after `context` tokens that alone would take so long."""
+        forward = self.forward_seconds(context) * self.draft_slowdown
         return self.block * step_seconds * self.target_slowdown / forward if forward > 0 else float(MAX_NODES)
 
-    def record_forward(self, seconds: float, beside: bool) -> None:
-        """Records a forward of the draft model over few rows."""
-        if not beside:
-            self.draft_seconds = ema(self.draft_seconds or None, bounded(self.draft_seconds or None, seconds))
-        elif self.draft_seconds:
-            self.draft_slowdown = slowdown(self.draft_slowdown, seconds / self.draft_seconds)
+    def record_forward(self, context: int, seconds: float, beside: bool) -> None:
+        """Records a forward of the draft model over few rows after `context` tokens."""
+        expected = self.forward_seconds(context)
+        if not expected:
+            self.draft_seconds = 0.0 if beside else seconds
+        elif beside:
+            self.draft_slowdown = slowdown(self.draft_slowdown, seconds / expected)
+        else:
+            change = ema(expected, bounded(expected, seconds)) / expected
+            self.draft_seconds, self.context_seconds = self.draft_seconds * change, self.context_seconds * change
 
     def record_reading(self, tokens: int, seconds: float) -> None:
         """Records the reading of a prompt's tokens by the draft model."""
@@ -219,7 +228,15 @@ class Pair:
         self._paces, self._allowance = paces, 0.0
 
 
-FIGURES = ("target_seconds", "draft_seconds", "read_seconds", "target_slowdown", "draft_slowdown", "answer_tokens")
+FIGURES = (
+    "target_seconds",
+    "draft_seconds",
+    "context_seconds",
+    "read_seconds",
+    "target_slowdown",
+    "draft_slowdown",
+    "answer_tokens",
+)
 
 
 def slowdown(mean: float, ratio: float) -> float:

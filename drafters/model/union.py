@@ -72,7 +72,7 @@ class UnionDrafter:
         self._only_if_worth = only_if_worth
         self._sequence = Sequence()
         self._expectation = Expectation(pair, type(tables).__name__)  # of tokens that the tables lack
-        self._table_tree = EMPTY
+        self._table_tree = self._guide = EMPTY
         self._work = NO_WORK
         self._alone = 0.0  # predicted seconds of this verification without the draft model beside it
         self._steps = 0  # of this request
@@ -90,6 +90,7 @@ class UnionDrafter:
         self._started, self._work = time.perf_counter(), NO_WORK
         self._expectation.start_step(self._chain.unread)
         tree = self._table_tree = self._tables.propose(budget, least)
+        self._guide = self._chain.checked(tree)
         if budget <= 0 or not (len(self._chain) or self._chain.can_grow):
             return tree
         costs = self._pair.step_seconds(len(self._sequence))
@@ -101,7 +102,7 @@ class UnionDrafter:
             self._work = self._work._replace(beside=True)
             self._alone = float(costs[min(len(tree), len(costs) - 1)])
             tree = self._merged(budget, extends=True)
-            self._chain.draft_beside(self._alone, self._table_tree)
+            self._chain.draft_beside(self._alone, self._guide)
         return replace(tree, work=self._work)
 
     def observe(self, verdict: Verdict) -> None:
@@ -148,7 +149,7 @@ class UnionDrafter:
             if not is_read:
                 break
             length = len(self._chain)
-            self._chain.extend(self._longest - len(self._chain), self._table_tree)
+            self._chain.extend(self._longest - len(self._chain), self._guide)
             drafted += len(self._chain) - length
             seconds = time.perf_counter() - begun
             spent, invested = (spent, invested + seconds) if probes else (spent + seconds, invested)
@@ -170,15 +171,16 @@ class UnionDrafter:
             paths = np.array(self._expectation.block(self._longest))
             covered = np.bincount(self._table_tree.depths, self._table_tree.probability, len(paths) + 1)[1 : len(paths) + 1]
             gains = paths * np.maximum(0, 1 - covered)  # expected tokens beyond the tables', by depth
-            return estimate.gains_from_block(gains.tolist(), fixed + self._pair.draft_seconds)
-        found = prospect(self._table_tree, self._chain.tokens, self._chain.path, share)
-        if found.guessed:
-            fixed += found.guessed * self._pair.read_seconds + (0.0 if len(self._chain) else self._pair.draft_seconds)
-        return estimate.gains_from_chain(found.gain, found.path, share, self._pair.draft_seconds, fixed)
+            return estimate.gains_from_block(gains.tolist(), fixed + self._expectation.forward_seconds)
+        guessed = self._guide.likeliest(self._chain.tokens, LEAST_GUESS)
+        found = prospect(self._table_tree, guessed, self._chain.tokens, self._chain.path, share)
+        if guessed:
+            fixed += len(guessed) * self._pair.read_seconds + (0.0 if len(self._chain) else self._expectation.forward_seconds)
+        return estimate.gains_from_chain(found.gain, found.path, share, self._expectation.forward_seconds, fixed)
 
     def _may_probe(self) -> bool:
         """Whether a draft that is not expected to pay may show more about the model."""
-        seconds = max(1, PROBE_TOKENS // self._pair.block) * self._pair.draft_seconds
+        seconds = max(1, PROBE_TOKENS // self._pair.block) * self._expectation.forward_seconds
         return not len(self._chain) and self._expectation.may_probe(self._chain.unread, seconds)
 
     def _read(self, estimate: Estimate) -> bool:
@@ -198,14 +200,15 @@ class UnionDrafter:
         if not self._chain.can_grow or self._chain.unread > FEW_UNREAD:
             return False
         pair, share, seconds = self._pair, self._expectation.share, estimate.seconds - estimate.drafting
+        forward = self._expectation.forward_seconds
         token_seconds, value, path = estimate.seconds / estimate.tokens, 0.0, self._chain.path * share
-        beside = int(pair.tokens_beside(seconds))
+        beside = int(pair.tokens_beside(seconds, len(self._sequence)))
         if pair.block == 1:
             for _ in range(beside - 1):
-                value += path * min(pair.draft_seconds, share * token_seconds)
+                value += path * min(forward, share * token_seconds)
         elif beside >= pair.block:  # what remains of a block saves the next forward
-            value = min(path * pair.draft_seconds, sum(self._expectation.block(self._longest)[1:]) * token_seconds)
-        waiting = pair.draft_seconds * pair.draft_slowdown / 2
+            value = min(path * forward, sum(self._expectation.block(self._longest)[1:]) * token_seconds)
+        waiting = forward * pair.draft_slowdown / 2
         return value > seconds * (pair.target_slowdown - 1) + waiting
 
     def _merged(self, budget: int, extends: bool = False) -> DraftTree:
@@ -220,18 +223,17 @@ class Prospect(NamedTuple):
 
     gain: float  # expected tokens beyond the tables'
     path: float  # probability that what the forward adds is accepted
-    guessed: int  # tokens of the tables that it checks
 
 
-def prospect(tables: DraftTree, tokens: list[int], path: float, share: float) -> Prospect:
+def prospect(tables: DraftTree, guessed: list[int], tokens: list[int], path: float, share: float) -> Prospect:
     """What a forward adds below the chain of `tokens`, whose path has the probability `path`.
 
-    It checks the tables' likeliest path below the chain, and adds the model's own token at the first difference or after the
-    end. Where the tables lack the right token, the model has it with the probability `share`.
+    It checks the tokens `guessed`, the tables' likeliest path below the chain, and adds the model's own token at the first
+    difference or after the end. Where the tables lack the right token, the model has it with the probability `share`.
     """
-    above, guessed = tables.follow(np.array(tokens, np.int32)), tables.likeliest(tokens, LEAST_GUESS)
+    above = tables.follow(np.array(tokens, np.int32))
     if len(above) < len(tokens):
-        return Prospect(path * share, path * share, 0)
+        return Prospect(path * share, path * share)
     first = int(above[-1]) if len(above) else -1
     base = float(tables.probability[first]) if first >= 0 else 1.0
     likely = tables.probability[first + 1 : first + 1 + len(guessed)].astype(np.float64)
@@ -239,7 +241,7 @@ def prospect(tables: DraftTree, tokens: list[int], path: float, share: float) ->
     children = np.bincount(tables.parents + 1, tables.probability, len(tables) + 1)[first + 1 : first + 2 + len(guessed)]
     covered = np.minimum(reached, children / max(base, 1e-6))
     gain = share * float(np.sum(reached - covered))
-    return Prospect(path * gain, path * float(covered[-1] + share * (reached[-1] - covered[-1])), len(guessed))
+    return Prospect(path * gain, path * float(covered[-1] + share * (reached[-1] - covered[-1])))
 
 
 def merge(left: DraftTree, right: DraftTree, budget: int) -> DraftTree:

@@ -15,7 +15,6 @@ from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.shared_ids import find_differences
 from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.findings import digest
-from outrider.verify.heads.block_model import BlockModel, BlockRunner
 from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.model import HeadModel, HeadRunner
 from outrider.verify.measurement import machine_key
@@ -47,10 +46,8 @@ def share_draft(
     draft: ModelRunner | HeadModel, differences: Mapping[int, int], target: ModelRunner, slots: int, pair: Pair
 ) -> DraftRunner:
     """The draft model or head for all sessions. Both models' steps are timed if the pair is not known yet."""
-    if isinstance(draft, BlockModel):
-        shared: DraftRunner = BlockRunner(draft, slots)
-    elif isinstance(draft, HeadModel):
-        shared = HeadRunner(draft, slots)
+    if isinstance(draft, HeadModel):
+        shared: DraftRunner = HeadRunner(draft, slots)
     else:
         shared = DraftRunner(draft, target.vocabulary, slots, differences=differences)
     pair.block = shared.pair.block

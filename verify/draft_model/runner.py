@@ -26,8 +26,8 @@ from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling.rows import Logits, copies
 
 T = TypeVar("T")
-# Steps that are timed of each kind, and the tokens of a prompt.
-TIMED, READ_TOKENS = 8, 64
+# Steps that are timed of each kind, the tokens of a prompt, and those of the texts after which forwards are compared.
+TIMED, READ_TOKENS, SHORT, LONG = 8, 64, 16, 2048
 # For each session and forward, work passes from one thread to another and back in this time.
 HANDOVER_SECONDS = 2e-4
 
@@ -156,9 +156,10 @@ class DraftRunner:
             self._last.record(stream)
 
     def measure(self, target: ModelRunner) -> None:
-        """Times steps of both models in turns and at once, and the reading of a prompt, for `pair`."""
+        """Times steps of both models in turns and at once, the reading of a prompt, and longer texts, for `pair`."""
         pair = self.pair
-        own, other = short_cache(self.runner), short_cache(target)
+        pair.context_seconds = self._context_seconds()
+        own, other = filled(self.runner, SHORT), filled(target, SHORT)
         timed_forward(self.runner, own, 0)
         steps = [
             (timed_forward(target, other, 0), *(timed_forward(self.runner, own, 0) for _ in range(2))) for _ in range(TIMED)
@@ -181,8 +182,17 @@ class DraftRunner:
         pair.target_slowdown = max(1.0, statistics.median(beside) / pair.target_seconds)
         pair.draft_slowdown = max(1.0, statistics.median(drafting.result()) / pair.draft_seconds)
 
+    def _context_seconds(self) -> float:
+        """Seconds that each token of the text adds to a forward over one row: from the smallest of some times."""
+        short, long = SHORT, min(LONG, self.runner.context_tokens // 2)
+        if long <= short:
+            return 0.0
+        caches = [filled(self.runner, length) for length in (long, short)]
+        after_long, after_short = (min(timed_forward(self.runner, cache, 0) for _ in range(TIMED)) for cache in caches)
+        return max(0.0, after_long - after_short) / (long - short)
 
-def short_cache(runner: ModelRunner) -> KVCache:
+
+def filled(runner: ModelRunner, length: int) -> KVCache:
     cache = runner.new_cache()
-    cache.fill(min(16, runner.context_tokens - 1))
+    cache.fill(min(length, runner.context_tokens - 1))
     return cache

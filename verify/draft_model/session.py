@@ -41,6 +41,8 @@ INDEPENDENT_SEED = 0x5851F42D4C957F2D
 class SessionDraft:
     """One session's draft model. Implements `outrider.drafters.model.language_model.LanguageModel`."""
 
+    is_sequential = False  # whether a row reads the state of the row above it
+
     def __init__(self, shared: DraftRunner) -> None:
         self._shared = shared
         self._text = Sequence()
@@ -97,6 +99,15 @@ class SessionDraft:
         return self._candidates(logits, [0], count)
 
     def expand(self, tokens: Collection[int], parents: Collection[int], count: int) -> Candidates:
+        new, above, starts = list(tokens), list(parents), [0]
+        for row, parent in enumerate(above if self.is_sequential else ()):
+            if parent >= len(self._rows) + starts[-1]:
+                starts.append(row)
+        ends = [*starts[1:], len(new)]
+        return joined([self._expand(new[a:b], above[a:b], count) for a, b in zip(starts, ends, strict=True)])
+
+    def _expand(self, tokens: Collection[int], parents: Collection[int], count: int) -> Candidates:
+        """`expand` by one forward."""
         known = len(self._rows)
         self._add_rows(tokens, parents)
         batch = ForwardBatch(self._own(self._rows).astype(np.int64), np.array(self._depths), self._ancestors, known)
@@ -214,6 +225,12 @@ class SessionDraft:
             return list(range(self._draws - len(depths), self._draws))
         first = self._length - self._text.prompt_length
         return [first + depth for depth in depths]
+
+
+def joined(parts: list[Candidates]) -> Candidates:
+    """The candidates of all rows, one part after the other."""
+    tokens, probability, q = zip(*((each.tokens, each.probability, each.q) for each in parts), strict=True)
+    return Candidates(np.concatenate(tokens), np.concatenate(probability), None if q[0] is None else np.concatenate(q))
 
 
 def draw_all(

@@ -15,15 +15,16 @@ import torch
 
 from outrider.drafters.interface import Ints
 from outrider.drafters.model.language_model import Candidates
+from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.session import UNREAD_TOKENS, SessionDraft
 from outrider.verify.heads.blocks import BlockHead, BlockShape
-from outrider.verify.heads.model import HeadCache, HeadModel, HeadRunner, Target
+from outrider.verify.heads.model import HeadCache, HeadModel, HeadSession, Target
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch, Segment, keep_hidden
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.gpu.paged_cache import PagePool, check_pages, unplanned_pages
+from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.sampling.rows import Logits
-from outrider.verify.verifier import PREFILL_CHUNK_TOKENS, CachedText
+from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
 
 
 class BlockAttention(TorchAttention):
@@ -42,21 +43,30 @@ class BlockAttention(TorchAttention):
         return found
 
 
+class BlockCache(HeadCache):
+    """The context of a text. A row reads the state at its own position."""
+
+    lag = 0
+
+
 class BlockModel(HeadModel):
     """A block head on its target's device. Caches on a GPU are in pages; no graphs are captured."""
 
     def __init__(self, head: BlockHead, target: Target, pack: bool = True) -> None:
         super().__init__(head, target, pack)
-        self.block, self._shape = head, head.shape
+        self.block, self._shape, self.drafted = head, head.shape, head.shape.drafted
         self.description += repr(head.shape)
         layers = tuple(layer._replace(window=None) for layer in self.cache_shape.layers)
-        self.cache_shape = replace(self.cache_shape, layers=layers)
+        self.cache_shape = self._own_shape = replace(self.cache_shape, layers=layers)
 
-    def start(self, context_tokens: int) -> None:
-        self.context_tokens = context_tokens
-        if self.in_pages:
-            check_pages(self.cache_shape, self._group_sizes)
-            self._pool = PagePool(self.cache_shape, self.pages or unplanned_pages(self.cache_shape, self._positions))
+    def new_cache(self) -> BlockCache:
+        return BlockCache(self._new_rows())
+
+    def new_session(self, shared: DraftRunner) -> SessionDraft:
+        return BlockDraft(shared)
+
+    def _capture(self, pool: PagePool) -> None:
+        """Nothing: blocks are computed without graphs."""
 
     @torch.inference_mode()
     def forward(self, cache: HeadCache, batch: ForwardBatch, logits: bool | None = True) -> torch.Tensor:
@@ -92,24 +102,12 @@ class BlockModel(HeadModel):
             cache.rows.write(layer, keys[0], values[0])
 
 
-class BlockRunner(HeadRunner):
-    """A block head shared by sessions."""
-
-    def __init__(self, head: BlockModel, slots: int = 4) -> None:
-        super().__init__(head, slots)
-        self.pair.block = head.block.shape.drafted
-
-    def session(self) -> SessionDraft:
-        return BlockDraft(self)
-
-
-class BlockDraft(SessionDraft):
+class BlockDraft(HeadSession):
     """One session's blocks. Implements `outrider.drafters.model.language_model.LanguageModel`.
 
     A forward computes a block; rows below its anchor take their candidates from the position at their depth.
     """
 
-    _shared: BlockRunner
     _logits: torch.Tensor  # [drafted, own vocabulary]
     _states: torch.Tensor  # [drafted, size]
     _first = 0  # the block's position that follows row 0
@@ -122,7 +120,7 @@ class BlockDraft(SessionDraft):
         return missing if missing > UNREAD_TOKENS else 1  # few states are read with the next draft
 
     def read(self, tokens: int) -> int:
-        self._find_states()
+        self._prepare(self._cache)
         return super().read(tokens)
 
     @property
@@ -131,7 +129,8 @@ class BlockDraft(SessionDraft):
         return super().space if not self._rows or deepest + 1 < self._head.shape.drafted else 0
 
     def root(self, count: int) -> Candidates:
-        cache = self._find_states()
+        cache = self._cache
+        self._prepare(cache)
         self._drop_rows()
         while self._read_chunk(cache, PREFILL_CHUNK_TOKENS):
             pass
@@ -151,7 +150,7 @@ class BlockDraft(SessionDraft):
             self._found = self._candidates(logits, places, count)
         return self._after([0], count)
 
-    def expand(self, tokens: Collection[int], parents: Collection[int], count: int) -> Candidates:
+    def _expand(self, tokens: Collection[int], parents: Collection[int], count: int) -> Candidates:
         known = len(self._rows)
         del self._memory[known:]
         self._add_rows(tokens, parents)
@@ -171,20 +170,6 @@ class BlockDraft(SessionDraft):
     @property
     def _head(self) -> BlockHead:
         return cast(BlockModel, self._shared.runner).block
-
-    def _find_states(self) -> HeadCache:
-        """The session's cache, told where the target's states are; those that are not kept are left out."""
-        cache = cast(HeadCache, self._shared.cache_for(self))
-        target = self._text.cache if isinstance(self._text, CachedText) else None
-        source = cache.source = None if target is None else target.hidden
-        oldest = self._length - 1
-        if source is not None and source.end >= oldest:
-            oldest = min(oldest, source.first)
-        if cache.length < oldest:
-            cache.skip(oldest)
-        if cache.length < self._text.prompt_length - 1:
-            self._shared.synchronize()  # unlike a step, reading a prompt does not wait for the device
-        return cache
 
     @torch.inference_mode()
     def _after(self, rows: list[int], count: int) -> Candidates:

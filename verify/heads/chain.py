@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,18 +17,10 @@ from numpy.typing import NDArray
 from outrider.verify.heads.model import OWN_POSITIONS, HeadCache, HeadModel, Target, parents
 from outrider.verify.heads.networks import Head
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import KVCache, Rows
+from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.transfer import to_device
 from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
-
-
-class LaterCache(HeadCache):
-    """The cache of a later head."""
-
-    def __init__(self, rows: TensorCache, before: HeadCache) -> None:
-        super().__init__(rows)
-        self.before = before  # of the head before
 
 
 class ChainCache(HeadCache):
@@ -37,56 +28,23 @@ class ChainCache(HeadCache):
 
     def __init__(self, rows: TensorCache, others: Sequence[TensorCache]) -> None:
         super().__init__(rows)
-        self.heads: list[HeadCache] = [self]
+        self._heads: list[HeadCache] = [self]
         for each in others:
-            self.heads.append(LaterCache(each, self.heads[-1]))
+            self._heads.append(HeadCache(each, self._heads[-1]))
 
     @property
-    def length(self) -> int:
-        return self.first + self.rows.length
-
-    @length.setter
-    def length(self, length: int) -> None:
-        for each in self.heads:
-            each.rows.length = max(0, length - each.first)
+    def heads(self) -> Sequence[HeadCache]:
+        return self._heads
 
     def prepare(self, target: KVCache | None, last: int) -> None:
         for before, later in [*pairwise(self.heads)][::-1]:
             if before.first < later.length <= oldest_state(before):  # the head before computes the state again
-                HeadCache.truncate(before, later.length - 1)
+                before.cut(later.length - 1)
         super().prepare(target, last)
         for before, later in pairwise(self.heads):
             oldest = min(last, oldest_state(before) + 1)
             if later.length < oldest:
                 later.skip(oldest)
-
-    def settle(self) -> None:
-        for each in self.heads:
-            HeadCache.settle(each)
-
-    def truncate(self, length: int) -> None:
-        for each in self.heads:
-            HeadCache.truncate(each, length)
-
-    def commit(self, rows: list[int]) -> None:
-        for each in self.heads:
-            each.rows.commit(rows)
-
-    def fork(self, source: Rows, length: int) -> None:
-        assert isinstance(source, ChainCache)
-        for own, each in zip(self.heads, source.heads, strict=True):
-            HeadCache.fork(own, each, length)
-
-    def fill(self, length: int, noise: Any = None) -> None:
-        for each in self.heads:
-            HeadCache.fill(each, length, noise)
-
-    def assume(self, length: int) -> None:
-        for each in self.heads:
-            HeadCache.assume(each, length)
-
-    def missing_pages(self, rows: int) -> int:
-        return sum(each.rows.missing_pages(rows) for each in self.heads)
 
 
 class LaterHead(HeadModel):
@@ -103,9 +61,10 @@ class LaterHead(HeadModel):
         return self.head.size
 
     def _states_before(self, cache: HeadCache, batch: ForwardBatch) -> torch.Tensor:
-        before = cast(LaterCache, cache).before
-        states, own = before.rows.hidden, cache.rows.hidden
-        assert states is not None and own is not None
+        before, own = cache.before, cache.rows.hidden
+        assert before is not None and own is not None
+        states = before.rows.hidden
+        assert states is not None
         if not batch.known:
             start = cache.length - before.first - 1
             return states.read(start, start + len(batch))

@@ -13,6 +13,7 @@ from transformers.utils import cached_file
 
 from outrider.verify.checkpoint import DEFAULT_REVISION, MTP, locate
 from outrider.verify.errors import ModelError, first_sentence, loading
+from outrider.verify.heads.assistant import TYPES, AssistantHead, AssistantModel, layers_read, new_assistant
 from outrider.verify.heads.block_layouts import is_block_head, new_block_head
 from outrider.verify.heads.block_model import BlockModel
 from outrider.verify.heads.blocks import BlockHead
@@ -21,9 +22,12 @@ from outrider.verify.heads.model import HeadModel, Target
 from outrider.verify.heads.mtp import load_mtp
 from outrider.verify.heads.networks import Eagle3Head, EagleHead, Head
 from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.runner import ModelRunner
 
 FILES = ("model.safetensors", "pytorch_model.bin")
+# What precedes names of an assistant's weights.
+PREFIX = re.compile(r"^(model|masked_embedding)\.")
 # EAGLE-3's own names of layers: without a number if there is one.
 MIDDLE = re.compile(r"^midlayer\.(?:(\d+)\.)?")
 
@@ -49,20 +53,22 @@ def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, 
     names = " ".join(config.get("architectures") or ()).lower()
     if "medusa_num_heads" in config:
         raise ModelError(f"The heads at {path!r} are Medusa's, which are not supported; use an EAGLE head or a draft model.")
-    is_block = is_block_head(config)
     is_eagle3 = "eagle3" in names or "draft_vocab_size" in config
-    if not is_block and not is_eagle3 and "eagle" not in names and config.get("num_hidden_layers") != 1:
+    is_named = is_eagle3 or "eagle" in names
+    model: type[Any] = HeadModel
+    build: Callable[..., Head] = build_eagle3 if is_eagle3 else build_eagle
+    if config.get("model_type") in TYPES:
+        model, build = AssistantModel, build_assistant
+    elif is_block_head(config):
+        model, build = BlockModel, build_block
+    elif not is_named and config.get("num_hidden_layers") != 1:
         return None
     try:
         weights = read_weights(location.source, revision)
-        if is_block:
-            reads = with_hidden_states(target, path)
-            return BlockModel(build_block(config, weights, reads, path), reads, pack)
-        if "fc.weight" not in weights and not is_eagle3 and "eagle" not in names:
+        if model is HeadModel and not is_named and "fc.weight" not in weights:
             return None
-        build: Callable[..., Head] = build_eagle3 if is_eagle3 else build_eagle
         known = with_hidden_states(target, path)
-        return HeadModel(build(config, weights, known, path), known, pack)
+        return cast(HeadModel, model(build(config, weights, known, path), known, pack))
     except ModelError:
         raise
     except Exception as error:  # whatever damaged files and unknown layouts raise
@@ -140,6 +146,21 @@ def build_block(config: dict[str, Any], weights: dict[str, torch.Tensor], target
     return head
 
 
+def build_assistant(config: dict[str, Any], weights: dict[str, torch.Tensor], target: Target, path: str) -> AssistantHead:
+    """An assistant of Gemma 4 with its weights. Raises ModelError."""
+    if target.in_pages:
+        raise ModelError(f"The assistant {path!r} drafts on a CPU only; set model.device to cpu, or use a draft model.")
+    weights = {PREFIX.sub("", name): tensor for name, tensor in weights.items()}
+    check_size(weights, 2, target, path, "pre_projection.weight")
+    scale = target.decoder.architecture.embedding_scale if isinstance(target, NativeRunner) else 1.0
+    head = new_assistant(config, scale)
+    widths = {kind: layer.key_dim for kind, (_, layer) in layers_read(target).items()}
+    if not head.key_dims.items() <= widths.items() or head.vocabulary != target.vocabulary:
+        raise ModelError(f"The assistant {path!r} does not fit this target; use the assistant of this target.")
+    load_weights(head, weights, path)
+    return head
+
+
 def check_vocabulary(d2t: Any, target: Target, path: str) -> None:
     """Raises ModelError unless the target has all tokens of a head; `d2t` [own vocabulary] is their ids less the own ones."""
     drafted = torch.arange(len(d2t)) + d2t
@@ -169,11 +190,11 @@ def load_weights(head: torch.nn.Module, weights: dict[str, torch.Tensor], path: 
     head.load_state_dict(found)
 
 
-def check_size(weights: dict[str, torch.Tensor], parts: int, target: Target, path: str) -> None:
+def check_size(weights: dict[str, torch.Tensor], parts: int, target: Target, path: str, name: str = "fc.weight") -> None:
     """Raises ModelError unless a head's first layer reads `parts` vectors as wide as the target's hidden states."""
-    if "fc.weight" not in weights:
+    if name not in weights:
         raise ModelError(f"There are no weights of a head at {path!r}; it must have them in {' or '.join(FILES)}.")
-    found = weights["fc.weight"].shape[1]
+    found = weights[name].shape[1]
     size = target.hidden
     if found != parts * size:
         raise ModelError(

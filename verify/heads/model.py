@@ -44,12 +44,20 @@ MOST_ROWS = 72
 class HeadCache(KVCache):
     """The head's keys and values of a text from `first` on, in `rows`, and its own states of the last of them."""
 
-    def __init__(self, rows: TensorCache) -> None:
-        self.rows, self.positions = rows, rows.positions
+    lag = 1  # a row reads the state so many positions before
+
+    def __init__(self, rows: TensorCache, before: HeadCache | None = None) -> None:
+        """`before` is the cache of the head whose states are read; None = those of the target."""
+        self.rows, self.positions, self.before = rows, rows.positions, before
         self.pages = []
         self.source: StateRing | None = None  # the target's states of the text
         self.first = 0  # rows before it are absent: the target's states that they read were not kept
         self.exact = 0  # rows before it read the target's states; later ones the head's own
+
+    @property
+    def heads(self) -> Sequence[HeadCache]:
+        """The caches of all heads that draft in turns, from the first on."""
+        return (self,)
 
     @property
     def length(self) -> int:
@@ -58,7 +66,8 @@ class HeadCache(KVCache):
 
     @length.setter
     def length(self, length: int) -> None:
-        self.rows.length = length - self.first
+        for each in self.heads:
+            each.rows.length = max(0, length - each.first)
 
     def skip(self, length: int) -> None:
         """Takes `length` positions to be committed, without their rows."""
@@ -70,38 +79,48 @@ class HeadCache(KVCache):
         source = self.source = None if target is None else target.hidden
         oldest = last  # it is always read
         if source is not None and source.end >= oldest:
-            oldest = min(oldest, source.first + 1)
+            oldest = min(oldest, source.first + self.lag)
         if self.length < oldest:
             self.skip(oldest)
 
     def settle(self) -> None:
         """Marks the rows up to row 0 of the tree as having read the target's states."""
-        self.exact = self.length + 1
+        for each in self.heads:
+            each.exact = each.length + 1
 
-    def truncate(self, length: int) -> None:
+    def cut(self, length: int) -> None:
+        """`truncate` of this head alone."""
         self.rows.truncate(max(0, length - self.first))
         self.first = min(self.first, length)
         self.exact = min(self.exact, self.length)
 
+    def truncate(self, length: int) -> None:
+        for each in self.heads:
+            each.cut(length)
+
     def commit(self, rows: list[int]) -> None:
-        self.rows.commit(rows)
+        for each in self.heads:
+            each.rows.commit(rows)
 
     def fork(self, source: Rows, length: int) -> None:
         assert isinstance(source, HeadCache)
-        self.rows.fork(source.rows, max(0, length - source.first))
-        self.first = min(source.first, length)
-        self.exact = min(source.exact, self.length)
+        for own, each in zip(self.heads, source.heads, strict=True):
+            own.rows.fork(each.rows, max(0, length - each.first))
+            own.first = min(each.first, length)
+            own.exact = min(each.exact, own.length)
 
     def fill(self, length: int, noise: Any = None) -> None:
-        self.first = 0
-        self.rows.fill(length, noise)
+        for each in self.heads:
+            each.first = 0
+            each.rows.fill(length, noise)
 
     def assume(self, length: int) -> None:
-        self.first = 0
-        self.rows.assume(length)
+        for each in self.heads:
+            each.first = 0
+            each.rows.assume(length)
 
     def missing_pages(self, rows: int) -> int:
-        return self.rows.missing_pages(rows)
+        return sum(each.rows.missing_pages(rows) for each in self.heads)
 
 
 class HeadModel:
@@ -111,6 +130,7 @@ class HeadModel:
     """
 
     pages: int | None = None  # see `ModelRunner`
+    drafted = 1  # tokens of a forward
     own_positions = OWN_POSITIONS  # states of its own that are kept
 
     def __init__(self, head: Head, target: Target, pack: bool = True) -> None:
@@ -131,9 +151,7 @@ class HeadModel:
         lm_head = cast(Any, target.lm_head)
         self._lm_head = lm_head.apart() if hasattr(lm_head, "apart") else lm_head  # the head may run beside the target
         self._width = self._tap(target)
-        probe, token = ShapeProbe(), torch.zeros(1, dtype=torch.int64)
-        with torch.inference_mode():
-            self._advance(token, token, self._fused(torch.zeros(1, self._width)), probe)
+        probe = self._probe()
         number_layers(module, probe.numbers)
         self._group_sizes = probe.group_sizes
         self._pool: PagePool | None = None
@@ -146,20 +164,30 @@ class HeadModel:
         """Makes the target keep the states that the head reads; returns their width."""
         return target.tap_hidden(self.head.layers_read)
 
+    @torch.inference_mode()
+    def _probe(self) -> ShapeProbe:
+        """The shapes of the head's layers, by a forward of one token."""
+        probe, token = ShapeProbe(), torch.zeros(1, dtype=torch.int64)
+        self._advance(token, token, self._fused(torch.zeros(1, self._width)), probe)
+        return probe
+
     def start(self, context_tokens: int) -> None:
         """Sets the context length: the target's. Raises ModelError if the kernels do not fit the GPU."""
         self.context_tokens = context_tokens
-        if not self.in_pages:
-            return
+        if self.in_pages:
+            check_pages(self._own_shape, self._group_sizes)
+            self._pool = PagePool(self._own_shape, self.pages or unplanned_pages(self._own_shape, self._positions))
+            self._capture(self._pool)
+
+    def _capture(self, pool: PagePool) -> None:
+        """Captures the forwards of few rows."""
         from outrider.verify.model.gpu.graphs import GraphedForward, can_capture  # Triton is only needed on a GPU
         from outrider.verify.model.gpu.triton_products import counters_of
 
-        check_pages(self._own_shape, self._group_sizes)
-        self._pool = PagePool(self._own_shape, self.pages or unplanned_pages(self._own_shape, self._positions))
         head = self.head
         crossings, few = Crossings(head, self.device), [count for count in ROWS if count <= MOST_ROWS]
         (groups,) = self._group_sizes
-        self._graphed = GraphedForward(self._captured, self._pool, self._positions, groups, few, self, crossings)
+        self._graphed = GraphedForward(self._captured, pool, self._positions, groups, few, self, crossings)
         self._inputs = torch.zeros(self._graphed.max_rows, self.head.size, dtype=self._dtype, device=self.device)
         if self.device.type == "cuda" and can_capture(head, cast(TorchRunner, self._target).model):
             self._graphed.counters = counters_of(head, self._lm_head)
@@ -172,6 +200,10 @@ class HeadModel:
     def new_cache(self) -> HeadCache:
         """An empty cache for a full context."""
         return HeadCache(self._new_rows())
+
+    def new_session(self, shared: DraftRunner) -> SessionDraft:
+        """A session of the head in `shared`."""
+        return HeadDraft(shared)
 
     def _new_rows(self) -> TensorCache:
         if self._pool is not None:
@@ -226,9 +258,11 @@ class HeadModel:
 
 
 def parents(batch: ForwardBatch) -> torch.Tensor:
-    """The row above each row that is computed, int64 [N - known]."""
+    """The known row above each row that is computed, int64 [N - known]."""
     above = batch.ancestor_mask() & (batch.depths[None, :] == batch.depths[:, None] - 1)
-    return torch.from_numpy(above[batch.known :].argmax(1))
+    found = above[batch.known :].argmax(1)
+    assert (found < batch.known).all(), "a row reads a state that the same forward computes"
+    return torch.from_numpy(found)
 
 
 class HeadRunner(DraftRunner):
@@ -236,20 +270,36 @@ class HeadRunner(DraftRunner):
 
     def __init__(self, head: HeadModel, slots: int = 4) -> None:
         super().__init__(cast(ModelRunner, head), head.vocabulary, slots)
+        self.pair.block = head.drafted
+
+    def session(self) -> SessionDraft:
+        return cast(HeadModel, self.runner).new_session(self)
 
     def run_drafts(self, work: Sequence[Callable[[], None]]) -> None:
         """Runs work of several sessions, one after the other: a head computes one session's rows at a time."""
         for each in work:
             each()
 
-    def session(self) -> SessionDraft:
-        return HeadDraft(self)
 
+class HeadSession(SessionDraft):
+    """A session whose cache is told where the target's states of its text are."""
 
-class HeadDraft(SessionDraft):
-    """One session's draft head. Implements `outrider.drafters.model.language_model.LanguageModel`."""
-
+    is_sequential = True
     _shared: HeadRunner
+
+    @property
+    def _cache(self) -> HeadCache:
+        return cast(HeadCache, self._shared.cache_for(self))
+
+    def _prepare(self, cache: HeadCache) -> None:
+        """Before the text up to its last token is read."""
+        cache.prepare(self._text.cache if isinstance(self._text, CachedText) else None, self._length - 1)
+        if cache.length < self._text.prompt_length - 1:
+            self._shared.synchronize()  # unlike a step, reading a prompt does not wait for the device
+
+
+class HeadDraft(HeadSession):
+    """One session's draft head. Implements `outrider.drafters.model.language_model.LanguageModel`."""
 
     @property
     def unread(self) -> int:
@@ -259,12 +309,9 @@ class HeadDraft(SessionDraft):
         return 0
 
     def root(self, count: int) -> Candidates:
-        cache = cast(HeadCache, self._shared.cache_for(self))
-        target = self._text.cache if isinstance(self._text, CachedText) else None
+        cache = self._cache
         cache.truncate(cache.exact)  # the target has now computed the states of rows that read the head's own
-        cache.prepare(target, self._length - 1)
-        if cache.length < self._text.prompt_length - 1:
-            self._shared.synchronize()  # unlike a step, reading a prompt does not wait for the device
+        self._prepare(cache)
         found = super().root(count)
         cache.settle()
         return found

@@ -16,6 +16,7 @@ from outrider.drafters.model.language_model import Candidates
 from outrider.drafters.model.pair import Pair
 from outrider.drafters.model.union import UnionDrafter
 from outrider.drafters.none import NoDrafter
+from outrider.verify.cost import CostCurve, ExpertCost
 from tests.drafts import Driven, Oracle
 from tests.language import ToyModel
 
@@ -102,6 +103,36 @@ def test_no_block_is_drafted_where_the_tables_know_the_text() -> None:
     for _ in range(3):
         assert len(step(drafter, 4)) >= 4
     assert model.blocks == 0
+
+
+@pytest.mark.parametrize(("context", "blocks"), [(10, 1), (2000, 0)])
+def test_a_block_is_left_out_where_the_text_makes_its_forward_dear(context: int, blocks: int) -> None:
+    model, pair = Blocks(), Pair(0.04, 0.01, costs=lambda context: FLAT)
+    pair.block, pair.context_seconds = BLOCK, 1e-4
+    drafter = Driven(UnionDrafter(NoDrafter(), ModelChain(model, pair), pair, 8, "before"))
+    drafter.begin(np.resize(PROMPT, context))
+    pair.spend(10.0)  # no probes
+    assert (len(drafter.propose(16)) > 0, model.blocks) == (blocks > 0, blocks)
+
+
+@pytest.mark.parametrize(("expert_seconds", "blocks"), [(0.0, 1), (0.01, 0)])
+def test_a_block_is_left_out_where_its_rows_touch_dear_experts(expert_seconds: float, blocks: int) -> None:
+    curve = CostCurve([0, 64], [64], [[0.04, 0.04]], experts=ExpertCost(64, 4, expert_seconds))
+    model, pair = Blocks(), Pair(0.04, 0.01, costs=curve.at)
+    pair.block = BLOCK
+    drafter = Driven(UnionDrafter(NoDrafter(), ModelChain(model, pair), pair, 8, "before"))
+    drafter.begin(PROMPT)
+    pair.spend(10.0)  # no probes
+    assert (len(drafter.propose(16)) > 0, model.blocks) == (blocks > 0, blocks)
+
+
+def test_a_forward_that_takes_longer_than_expected_is_dearer_after_any_text() -> None:
+    pair = Pair(0.04, 0.010)
+    pair.context_seconds = 1e-5
+    for _ in range(200):
+        pair.record_forward(1000, 0.040, beside=False)
+    assert pair.forward_seconds(1000) == pytest.approx(0.040, rel=0.01)
+    assert pair.forward_seconds(3000) == pytest.approx(0.080, rel=0.01)
 
 
 def test_acceptance_is_learned_by_position() -> None:

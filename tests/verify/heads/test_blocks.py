@@ -1,10 +1,11 @@
 """Block heads: drafts in each published layout, sessions' contexts, lossless answers, and what cannot be loaded."""
 
 import json
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,27 +13,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from outrider.drafters.interface import EMPTY, Ints
+from outrider.drafters.interface import EMPTY
 from outrider.drafters.options import DrafterName
-from outrider.drafters.registry import Resources, clone, make
-from outrider.verify.decode import decode
 from outrider.verify.errors import ModelError
-from outrider.verify.heads.block_model import BlockModel, BlockRunner
+from outrider.verify.heads.block_model import BlockModel
 from outrider.verify.heads.loading import load_head
+from outrider.verify.heads.model import HeadRunner
 from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.load_options import Backend, LoadOptions
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
-from tests.decoding import answer_of
-from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, count_rows
+from tests.verify.draft_model.test_draft_model import count_rows
 from tests.verify.heads.block_layouts import LAYOUTS, ROWS, drafts, save_block
 from tests.verify.heads.checkpoints import save_target
+from tests.verify.heads.sessions import TEXT, begin, check_answers, check_chain_at_once, drafted, load_started
 
-GREEDY = SamplingParams(temperature=0)
-TEXT: Ints = np.resize(np.arange(3, 50, 2), 40).astype(np.int32)  # longer than a window, and than what a root reads
 Pair = tuple[ModelRunner, BlockModel]
 
 
@@ -48,32 +45,16 @@ def load(folder: Path) -> Callable[..., Pair]:
     """Loads the target with a head in a layout."""
 
     def load(name: str, backend: Backend = "auto", states: int = 2048) -> Pair:
-        target = load_weights(LoadOptions(str(folder / "target"), dtype="float32", device="cpu", backend=backend))
         save_block(folder / name, LAYOUTS[name])
-        head = cast(BlockModel, load_head(str(folder / name), target))
-        target.cache_shape = replace(target.cache_shape, hidden_positions=states)
-        target.start(256)
-        head.start(256)
-        return target, head
+        return load_started(folder / "target", folder / name, states, backend=backend)
 
     return load
 
 
-def begun(target: ModelRunner, head: BlockModel, text: Ints = TEXT) -> tuple[Verifier, Any]:
+def begun(target: ModelRunner, head: BlockModel) -> tuple[Verifier, Any]:
     """Sessions of both that have read a text."""
-    verifier, session = Verifier(target, target.new_cache()), BlockRunner(head).session()
-    verifier.begin(text, GREEDY, 16)
-    verifier.prefill()
-    session.begin(verifier.sequence)
-    return verifier, session
-
-
-def drafted(session: Any) -> list[int]:
-    """The greedy draft of a session."""
-    tokens = [int(session.root(2).tokens[0, 0])]
-    while session.space:
-        tokens.append(int(session.expand(tokens[-1:], [len(tokens) - 1], 2).tokens[0, 0]))
-    return tokens
+    session = HeadRunner(head).session()
+    return begin(target, session), session
 
 
 def expected(folder: Path, name: str, text: list[int]) -> list[int]:
@@ -86,14 +67,14 @@ def expected(folder: Path, name: str, text: list[int]) -> list[int]:
 def test_drafts_are_those_of_the_layout(folder: Path, load: Callable[..., Pair], name: str, backend: Backend) -> None:
     """Also after tokens whose states the target computed later on."""
     verifier, session = begun(*load(name, backend))
-    found = drafted(session)
+    found = drafted(session, ROWS)
     assert len(found) == ROWS - (not LAYOUTS[name].from_anchor)
     assert found == expected(folder, name, TEXT.tolist())
     for _ in range(3):
         verdict = verifier.verify(EMPTY)
         verifier.commit(verdict)
         session.advance(verdict.tokens)
-    assert drafted(session) == expected(folder, name, verifier.sequence.tokens.tolist())
+    assert drafted(session, ROWS) == expected(folder, name, verifier.sequence.tokens.tolist())
 
 
 def test_pages_hold_the_context_as_other_caches_do(
@@ -103,14 +84,14 @@ def test_pages_hold_the_context_as_other_caches_do(
     head = load("rnn", "torch")[1]
     monkeypatch.undo()
     target, _ = load("rnn", "torch")
-    assert drafted(begun(target, head)[1]) == expected(folder, "rnn", TEXT.tolist())
+    assert drafted(begun(target, head)[1], ROWS) == expected(folder, "rnn", TEXT.tolist())
 
 
 def test_states_that_were_not_kept_are_left_out(load: Callable[..., Pair]) -> None:
     target, head = load("speculators dflash", states=24)
     _, short = begun(target, head)
     _, whole = begun(*load("speculators dflash"))
-    assert len(drafted(short)) == ROWS - 1
+    assert len(drafted(short, ROWS)) == ROWS - 1
     assert not np.allclose(short.root(2).probability, whole.root(2).probability, atol=1e-3)
 
 
@@ -120,7 +101,7 @@ def test_a_draft_reads_new_tokens_only_and_goes_on_below_accepted_ones(
     target, head = load("speculators dspark")
     verifier, session = begun(target, head)
     rows = count_rows(monkeypatch, head)
-    first = drafted(session)
+    first = drafted(session, ROWS)
     assert sum(rows) == len(TEXT)
     session.advance(np.array(first[:2], np.int32))  # as if the target had accepted them
     again = session.expand([first[3]], [1], 2) if session.expand([first[2]], [0], 2).tokens[0, 0] == first[3] else None
@@ -130,7 +111,7 @@ def test_a_draft_reads_new_tokens_only_and_goes_on_below_accepted_ones(
     verdict = verifier.verify(EMPTY)
     verifier.commit(verdict)
     session.advance(verdict.tokens)
-    drafted(session)
+    drafted(session, ROWS)
     assert rows == [2]
 
 
@@ -139,18 +120,28 @@ def test_a_draft_reads_new_tokens_only_and_goes_on_below_accepted_ones(
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_answers_equal_plain_decoding(load: Callable[..., Pair], name: str, drafter: DrafterName, temperature: float) -> None:
     target, head = load(name)
-    shared, verifier, prompt = BlockRunner(head), Verifier(target, target.new_cache()), PROMPT
-    resources = Resources(EAGER, model=shared.session, pair=shared.pair)
-    drafting = make(drafter, resources)
-    for turn in range(2):
-        options = DecodeOptions(SamplingParams(temperature, seed=turn), 9, max_nodes=20)
-        answer = answer_of(target, prompt, options).tokens
-        assert decode(verifier, drafting, prompt, options).tokens == answer
-        prompt = np.concatenate([prompt, answer[:-3], [40, 41]]).astype(np.int32)  # leaves the text early
-    forked = verifier.clone(target.new_cache(), 15)
-    drafting = clone(drafting, verifier.sequence, forked.sequence)
-    prompt = np.concatenate([PROMPT[:15], [60, 61]]).astype(np.int32)
-    assert decode(forked, drafting, prompt, options).tokens == answer_of(target, prompt, options).tokens
+    check_answers(target, HeadRunner(head), drafter, temperature)
+
+
+@pytest.mark.parametrize("name", ["dflash", "gated", "rnn"])
+def test_a_chain_at_once_is_drafted_as_one_by_one(load: Callable[..., Pair], name: str) -> None:
+    check_chain_at_once(begun(*load(name))[1])
+
+
+def test_the_price_of_a_block_grows_with_the_text(load: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    target, head = load("dflash")
+    now, forwards = [0.0], {each: each.forward for each in (target, head)}
+
+    def take(runner: Any, cache: Any, *others: Any) -> Any:
+        now[0] += 1e-3 + 1e-5 * cache.length
+        return forwards[runner](cache, *others)
+
+    for each in forwards:
+        monkeypatch.setattr(each, "forward", partial(take, each))
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    shared = HeadRunner(head)
+    shared.measure(target)
+    assert shared.pair.forward_seconds(10_000) == pytest.approx(1e-3 + 0.1, rel=0.1)
 
 
 def test_rejection_sampling_draws_from_the_blocks_distribution(load: Callable[..., Pair]) -> None:
@@ -169,11 +160,8 @@ def test_the_confidence_head_says_how_sure_a_token_is(load: Callable[..., Pair],
     weights["confidence_head.proj.bias"] += 50
     save_file(weights, folder / "speculators dspark" / "model.safetensors")
     assert session.root(1).probability[0, 0] < 0.999
-    target = load_weights(LoadOptions(str(folder / "target"), dtype="float32", device="cpu"))
-    sure = cast(BlockModel, load_head(str(folder / "speculators dspark"), target))
-    target.start(256)
-    sure.start(256)
-    assert begun(target, sure)[1].root(1).probability[0, 0] == pytest.approx(1)
+    sure = load_started(folder / "target", folder / "speculators dspark")
+    assert begun(*sure)[1].root(1).probability[0, 0] == pytest.approx(1)
 
 
 def test_what_cannot_be_loaded_is_named(folder: Path, tmp_path: Path) -> None:

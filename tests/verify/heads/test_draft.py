@@ -11,8 +11,6 @@ from safetensors.torch import save_file
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from outrider import models
-from outrider.drafters.interface import EMPTY, Ints
-from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, clone, make
 from outrider.verify.checkpoint import MTP
@@ -29,7 +27,6 @@ from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.load_options import Backend, LoadOptions, Quantize
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
-from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.tokenizer import load_tokenizer
 from outrider.verify.verifier import Verifier
@@ -37,8 +34,8 @@ from tests.decoding import answer_of
 from tests.hub import MODEL, cache_models
 from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, count_rows
 from tests.verify.heads.checkpoints import DRAFT_VOCABULARY, KINDS, load_pair, save_eagle, save_eagle3, save_target
+from tests.verify.heads.sessions import GREEDY, begin, check_answers, check_chain_at_once, run_on, verifier_of
 
-GREEDY = SamplingParams(temperature=0)
 Pair = tuple[ModelRunner, HeadModel]
 
 
@@ -57,17 +54,10 @@ def eagle(pairs: dict[str, Pair]) -> Pair:
     return pairs["eagle"]
 
 
-def verifier_of(target: ModelRunner) -> Verifier:
-    return Verifier(target, target.new_cache())
-
-
 def begun(target: ModelRunner, head: HeadModel) -> tuple[Verifier, Any]:
     """Sessions of both that have read PROMPT."""
-    verifier, session = verifier_of(target), HeadRunner(head).session()
-    verifier.begin(PROMPT, GREEDY, 16)
-    verifier.prefill()
-    session.begin(verifier.sequence)
-    return verifier, session
+    session = HeadRunner(head).session()
+    return begin(target, session, PROMPT), session
 
 
 @torch.inference_mode()
@@ -114,14 +104,12 @@ def test_candidates_are_those_of_the_heads_layers(pair: Pair) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_answers_equal_plain_decoding(pairs: dict[str, Pair], kind: str, name: DrafterName, temperature: float) -> None:
     target, head = pairs[kind]
-    drafter = make(name, Resources(EAGER, model=HeadRunner(head).session))
-    plain, drafted = verifier_of(target), verifier_of(target)
-    prompt: Ints = PROMPT
-    for turn in range(2):
-        options = DecodeOptions(SamplingParams(temperature=temperature, seed=turn), 9, max_nodes=20)
-        expected = decode(plain, NoDrafter(), prompt, options)
-        assert decode(drafted, drafter, prompt, options).tokens == expected.tokens
-        prompt = np.concatenate([prompt, expected.tokens[:-3], [40, 41]]).astype(np.int32)  # leaves the text early
+    check_answers(target, HeadRunner(head), name, temperature)
+
+
+def test_a_chain_at_once_is_drafted_as_one_by_one(pair: Pair) -> None:
+    _, session = begun(*pair)
+    check_chain_at_once(session)
 
 
 def test_drafts_of_the_targets_own_choices_are_accepted(eagle: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,15 +128,6 @@ def test_drafts_of_the_targets_own_choices_are_accepted(eagle: Pair, monkeypatch
     assert rows == [3]
     text = [*PROMPT.tolist(), *chosen[:3]]
     assert after.tokens[0].tolist() == reference(target, head, text, 0).topk(3).indices.tolist()
-
-
-def run_on(verifier: Verifier, session: Any, tokens: list[int]) -> None:
-    """Emits the target's own tokens, one per step, and tells the draft head."""
-    for token in tokens:
-        verdict = verifier.verify(EMPTY)
-        assert verdict.tokens.tolist() == [token]
-        verifier.commit(verdict)
-    session.advance(np.array(tokens, np.int32))
 
 
 @pytest.mark.parametrize(("backend", "quantize"), [("torch", "none"), ("auto", "int4")])

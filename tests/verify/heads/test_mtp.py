@@ -4,7 +4,6 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,27 +11,31 @@ from transformers import AutoModelForCausalLM
 
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import DrafterName
-from outrider.drafters.registry import Resources, clone, make
+from outrider.verify.checkpoint import MTP
 from outrider.verify.decode import decode
 from outrider.verify.errors import ModelError
 from outrider.verify.heads.chain import ChainedHeads
-from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.model import HeadModel, HeadRunner
 from outrider.verify.model.architecture.families import FAMILIES as KNOWN
-from outrider.verify.model.backend import load as load_weights
 from outrider.verify.model.cpu.native.library import compiled_library
-from outrider.verify.model.load_options import Backend, LoadOptions
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
-from tests.verify.draft_model.test_draft_model import EAGER
-from tests.verify.heads.test_draft import GREEDY, run_on, verifier_of
+from tests.verify.heads.sessions import (
+    GREEDY,
+    TEXT,
+    begin,
+    check_answers,
+    check_chain_at_once,
+    drafted,
+    load_started,
+    run_on,
+    verifier_of,
+)
 from tests.verify.model.cpu.native.files import write_gguf
 from tests.verify.model.cpu.native.models import FAMILIES, SIZES, build
 
 pytest.importorskip("transformers", "5.23")
 LAYERS = SIZES["num_hidden_layers"]
-TEXT = np.random.default_rng(3).integers(3, 97, 40).astype(np.int32)
 SURROUNDING = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "shared_head.norm": "norm"}
 IN_FILES = ("glm4_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 
@@ -107,31 +110,6 @@ class Reference:
         return found
 
 
-def load(path: Path, backend: Backend = "auto") -> tuple[ModelRunner, HeadModel]:
-    target = load_weights(LoadOptions(str(path), dtype="float32", device="cpu", backend=backend))
-    head = load_head("mtp", target)
-    assert head is not None
-    target.start(256)
-    head.start(256)
-    return target, head
-
-
-def begin(target: ModelRunner, session: Any, text: Any, verifier: Any = None) -> Any:
-    verifier = verifier or verifier_of(target)
-    verifier.begin(np.array(text, np.int32), GREEDY, 64)
-    verifier.prefill()
-    session.begin(verifier.sequence)
-    return verifier
-
-
-def drafted(session: Any, depth: int) -> list[int]:
-    """A chain of greedy drafts."""
-    found = [int(session.root(1).tokens[0, 0])]
-    for row in range(depth - 1):
-        found.append(int(session.expand(found[-1:], [row], 1).tokens[0, 0]))
-    return found
-
-
 @pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 @pytest.mark.parametrize(("family", "count"), [(family, 1) for family in (*IN_FILES, "deepseek_v3")] + [("glm4_moe", 3)])
 def test_drafts_are_those_of_transformers(tmp_path: Path, family: str, count: int) -> None:
@@ -139,7 +117,7 @@ def test_drafts_are_those_of_transformers(tmp_path: Path, family: str, count: in
     expected = Reference(folder).drafts(TEXT.tolist(), 5)
     for path in (folder, folder / "model.gguf"):
         if path.exists():
-            target, head = load(path)
+            target, head = load_started(path, MTP)
             session = HeadRunner(head).session()
             begin(target, session, TEXT)
             assert drafted(session, 5) == expected, path.name
@@ -153,7 +131,7 @@ def several(
     folder = save(tmp_path_factory.mktemp("several"), "deepseek_v3", 3)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ChainedHeads, "own_positions", 48)
-        return *load(folder, request.param), Reference(folder)
+        return *load_started(folder, MTP, backend=request.param), Reference(folder)
 
 
 def test_caches_follow_rejections_truncation_and_forks(several: tuple[ModelRunner, HeadModel, Reference]) -> None:
@@ -185,24 +163,19 @@ def test_caches_follow_rejections_truncation_and_forks(several: tuple[ModelRunne
 def test_answers_equal_plain_decoding(
     several: tuple[ModelRunner, HeadModel, Reference], name: DrafterName, temperature: float
 ) -> None:
-    check_answers(*several[:2], name, temperature)
+    target, head, _ = several
+    check_answers(target, HeadRunner(head), name, temperature)
 
 
-def check_answers(target: ModelRunner, head: HeadModel, name: DrafterName, temperature: float) -> None:
-    """Answers with drafts are those without, also in a fork."""
-    drafter = make(name, Resources(EAGER, model=HeadRunner(head).session))
-    plain, drafts = verifier_of(target), verifier_of(target)
-    options = DecodeOptions(SamplingParams(temperature=temperature, seed=1), 12, max_nodes=20)
-    expected = decode(plain, NoDrafter(), TEXT, options).tokens
-    assert decode(drafts, drafter, TEXT, options).tokens == expected
-    forked = drafts.clone(target.new_cache(), 30)
-    edited = np.concatenate([TEXT[:30], [60, 61]]).astype(np.int32)
-    copied = clone(drafter, drafts.sequence, forked.sequence)
-    assert decode(forked, copied, edited, options).tokens == decode(plain, NoDrafter(), edited, options).tokens
+def test_a_chain_at_once_is_drafted_as_one_by_one(several: tuple[ModelRunner, HeadModel, Reference]) -> None:
+    target, head, _ = several
+    session = HeadRunner(head).session()
+    begin(target, session)
+    check_chain_at_once(session, 6)
 
 
 @pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 def test_files_without_layers_are_refused(tmp_path: Path) -> None:
     plain = write_gguf(build("glm4_moe"), tmp_path / "plain.gguf")
     with pytest.raises(ModelError, match=r"plain\.gguf' has no multi-token prediction layer: only some converters keep it"):
-        load(plain)
+        load_started(plain, MTP)

@@ -28,16 +28,7 @@ class TorchAttention:
         unread = self._cache.length - self.reach(layer.window)
         keys, values = keys[:, unread:], values[:, unread:]
         keys, values = decode(keys, key.shape[2], key.dtype), decode(values, value.shape[2], value.dtype)
-        heads, rows, head_dim = query.shape
-        groups = heads // len(keys)
-        # Query heads that share a key head are stacked as rows of it, so no key or value is copied.
-        packed = query.reshape(len(keys), groups * rows, head_dim)
-        mask = self.mask(layer.window, groups, query)
-        if layer.softcap is None and layer.sinks is None:
-            out = scaled_dot_product_attention(packed[None], keys[None], values[None], attn_mask=mask, scale=layer.scaling)[0]
-        else:
-            out = _capped(layer, packed, keys, values, mask)
-        return out.reshape(heads, rows, value.shape[2])
+        return attend(layer, query, keys, values, self.mask(layer.window, len(query) // len(keys), query))
 
     def reach(self, window: int | None) -> int:
         """The number of committed rows that a layer with this window reads, the last ones."""
@@ -70,6 +61,20 @@ class TorchAttention:
         mask = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device)
         mask.masked_fill_(~allowed, -torch.inf)
         return mask.repeat(groups, 1)
+
+
+def attend(
+    layer: Layer, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Attention of query [heads, N, head_dim] to keys and values [kv_heads, L, head_dim]; `mask` as in `TorchAttention`."""
+    heads, rows, head_dim = query.shape
+    # Query heads that share a key head are stacked as rows of it, so no key or value is copied.
+    packed = query.reshape(len(keys), heads // len(keys) * rows, head_dim)
+    if layer.softcap is None and layer.sinks is None:
+        out = scaled_dot_product_attention(packed[None], keys[None], values[None], attn_mask=mask, scale=layer.scaling)[0]
+    else:
+        out = _capped(layer, packed, keys, values, mask)
+    return out.reshape(heads, rows, values.shape[2])
 
 
 class PictureAttention(TorchAttention):
