@@ -104,7 +104,7 @@ class Recorder(Device):
         if name in PRODUCTS:
             self._product(name, inputs, outputs)
         elif name == "tree_attention":
-            self._attention(*inputs[:4])
+            self._attention(*inputs[:5])
         elif name == "experts" and self._weights:
             self._mixture(inputs, outputs[0])
         elif name in ("embed", "choose_experts"):
@@ -139,14 +139,15 @@ class Recorder(Device):
         self.counts.weight_bytes += read
         self.counts.flops += 2 * index.numel() * (gate_up.numel() + down.numel()) / (len(down) / rows.shape[1])
 
-    def _attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pool: torch.Tensor) -> None:
+    def _attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *pool: torch.Tensor) -> None:
         """The text's keys and values; the new rows; each row's parts of the text, float32, which are written and read."""
-        heads, rows, head_dim = query.shape
-        text = 2 * self._context * key.shape[0] * pool.shape[-1] * pool.itemsize
+        heads, rows, _ = query.shape
+        text = self._context * key.shape[0] * sum(each.shape[-1] * each.itemsize for each in pool)
         parts = split_count(self._context // BLOCK * BLOCK, SPLIT_KEYS)
-        own = 2 * (query.nbytes + key.nbytes + value.nbytes)  # queries and outputs are alike
+        own = 2 * (query.nbytes + key.nbytes + value.nbytes)  # queries and outputs are about alike
         self.counts.text_bytes += text
-        self.counts.add("attention", text + own + 2 * rows * heads * parts * (head_dim + 1) * 4, KERNELS["tree_attention"])
+        written = 2 * rows * heads * parts * (value.shape[2] + 1) * 4
+        self.counts.add("attention", text + own + written, KERNELS["tree_attention"])
 
 
 def storages(tensors: Sequence[torch.Tensor]) -> list[int]:

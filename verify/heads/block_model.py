@@ -21,7 +21,7 @@ from outrider.verify.heads.model import HeadCache, HeadModel, HeadRunner, Target
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch, Segment, keep_hidden
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.gpu.paged_cache import PagePool, check_pages, unplanned_pages
+from outrider.verify.model.gpu.paged_cache import PagePool, unplanned_pages
 from outrider.verify.sampling.rows import Logits
 from outrider.verify.verifier import PREFILL_CHUNK_TOKENS, CachedText
 
@@ -55,7 +55,6 @@ class BlockModel(HeadModel):
     def start(self, context_tokens: int) -> None:
         self.context_tokens = context_tokens
         if self.in_pages:
-            check_pages(self.cache_shape, self._group_sizes)
             self._pool = PagePool(self.cache_shape, self.pages or unplanned_pages(self.cache_shape, self._positions))
 
     @torch.inference_mode()

@@ -42,8 +42,8 @@ class Graphed:
     ) -> None:
         self.runner = runner
         self.pool = PagePool(runner.cache_shape, 12)
-        for _, tensor in self.pool.parts:
-            tensor.fill_(torch.nan)  # no row is read before it is written
+        for part in self.pool.parts:
+            part.tensor.fill_(torch.nan)  # no row is read before it is written
         groups, run = runner._attention_probe.groups, run or partial(runner._run, keep=0)
         self.forward = GraphedForward(run, self.pool, POSITIONS, groups, rows, runner._tap, runner._crossings)
         if capture and runner.device.type == "cuda":
@@ -131,7 +131,7 @@ def test_known_rows_that_do_not_fit_are_computed_in_turns(tiny_runner: TorchRunn
 
 def test_positions_leave_out_what_pictures_before_the_rows_do_not_take() -> None:
     shape = CacheShape.uniform(layers=1, kv_heads=2, head_dim=16, dtype=torch.float32, device=DEVICE)
-    cache, inputs = PagedCache(PagePool(shape, 4), 256), DeviceRows(DEVICE, 72, 4, TextWork(shape, 24, 256, [DEVICE]))
+    cache, inputs = PagedCache(PagePool(shape, 4), 256), DeviceRows(DEVICE, 72, 4, TextWork(16, shape.dtype, 24, 256, [DEVICE]))
     cache.fill(40)
     cache.reserve(30)
     inputs.set(list(pieces_of(cache, ForwardBatch.chain(torch.arange(30)), shift=12)), 32)
