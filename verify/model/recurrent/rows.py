@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates, Snapshot
@@ -94,18 +96,17 @@ def advance(state: torch.Tensor, keys: torch.Tensor, writes: torch.Tensor, g: to
     state.mul_(last.exp().transpose(1, 2)).baddbmm_(weighted, writes)
 
 
-def gather_index(ancestors: torch.Tensor, first: int, window: int) -> torch.Tensor:
+def gather_index(ancestors: NDArray[np.bool_], first: int, window: int) -> NDArray[np.int64]:
     """Indices of the inputs of rows from `first` on, in the window followed by all rows, int64 [N, window + 1].
 
     `ancestors` is bool [L, L] with parents before children; the inputs are in the order of the text, the row's own last.
     """
-    own = ancestors[first:]
-    order = torch.arange(ancestors.shape[1], device=own.device)
-    steps = torch.arange(window + 1, device=own.device)  # back from the row
-    ranked = torch.where(own, order, -1).sort(-1, descending=True).values
-    found = torch.nn.functional.pad(ranked, (0, max(0, window + 1 - ranked.shape[1])), value=-1)[:, : window + 1]
-    depth = own.sum(-1, keepdim=True)
-    return torch.where(found >= 0, found + window, window + depth - 1 - steps).flip(-1)
+    own, steps = ancestors[first:], np.arange(window, -1, -1)  # back from the row
+    depths = own.sum(1, keepdims=True)
+    members = own.nonzero()[1]  # row by row, and in a row by depth
+    found = members[np.maximum(depths.cumsum(0) - 1 - steps, 0)]
+    index: NDArray[np.int64] = np.where(steps < depths, found, depths - 1 - steps) + window
+    return index
 
 
 def convolve(
@@ -187,10 +188,11 @@ class RecurrentRows:
         assert batch.known <= states.count, "known rows were not computed by a forward"
         states.count = len(batch)
         self._known, self._end = batch.known, len(batch)
-        ancestors, device = torch.from_numpy(batch.ancestor_mask()), states.shape.device
-        mask = torch.zeros(self.rows, len(batch)).masked_fill_(~ancestors[batch.known :], -torch.inf)
-        self._ancestors, self._mask = ancestors.float().to(device), mask.to(device)  # as `scan` takes them
-        self._index = gather_index(ancestors, batch.known, states.shape.window).to(device)
+        mask, device = batch.ancestor_mask(), states.shape.device
+        ancestors = torch.from_numpy(mask)
+        hidden = torch.zeros(self.rows, len(batch)).masked_fill_(~ancestors[batch.known :], -torch.inf)
+        self._ancestors, self._mask = ancestors.float().to(device), hidden.to(device)  # as `scan` takes them
+        self._index = torch.from_numpy(gather_index(mask, batch.known, states.shape.window)).to(device)
 
     def convolve(self, number: int, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Inputs [N, channels] to outputs [N, channels]; `taps` is [window + 1, channels]."""
