@@ -28,7 +28,6 @@ from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.text_work import BLOCK, ROWS, SPLIT_KEYS, split_count
 from outrider.verify.model.gpu.triton_experts import splits_of as splits_of_down
 from outrider.verify.model.gpu.triton_products import splits_of
-from outrider.verify.model.recurrent.mixers import Mixer
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling.acceptance import Keyed
 from outrider.verify.sampling.topk import likeliest
@@ -36,7 +35,7 @@ from outrider.verify.sampling_params import SamplingParams
 
 PRODUCTS = {"linear", "linear_residual", "matmul", "mm", "addmm", "bmm"}
 # The kernels behind one operation of ours.
-KERNELS = {"tree_attention": 3, "recurrent_scan": 2, "recurrent_convolution": 1, "likeliest_tokens": 2, "choose_tokens": 3}
+KERNELS = {"tree_attention": 3, "recurrent_scan": 1, "recurrent_convolution": 1, "likeliest_tokens": 2, "choose_tokens": 3}
 KERNELS |= {"choose_experts": 1, "experts": 3, "embed": 1}
 # These, too, are kernels of their own in code that torch.compile fuses.
 UNFUSED = {"sort", "topk", "cumsum"}
@@ -78,10 +77,9 @@ class Recorder(Device):
         self._kept: list[torch.Tensor] = []  # so that no other storage gets its address
 
     def watch(self, model: PreTrainedModel) -> None:
-        """Follows the layers that `compiled_layers` compiles, and the recurrent parts that it leaves out."""
+        """Follows the layers that `compiled_layers` compiles."""
         self._weights = set(storages(list(model.parameters())))
-        mixers = [module for module in model.modules() if isinstance(module.forward, Mixer)]
-        for number, module in [*enumerate(layers_of(model)), *((None, each) for each in mixers)]:
+        for number, module in enumerate(layers_of(model)):
             module.register_forward_pre_hook(partial(self._enter, number))
             module.register_forward_hook(self._leave)
 

@@ -183,17 +183,21 @@ def test_a_forward_that_cannot_be_captured_is_launched_kernel_by_kernel(
 
 
 @pytest.mark.slow
-def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixture) -> None:
-    """Code compiled for a few layers and numbers of rows serves all, with unchanged results. All other sizes are constants."""
+@pytest.mark.parametrize(("family", "kinds"), [("llama", 1), ("qwen3_5", 2), ("bamba", 2)])
+def test_layers_are_compiled_once_for_all_of_them(family: str, kinds: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Code compiled for a layer of a kind and few numbers of rows serves all, with unchanged results.
+
+    Recurrent parts are in it. All sizes but the number of rows, and that of a partial rotation, are constants.
+    """
     caplog.set_level(logging.WARNING, "torch.__trace")  # verbose
-    runner = TorchRunner(build("llama", NAME).to(DEVICE), started=False)
+    runner = TorchRunner(build(family, NAME).to(DEVICE), started=False)
     compiled: list[torch.fx.GraphModule] = []
 
     def count(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
         compiled.append(graph)
         values = [node.meta.get("example_value") for node in graph.graph.nodes if node.op.startswith("call")]
         sizes = {symbol for value in values if isinstance(value, torch.Tensor) for symbol in free_symbols(value.shape)}
-        assert len(sizes) <= 1  # the number of rows
+        assert len(sizes) <= kinds
         return graph
 
     graphs = Graphed(runner, capture=False)
@@ -204,8 +208,8 @@ def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixtu
         expected = runner.forward(reference, batch)
         with compiled_layers(runner.model, count):
             assert torch.allclose(graphs(Segment(cache, batch)), expected, atol=1e-4)
-    # The layers for any number of rows, and for one; and the last norm for any number, and for one.
-    assert len(compiled) == 2 + 2
+    # Each kind of layers, and the last norm, for any number of rows, and for one.
+    assert len(compiled) == 2 * kinds + 2
     assert [module.forward for module in runner.model.modules()] == before
 
 

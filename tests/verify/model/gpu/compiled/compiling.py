@@ -137,7 +137,10 @@ def recurrence(capability: int, key_dim: int, value_dim: int, is_delta: bool) ->
     decays = torch.empty(heads, ROWS)
     scan(queries, keys, values, decays, decays if is_delta else None, **tables)
     convolve(
-        torch.empty(ROWS, channels, dtype=BFLOAT16), torch.empty(4, channels), torch.empty(channels, dtype=BFLOAT16), **tables
+        torch.empty(ROWS, channels, dtype=BFLOAT16),
+        torch.empty(channels, 4, dtype=BFLOAT16),
+        torch.empty(channels, dtype=BFLOAT16),
+        **tables,
     )
     fold(states, 2)
 
