@@ -156,15 +156,15 @@ def run(models: Mapping[str, Model], gpus: Mapping[str, GPU]) -> dict[str, Any]:
 
 def predictions_table(results: Mapping[str, Any], gpu: str) -> str:
     """A Markdown table of the predicted milliseconds on one GPU, of a plain step and one whose rows are captured."""
-    headers = ["model", "plain step", f"{NODES[0]} nodes", "quotient", "share", "gpt-fast"]
+    headers = ["model", "plain step", f"{NODES[0]} nodes", "quotient", "share", "launches", "gpt-fast"]
     lines = ["| " + " | ".join(headers) + " |", "|---" * len(headers) + "|"]
     steps = {(row["model"], row["nodes"]): row for row in results["predictions"] if row["gpu"] == gpu and row["fits"]}
     for model in MODELS:
         if (model, 0) in steps:
             plain, drafted = steps[model, 0], steps[model, NODES[0]]
-            figures = [plain["step_ms"], drafted["step_ms"], drafted["over_plain"]]
-            figures += [plain["share_of_readable"], plain["gpt_fast_ms"]]
-            lines.append(f"| {model} | {' | '.join(f'{each:.2f}' for each in figures)} |")
+            figures = [plain["step_ms"], drafted["step_ms"], drafted["over_plain"], plain["share_of_readable"]]
+            launches, peer = sum(results["counts"][model]["0"]["launches"].values()), plain["gpt_fast_ms"]
+            lines.append(f"| {model} | {' | '.join(f'{each:.2f}' for each in figures)} | {launches} | {peer:.2f} |")
     return "\n".join(lines)
 
 

@@ -28,7 +28,6 @@ from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.text_work import BLOCK, ROWS, SPLIT_KEYS, split_count
 from outrider.verify.model.gpu.triton_experts import splits_of as splits_of_down
 from outrider.verify.model.gpu.triton_products import splits_of
-from outrider.verify.model.recurrent.mixers import Mixer
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling.acceptance import Keyed
 from outrider.verify.sampling.topk import likeliest
@@ -36,7 +35,7 @@ from outrider.verify.sampling_params import SamplingParams
 
 PRODUCTS = {"linear", "linear_residual", "matmul", "mm", "addmm", "bmm"}
 # The kernels behind one operation of ours.
-KERNELS = {"tree_attention": 3, "recurrent_scan": 2, "recurrent_convolution": 1, "likeliest_tokens": 2, "choose_tokens": 3}
+KERNELS = {"tree_attention": 3, "recurrent_scan": 1, "recurrent_convolution": 1, "likeliest_tokens": 2, "choose_tokens": 3}
 KERNELS |= {"choose_experts": 1, "experts": 3, "embed": 1}
 # These, too, are kernels of their own in code that torch.compile fuses.
 UNFUSED = {"sort", "topk", "cumsum"}
@@ -78,10 +77,9 @@ class Recorder(Device):
         self._kept: list[torch.Tensor] = []  # so that no other storage gets its address
 
     def watch(self, model: PreTrainedModel) -> None:
-        """Follows the layers that `compiled_layers` compiles, and the recurrent parts that it leaves out."""
+        """Follows the layers that `compiled_layers` compiles."""
         self._weights = set(storages(list(model.parameters())))
-        mixers = [module for module in model.modules() if isinstance(module.forward, Mixer)]
-        for number, module in [*enumerate(layers_of(model)), *((None, each) for each in mixers)]:
+        for number, module in enumerate(layers_of(model)):
             module.register_forward_pre_hook(partial(self._enter, number))
             module.register_forward_hook(self._leave)
 
@@ -104,7 +102,7 @@ class Recorder(Device):
         if name in PRODUCTS:
             self._product(name, inputs, outputs)
         elif name == "tree_attention":
-            self._attention(*inputs[:4])
+            self._attention(*inputs[:5])
         elif name == "experts" and self._weights:
             self._mixture(inputs, outputs[0])
         elif name in ("embed", "choose_experts"):
@@ -139,14 +137,15 @@ class Recorder(Device):
         self.counts.weight_bytes += read
         self.counts.flops += 2 * index.numel() * (gate_up.numel() + down.numel()) / (len(down) / rows.shape[1])
 
-    def _attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pool: torch.Tensor) -> None:
+    def _attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *pool: torch.Tensor) -> None:
         """The text's keys and values; the new rows; each row's parts of the text, float32, which are written and read."""
-        heads, rows, head_dim = query.shape
-        text = 2 * self._context * key.shape[0] * pool.shape[-1] * pool.itemsize
+        heads, rows, _ = query.shape
+        text = self._context * key.shape[0] * sum(each.shape[-1] * each.itemsize for each in pool)
         parts = split_count(self._context // BLOCK * BLOCK, SPLIT_KEYS)
-        own = 2 * (query.nbytes + key.nbytes + value.nbytes)  # queries and outputs are alike
+        own = 2 * (query.nbytes + key.nbytes + value.nbytes)  # queries and outputs are about alike
         self.counts.text_bytes += text
-        self.counts.add("attention", text + own + 2 * rows * heads * parts * (head_dim + 1) * 4, KERNELS["tree_attention"])
+        written = 2 * rows * heads * parts * (value.shape[2] + 1) * 4
+        self.counts.add("attention", text + own + written, KERNELS["tree_attention"])
 
 
 def storages(tensors: Sequence[torch.Tensor]) -> list[int]:

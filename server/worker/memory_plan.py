@@ -72,8 +72,10 @@ class MemoryFigures:
         """Pages of the pool that fit with `caches` KV caches' states, at most `most` full contexts; None without a pool."""
         if self.is_lazy:
             return None
-        fitting = (self.budget_bytes - caches * self.slot_bytes) // (self.token_bytes * PAGE_TOKENS)
-        return min(fitting, most * page_count(context_tokens + MARGIN_POSITIONS, PAGE_TOKENS))
+        wished = most * page_count(context_tokens + MARGIN_POSITIONS, PAGE_TOKENS)
+        if not self.token_bytes:  # without attention, pages take no memory
+            return wished
+        return min(wished, (self.budget_bytes - caches * self.slot_bytes) // (self.token_bytes * PAGE_TOKENS))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.native.layers import pack_layers
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.gpu.devices import Crossings
-from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, unplanned_pages
+from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, unplanned_pages
 from outrider.verify.model.gpu.text_work import ROWS
 from outrider.verify.model.hidden import StateRing
 from outrider.verify.model.loading import fix_rope
@@ -153,7 +153,7 @@ class HeadModel:
         self._width = self._tap(target)
         probe = self._probe()
         number_layers(module, probe.numbers)
-        self._group_sizes = probe.group_sizes
+        self._groups = probe.groups
         self._pool: PagePool | None = None
         self._graphed: GraphedForward | None = None
         self.cache_shape = self._own_shape = CacheShape(
@@ -172,10 +172,9 @@ class HeadModel:
         return probe
 
     def start(self, context_tokens: int) -> None:
-        """Sets the context length: the target's. Raises ModelError if the kernels do not fit the GPU."""
+        """Sets the context length: the target's."""
         self.context_tokens = context_tokens
         if self.in_pages:
-            check_pages(self._own_shape, self._group_sizes)
             self._pool = PagePool(self._own_shape, self.pages or unplanned_pages(self._own_shape, self._positions))
             self._capture(self._pool)
 
@@ -186,8 +185,7 @@ class HeadModel:
 
         head = self.head
         crossings, few = Crossings(head, self.device), [count for count in ROWS if count <= MOST_ROWS]
-        (groups,) = self._group_sizes
-        self._graphed = GraphedForward(self._captured, pool, self._positions, groups, few, self, crossings)
+        self._graphed = GraphedForward(self._captured, pool, self._positions, self._groups, few, self, crossings)
         self._inputs = torch.zeros(self._graphed.max_rows, self.head.size, dtype=self._dtype, device=self.device)
         if self.device.type == "cuda" and can_capture(head, cast(TorchRunner, self._target).model):
             self._graphed.counters = counters_of(head, self._lm_head)

@@ -19,7 +19,7 @@ class NotPassedOn(ValueError):
 
 
 class Receiver:
-    """Replaces the forward of a layer, and takes our keyword arguments."""
+    """Replaces the forwards of layers, as the function of `functools.partial`, and takes our keyword arguments."""
 
 
 class KwargInjector:
@@ -72,4 +72,4 @@ def is_receiver(module: torch.nn.Module) -> bool:
     """Whether a module takes our keyword arguments: by a replaced forward, or for transformers' attention interface."""
     forward = own_forward(module)
     calls_interface = forward is not None and "ALL_ATTENTION_FUNCTIONS" in forward.__code__.co_names
-    return isinstance(module.forward, Receiver) or calls_interface
+    return isinstance(getattr(module.forward, "func", None), Receiver) or calls_interface

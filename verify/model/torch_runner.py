@@ -23,7 +23,7 @@ from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.native.layers import pack_layers
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.experts import touched_experts
-from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
+from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, pages_for, unplanned_pages
 from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.gpu.text_work import ROWS, depth_left
 from outrider.verify.model.hidden import HiddenTap
@@ -42,6 +42,14 @@ if TYPE_CHECKING:
 
 # The most rows of a forward without graphs, if they belong to several streams.
 MOST_ROWS = 1024
+
+
+def check_decays(shape: CacheShape) -> None:
+    """Raises ModelError if kernels do not compute the model's recurrent layers."""
+    if shape.recurrent is not None and shape.recurrent.decay_dim > 1:
+        raise ModelError(
+            "Models with recurrent layers whose channels decay differently are served on a CPU only; set model.device to cpu."
+        )
 
 
 class TorchRunner(ModelRunner):
@@ -90,7 +98,7 @@ class TorchRunner(ModelRunner):
         self._attention_probe = ShapeProbe()
         self.cache_shape = replace(self._probe(self._attention_probe), dtype=dtype, coded=STORED[kv_dtype])
         if self.in_pages:
-            check_pages(self.cache_shape, self._attention_probe.group_sizes)
+            check_decays(self.cache_shape)
         self._pool: PagePool | None = None
         self.graphs: GraphedForward | None = None  # on a GPU
         if started:

@@ -78,10 +78,10 @@ wished = st.none() | st.integers(1, 12)
     st.builds(
         MemoryFigures,
         st.integers(-1 << 36, 1 << 38),
-        st.integers(1, 1 << 20),
+        st.integers(0, 1 << 20),
         st.integers(16, 1 << 18),
         slot_bytes=st.just(0) | st.integers(1, 1 << 32),
-    ),
+    ).filter(lambda figures: figures.cache_bytes(1) > 0),
     st.builds(MemoryWishes, st.none() | st.integers(16, 1 << 18), wished, wished, st.integers(0, 100)),
 )
 def test_a_plan_fits_and_respects_the_settings(figures: MemoryFigures, wishes: MemoryWishes) -> None:

@@ -74,7 +74,7 @@ class ShapeProbe:
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[torch.Size, torch.Size]] = {}  # of keys and values, by layer
         self._devices: dict[int, torch.device] = {}  # by layer
-        self.group_sizes: set[int] = set()  # query heads per key head, of all layers
+        self.groups = 1  # query heads per key head, the most of any layer
         self._keys: dict[int, torch.Tensor] = {}  # by layer
         self._sources: dict[int, int] = {}  # layers that have the keys of an earlier layer, and that layer
         self._reach: dict[int, list[int | None]] = {}  # windows of those who read a layer's keys, by layer
@@ -89,34 +89,41 @@ class ShapeProbe:
         else:
             self._sources[layer.index] = source
         self._reach.setdefault(layer.index if source is None else source, []).append(layer.window)
-        self.group_sizes.add(len(query) // len(key))
+        self.groups = max(self.groups, len(query) // len(key))
         return torch.zeros_like(query[..., :1]).expand(-1, -1, value.shape[2])
 
     @property
-    def groups(self) -> int:
-        """Query heads per key head, the most of any layer."""
-        return max(self.group_sizes, default=1)
+    def _order(self) -> list[int]:
+        """The model's layers in the order of the cache, in which those of a device and shape follow each other."""
+        indices = sorted(self.shapes)
+        homes = list(dict.fromkeys(self._devices[index] for index in indices))
+        shapes = list(dict.fromkeys(self._kind(index) for index in indices))
+        return sorted(indices, key=lambda index: (homes.index(self._devices[index]), shapes.index(self._kind(index))))
+
+    def _kind(self, index: int) -> tuple[int, int, int]:
+        key, value = self.shapes[index]
+        return key[0], key[2], value[2]
 
     @property
     def layers(self) -> tuple[LayerShape, ...]:
         """The shapes of the cache's layers in their order."""
         found = []
-        for index, (key, value) in sorted(self.shapes.items()):
+        for index in self._order:
             windows = [each for each in self._reach[index] if each is not None]
             window = max(windows) if len(windows) == len(self._reach[index]) else None
-            found.append(LayerShape(key[0], key[2], value[2], window))
+            found.append(LayerShape(*self._kind(index), window))
         return tuple(found)
 
     @property
     def homes(self) -> tuple[torch.device, ...]:
         """The devices of the cache's layers in their order, if there are several."""
-        homes = tuple(self._devices[index] for index in sorted(self.shapes))
+        homes = tuple(self._devices[index] for index in self._order)
         return homes if len(set(homes)) > 1 else ()
 
     @property
     def numbers(self) -> dict[int, int]:
         """The cache's layer of each of the model's attention layers. Those that share keys share a layer."""
-        numbers = {index: number for number, index in enumerate(sorted(self.shapes))}
+        numbers = {index: number for number, index in enumerate(self._order)}
         return numbers | {index: numbers[source] for index, source in self._sources.items()}
 
 

@@ -27,13 +27,11 @@ from transformers import PreTrainedModel
 from triton import AsyncCompileMode
 from triton.runtime.jit import JITFunction
 
-from outrider.verify.model.recurrent.mixers import Mixer
-
 # The limit of variants of a layer (by kind of layer and number of rows) that torch.compile may make.
 RECOMPILE_LIMIT = 64
 # The integer attributes of modules that are variables in compiled code, so that one layer's code is reused for the others. All
 # other integers, such as sizes, are constants, because kernels are slow if they divide by variables.
-DYNAMIC_SOURCES = r".*\.(cache_layer|layer_idx|layer_id|layer_number)"
+DYNAMIC_SOURCES = r".*\.(cache_layer|recurrent_layer|layer_idx|layer_id|layer_number)"
 
 CompileError = torch._dynamo.exc.TorchDynamoException
 
@@ -51,17 +49,12 @@ def compiled_layers(model: PreTrainedModel, backend: Any = "inductor") -> Iterat
     """Runs the model's layers through torch.compile inside the context; fused kernels make a captured step faster.
 
     Compiles layer by layer: the layers of a model are alike, so the code for one serves the others and any number of rows but
-    one. That number is `dynamic` from the first forward on, since code of its own may compute rows with other bits.
-    Recurrent parts of layers, which count their calls, are left out. The first forward raises CompileError if the model cannot
-    be compiled.
+    one. That number is `dynamic` from the first forward on, since code of its own may compute rows with other bits. The first
+    forward raises CompileError if the model cannot be compiled.
     """
-    mixers = [module for module in model.modules() if isinstance(module.forward, Mixer)]
-    forwards = [module.forward for module in mixers]
     layers = layers_of(model) or [model]
     compiler: Any = torch.compiler.config  # `patch` is not in their types
     symbols: Any = torch.fx.experimental._config
-    for module, forward in zip(mixers, forwards, strict=True):
-        module.forward = torch.compiler.disable(forward)
     for layer in layers:
         layer.forward = torch.compile(layer.forward, backend=backend, dynamic=True)
     try:
@@ -74,8 +67,6 @@ def compiled_layers(model: PreTrainedModel, backend: Any = "inductor") -> Iterat
     finally:
         for layer in layers:
             del layer.forward
-        for module, forward in zip(mixers, forwards, strict=True):
-            module.forward = forward
 
 
 @contextmanager

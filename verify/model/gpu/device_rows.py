@@ -23,7 +23,7 @@ from outrider.verify.model.gpu.paged_cache import PagedCache
 from outrider.verify.model.gpu.text_work import TextWork, depth_left
 from outrider.verify.model.recurrent.rows import TensorStates, gather_index
 from outrider.verify.model.recurrent.states import ROWS, RecurrentShape
-from outrider.verify.model.transfer import copy_to_device, to_device
+from outrider.verify.model.transfer import copy_to_device
 
 # The fields of a row: its token, its position, and the fields that kernels read.
 ROW_FIELDS = 8
@@ -133,26 +133,26 @@ class DeviceStates:
 
     def set(self, segments: Sequence[Segment]) -> list[int]:
         """Uploads a forward's streams; returns the number of rows to fold into the state of each. Adopts chunks."""
-        packed = torch.zeros(self._packed.shape, dtype=torch.int64)
+        packed = np.zeros(self._packed.shape, np.int64)  # as in `DeviceRows.packed`
         rows, streams = packed[: len(self.rows)], packed[len(self.rows) :]
         rows[0] = NO_STREAM
         pending, start = [], 0
         for index, (cache, batch, *_) in enumerate(segments):
-            states, ancestors = cast(TensorStates, cache.recurrent), torch.from_numpy(batch.ancestor_mask())
+            states, ancestors = cast(TensorStates, cache.recurrent), batch.ancestor_mask()
             pending.append(states.pending(cache.length))
             end = start + len(batch)
             rows[0, start:end] = index
             rows[1 : 1 + WORDS, start:end] = path_words(ancestors)
-            rows[1 + WORDS :, start:end] = gather_index(ancestors, 0, self.shape.window).t()
+            rows[1 + WORDS :, start:end] = gather_index(ancestors, 0, self.shape.window).T
             buffers = (states.matrices, states.keys, states.writes, states.decays, states.inputs)
-            streams[:, index] = torch.tensor([start, len(batch), pending[-1], *(each.data_ptr() for each in buffers)])
+            streams[:, index] = start, len(batch), pending[-1], *(each.data_ptr() for each in buffers)
             start = end
-        self._packed.copy_(to_device(packed, self.shape.device))
+        copy_to_device(torch.from_numpy(packed), self._packed)
         return pending
 
 
-def path_words(ancestors: torch.Tensor) -> torch.Tensor:
+def path_words(ancestors: NDArray[np.bool_]) -> NDArray[np.int64]:
     """bool [N, N] to int64 [WORDS, N]: bit j of word w says that the row descends from row 64 w + j, or is it."""
-    padded = torch.nn.functional.pad(ancestors, (0, WORDS * WORD_BITS - len(ancestors)))
-    powers = torch.ones(1, dtype=torch.int64) << torch.arange(WORD_BITS)
-    return (padded.view(-1, WORDS, WORD_BITS) * powers).sum(-1).t()
+    padded = np.zeros((len(ancestors), WORDS * WORD_BITS), np.bool_)
+    padded[:, : len(ancestors)] = ancestors
+    return np.packbits(padded, 1, "little").view("<i8").T

@@ -59,7 +59,7 @@ class GraphedForward:
         tap: Any = None,
         crossings: Crossings | None = None,
     ) -> None:
-        """`positions` is the longest cache's; `groups` are the model's query heads per key head.
+        """`positions` is the longest cache's; `groups` are the most query heads per key head of any layer.
 
         Forwards are padded to one of the numbers of rows `counts`, ascending. The `states` that `tap` has after a forward,
         [N, width], are kept. `crossings` are those of the model, if it is captured.
@@ -68,10 +68,12 @@ class GraphedForward:
         self._states: dict[int, torch.Tensor] = {}  # of the graphs' rows
         self._counts, self.max_rows = list(counts), counts[-1]
         self._pool = pool
-        self._devices = [part.tensor.device for part in pool.parts]
+        self._devices = [part.device for part in pool.shape.parts]
         pages = page_count(positions, pool.page_tokens)
-        work = TextWork(pool.shape, groups, positions, self._devices)
-        self._rows = [DeviceRows(device, self.max_rows, pages, work) for device in self._devices]
+        # By kind of layers; a model without attention has rows, too.
+        sizes = [(each.device, max(each.shape.key_dim, each.shape.value_dim)) for each in pool.kinds] or [(self._devices[0], 0)]
+        works = {width: TextWork(width, pool.shape.dtype, groups, positions, self._devices) for _, width in sizes}
+        self._rows = [DeviceRows(device, self.max_rows, pages, works[width]) for device, width in sizes]
         self._attention = KernelAttention(pool, self._rows)
         recurrent = pool.shape.recurrent
         self._recurrent = None if recurrent is None else DeviceStates(recurrent, self.max_rows)
@@ -127,9 +129,11 @@ class GraphedForward:
 
     def _set(self, pieces: Sequence[Piece], count: int) -> None:
         """Uploads the inputs of a forward of `count` rows to all devices."""
-        packed = self._rows[0].packed(pieces, count)
-        for rows in self._rows:
-            rows.upload(packed)
+        for work in dict.fromkeys(rows.work for rows in self._rows):
+            own = [rows for rows in self._rows if rows.work is work]
+            packed = own[0].packed(pieces, count)
+            for rows in own:
+                rows.upload(packed)
 
     @torch.inference_mode()
     def _run(self, count: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.verify.model.gpu.pool_rows import load_rows, row_width
+from outrider.verify.model.gpu.pool_rows import load_rows, row_width, rows_of
 from outrider.verify.model.gpu.product_kernels import PRECISION, enter
 
 # Fields of a row (`DeviceRows.rows`, which has `size` columns), and of a piece of work in the list that begins the tables.
@@ -61,7 +61,7 @@ def _add_block(scores, v, largest, totals, summed, axis: tl.constexpr):
     """Updates an online softmax with a block of keys, which are the scores' `axis`.
 
     The softmax is the running maximum, [rows]; the sum of weights, [rows, TOTALS] with equal columns; and the weighted sum of
-    values, [rows, padded_dim]. The sums are transposed if `axis` is 0.
+    values, [rows, padded_value]. The sums are transposed if `axis` is 0.
     """
     maximum = tl.maximum(largest, tl.max(scores, axis))
     base = tl.where(maximum == -float("inf"), 0.0, maximum)  # rows that attend to nothing so far
@@ -80,9 +80,11 @@ def _add_block(scores, v, largest, totals, summed, axis: tl.constexpr):
 
 @triton.jit
 def _attend_split(
-    query, query_head, query_row, layer, page_stride, value_offset, rows, tables, parts_out, lse, scaling, softcap, head, item,
-    groups: tl.constexpr, head_dim: tl.constexpr, padded_dim: tl.constexpr, window: tl.constexpr, capped: tl.constexpr,
-    size: tl.constexpr, block: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr,
+    query, query_head, query_row, keys, values, rows, tables, parts_out, lse, scaling, softcap, head, item,
+    groups: tl.constexpr, key_dim: tl.constexpr, padded_key: tl.constexpr, key_page: tl.constexpr,
+    value_dim: tl.constexpr, padded_value: tl.constexpr, value_page: tl.constexpr,
+    window: tl.constexpr, capped: tl.constexpr, size: tl.constexpr, block: tl.constexpr, block_rows: tl.constexpr,
+    block_keys: tl.constexpr,
     split_keys: tl.constexpr, splits_per_size: tl.constexpr, parts: tl.constexpr, page_tokens: tl.constexpr,
 ):  # fmt: skip
     """A piece of work: one split of a stream's text for a tile of its rows, whose query heads share a key head.
@@ -95,28 +97,29 @@ def _attend_split(
     real = packed < tl.load(item + COUNT).to(tl.int32) * groups
     row = tl.load(item + FIRST_ROW).to(tl.int32) + packed // groups
     query_heads = head * groups + packed % groups
-    dim = tl.arange(0, padded_dim)
-    in_head = dim < head_dim
+    dim, value_at = tl.arange(0, padded_key), tl.arange(0, padded_value)
+    in_head, in_value = dim < key_dim, value_at < value_dim
     q = tl.load(
         query + (query_heads * query_head + row * query_row)[:, None] + dim[None, :], real[:, None] & in_head[None, :], 0.0
     )
     largest = tl.full([block_rows], -float("inf"), tl.float32)
     totals = tl.zeros([block_rows, TOTALS], tl.float32)
-    summed = tl.zeros([block_rows, padded_dim], tl.float32)
+    summed = tl.zeros([block_rows, padded_value], tl.float32)
     start = _split_start(split, split_keys, splits_per_size)
     end = tl.minimum(_split_start(split + 1, split_keys, splits_per_size), length // block * block)
     if window > 0:
         position = length + tl.load(rows + DEPTH * size + row, real, 0).to(tl.int32)
         # Blocks before the first row's window change no sum.
         start = tl.maximum(start, tl.maximum(length - window + 1, 0) // block_keys * block_keys)
-    in_block, width = tl.arange(0, block_keys), row_width(layer, head_dim)
+    in_block, key_width, value_width = tl.arange(0, block_keys), row_width(keys, key_dim), row_width(values, value_dim)
     inside = in_block >= 0  # a block of keys ends before or where the split and its page do
     for begin in range(start, end, block_keys):
-        page = layer + tl.load(table + begin // page_tokens) * page_stride
-        keys, at = page + begin % page_tokens * width, begin % page_tokens + in_block
-        values, of_values = keys + value_offset, page + value_offset
-        k = load_rows(keys, in_block * width, page, at, inside, dim, in_head, q.dtype, head_dim, page_tokens)
-        v = load_rows(values, in_block * width, of_values, at, inside, dim, in_head, q.dtype, head_dim, page_tokens)
+        page, first = tl.load(table + begin // page_tokens), begin % page_tokens
+        of_keys, of_values, at = keys + page * key_page, values + page * value_page, first + in_block
+        base = of_keys + first * key_width
+        k = load_rows(base, in_block * key_width, of_keys, at, inside, dim, in_head, q.dtype, key_dim, page_tokens)
+        base = of_values + first * value_width
+        v = load_rows(base, in_block * value_width, of_values, at, inside, value_at, in_value, q.dtype, value_dim, page_tokens)
         scores = _scores(q, k, scaling, softcap, capped)
         if window > 0:
             scores = tl.where((begin + in_block)[None, :] > position[:, None] - window, scores, -float("inf"))
@@ -125,30 +128,31 @@ def _attend_split(
     attends = total != 0.0  # NaN goes on to the row's output
     divisor = tl.where(attends, total, 1.0)
     place = (row * tl.num_programs(0) * groups + query_heads) * parts + split
-    target = parts_out + place.to(tl.int64)[:, None] * head_dim + dim[None, :]
-    tl.store(target, summed / divisor[:, None], (real & attends)[:, None] & in_head[None, :])
+    target = parts_out + place.to(tl.int64)[:, None] * value_dim + value_at[None, :]
+    tl.store(target, summed / divisor[:, None], (real & attends)[:, None] & in_value[None, :])
     tl.store(lse + place, tl.where(attends, largest + tl.log(divisor), -float("inf")), real)
 
 
 @triton.jit
 def attend_text(
-    query,  # [heads, N, D]
+    query,  # [heads, N, key_dim]
     query_head,  # stride between heads
     query_row,  # stride between rows
-    pool,  # [pages, layers, 2, kv_heads, page_tokens, stored width], see `PoolPart`; uint8 for the bits of float8_e4m3fn
-    page_stride,
-    layer_offset,  # of the layer in a page
-    head_stride,  # between key heads
-    value_offset,  # of a value from its key
+    keys,  # the layer's in page 0, [kv_heads, page_tokens, stored width], see `PoolPart`; uint8 for the bits of float8_e4m3fn
+    values,
     rows,  # int64 [6, size], of `DeviceRows`
     tables,  # int64; the work, the streams' pages and the rows' paths
-    parts_out,  # float32 [N, heads, parts, D], by split; not written where nothing is attended to
+    parts_out,  # float32 [N, heads, parts, value_dim], by split; not written where nothing is attended to
     lse,  # float32 [N, heads, parts]; log-sum-exp of the scores
     scaling,
     softcap,
     groups: tl.constexpr,  # query heads per key head
-    head_dim: tl.constexpr,
-    padded_dim: tl.constexpr,
+    key_dim: tl.constexpr,
+    padded_key: tl.constexpr,
+    key_page: tl.constexpr,  # the stride between pages
+    value_dim: tl.constexpr,
+    padded_value: tl.constexpr,
+    value_page: tl.constexpr,
     window: tl.constexpr,  # 0 = none
     capped: tl.constexpr,
     size: tl.constexpr,
@@ -164,21 +168,22 @@ def attend_text(
     """The splits of all streams; the programs of a key head take them in turns."""
     enter(pdl)
     head = tl.program_id(0)
-    layer = pool + layer_offset + head.to(tl.int64) * head_stride
+    keys, values = rows_of(keys, head, key_dim, page_tokens), rows_of(values, head, value_dim, page_tokens)
     for number in range(tl.program_id(1), tl.load(tables).to(tl.int32), tl.num_programs(1)):
         _attend_split(
-            query, query_head, query_row, layer, page_stride, value_offset, rows, tables, parts_out, lse, scaling, softcap,
+            query, query_head, query_row, keys, values, rows, tables, parts_out, lse, scaling, softcap,
             head, tables + 1 + number * WORK_FIELDS,
-            groups, head_dim, padded_dim, window, capped, size, block, block_rows, block_keys,
+            groups, key_dim, padded_key, key_page, value_dim, padded_value, value_page, window, capped,
+            size, block, block_rows, block_keys,
             split_keys, splits_per_size, parts, page_tokens,
         )  # fmt: skip
 
 
 @triton.jit
 def _attend_path(
-    q, layer, page_stride, value_offset, table, path, length, position, largest, totals, summed, scaling, softcap,
-    dim, in_head,
-    head_dim: tl.constexpr, window: tl.constexpr, capped: tl.constexpr, block: tl.constexpr, own_keys: tl.constexpr,
+    q, keys, values, table, path, length, position, largest, totals, summed, scaling, softcap, dim, in_head, value_at, in_value,
+    key_dim: tl.constexpr, key_page: tl.constexpr, value_dim: tl.constexpr, value_page: tl.constexpr,
+    window: tl.constexpr, capped: tl.constexpr, block: tl.constexpr, own_keys: tl.constexpr,
     page_tokens: tl.constexpr,
 ):  # fmt: skip
     """Adds a row's keys to its online softmax, from the block that the new rows begin in: committed ones, then its path's."""
@@ -191,20 +196,22 @@ def _attend_path(
         in_page = tl.load(table + at // page_tokens, committed, 0).to(tl.int32) * page_tokens + at % page_tokens
         of_path = tl.load(path + at - length, (at >= length) & (at <= position), 0).to(tl.int32)
         found = tl.where(committed, in_page, of_path)
-        page, index = (found // page_tokens).to(tl.int64) * page_stride, found % page_tokens
-        key, values = page + index * row_width(layer, head_dim), layer + value_offset
-        k = load_rows(layer, key, layer + page, index, allowed, dim, in_head, q.dtype, head_dim, page_tokens)
-        v = load_rows(values, key, values + page, index, allowed, dim, in_head, q.dtype, head_dim, page_tokens)
+        page, index = (found // page_tokens).to(tl.int64), found % page_tokens
+        at_key, at_value = page * key_page, page * value_page
+        row = at_key + index * row_width(keys, key_dim)
+        k = load_rows(keys, row, keys + at_key, index, allowed, dim, in_head, q.dtype, key_dim, page_tokens)
+        row = at_value + index * row_width(values, value_dim)
+        v = load_rows(values, row, values + at_value, index, allowed, value_at, in_value, q.dtype, value_dim, page_tokens)
         scores = tl.where(allowed[:, None], _scores(k, q, scaling, softcap, capped), -float("inf"))
         largest, totals, summed = _add_block(scores, v, largest, totals, summed, 0)
     return largest, totals, summed
 
 
 @triton.jit
-def _part(parts_out, lse, place, part, count, real, dim, in_head, head_dim: tl.constexpr):
-    """A split's log-sum-exp, [rows], and output, [padded_dim, rows], for one row's heads; -inf and zeros if there is none."""
+def _part(parts_out, lse, place, part, count, real, dim, in_head, value_dim: tl.constexpr):
+    """A split's log-sum-exp, [rows], and output, [padded_value, rows], for one row's heads; -inf and zeros if there is none."""
     score = tl.load(lse + place + part, real & (part < count), -float("inf"))
-    target = parts_out + (place + part).to(tl.int64)[None, :] * head_dim + dim[:, None]
+    target = parts_out + (place + part).to(tl.int64)[None, :] * value_dim + dim[:, None]
     value = tl.load(target, (real & (part < count))[None, :] & in_head[:, None], 0.0)
     # What was not attended to was not written.
     return score, tl.where((score == -float("inf"))[None, :], 0.0, value)
@@ -221,7 +228,8 @@ def _join(largest, total, summed, score, weight, value):
 
 @triton.jit
 def _sum_parts(
-    parts_out, lse, place, count, real, dim, in_head, own_rows: tl.constexpr, head_dim: tl.constexpr, padded_dim: tl.constexpr
+    parts_out, lse, place, count, real, dim, in_head,
+    own_rows: tl.constexpr, value_dim: tl.constexpr, padded_value: tl.constexpr,
 ):  # fmt: skip
     """The splits of a row's text as an online softmax, in their order; four are read at once.
 
@@ -229,12 +237,12 @@ def _sum_parts(
     part would be brought through shared memory.
     """
     largest, total = tl.full([own_rows], -float("inf"), tl.float32), tl.zeros([own_rows], tl.float32)
-    summed = tl.zeros([padded_dim, own_rows], tl.float32)
+    summed = tl.zeros([padded_value, own_rows], tl.float32)
     for first in range(0, count, 4):
-        score_0, value_0 = _part(parts_out, lse, place, first, count, real, dim, in_head, head_dim)
-        score_1, value_1 = _part(parts_out, lse, place, first + 1, count, real, dim, in_head, head_dim)
-        score_2, value_2 = _part(parts_out, lse, place, first + 2, count, real, dim, in_head, head_dim)
-        score_3, value_3 = _part(parts_out, lse, place, first + 3, count, real, dim, in_head, head_dim)
+        score_0, value_0 = _part(parts_out, lse, place, first, count, real, dim, in_head, value_dim)
+        score_1, value_1 = _part(parts_out, lse, place, first + 1, count, real, dim, in_head, value_dim)
+        score_2, value_2 = _part(parts_out, lse, place, first + 2, count, real, dim, in_head, value_dim)
+        score_3, value_3 = _part(parts_out, lse, place, first + 3, count, real, dim, in_head, value_dim)
         largest, total, summed = _join(largest, total, summed, score_0, 1.0, value_0)
         largest, total, summed = _join(largest, total, summed, score_1, 1.0, value_1)
         largest, total, summed = _join(largest, total, summed, score_2, 1.0, value_2)
@@ -245,11 +253,13 @@ def _sum_parts(
 @triton.jit
 def attend_own(
     # As in `attend_text`.
-    query, query_head, query_row, pool, page_stride, layer_offset, head_stride, value_offset, rows, tables, parts_out, lse,
+    query, query_head, query_row, keys, values, rows, tables, parts_out, lse,
     sinks,  # [heads]; unused without has_sinks
-    out,  # [N, heads, D], contiguous
+    out,  # [N, heads, value_dim], contiguous
     scaling, softcap,
-    groups: tl.constexpr, head_dim: tl.constexpr, padded_dim: tl.constexpr, window: tl.constexpr, capped: tl.constexpr,
+    groups: tl.constexpr, key_dim: tl.constexpr, padded_key: tl.constexpr, key_page: tl.constexpr,
+    value_dim: tl.constexpr, padded_value: tl.constexpr, value_page: tl.constexpr,
+    window: tl.constexpr, capped: tl.constexpr,
     has_sinks: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
     own_rows: tl.constexpr,  # `groups` at least
     own_keys: tl.constexpr,
@@ -262,15 +272,15 @@ def attend_own(
     """
     enter(pdl)
     head, row = tl.program_id(0), tl.program_id(1)
-    layer = pool + layer_offset + head.to(tl.int64) * head_stride
+    keys, values = rows_of(keys, head, key_dim, page_tokens), rows_of(values, head, value_dim, page_tokens)
     length = _field(rows, LENGTH, row, size)
     position = length + _field(rows, DEPTH, row, size)
     table, path = tables + _field(rows, FIRST_PAGE, row, size), tables + _field(rows, PATH, row, size)
-    group, dim = tl.arange(0, own_rows), tl.arange(0, padded_dim)
-    real, in_head = group < groups, dim < head_dim
+    group, dim, value_at = tl.arange(0, own_rows), tl.arange(0, padded_key), tl.arange(0, padded_value)
+    real, in_head, in_value = group < groups, dim < key_dim, value_at < value_dim
     query_heads = head * groups + group
     place = row * tl.num_programs(0) * groups + query_heads
-    summed = tl.zeros([padded_dim, own_rows], tl.float32)
+    summed = tl.zeros([padded_value, own_rows], tl.float32)
     if _field(rows, PLACE, row, size) >= 0:
         q = tl.load(
             query + (query_heads * query_head + row * query_row)[:, None] + dim[None, :], real[:, None] & in_head[None, :], 0.0
@@ -281,13 +291,15 @@ def attend_own(
             largest = tl.load(sinks + query_heads, real, 0.0).to(tl.float32)
             totals += 1.0
         largest, totals, summed = _attend_path(
-            q, layer, page_stride, value_offset, table, path, length, position, largest, totals, summed, scaling, softcap,
-            dim, in_head, head_dim, window, capped, block, own_keys, page_tokens,
+            q, keys, values, table, path, length, position, largest, totals, summed, scaling, softcap,
+            dim, in_head, value_at, in_value, key_dim, key_page, value_dim, value_page, window, capped, block, own_keys,
+            page_tokens,
         )  # fmt: skip
+        count = _field(rows, SPLITS, row, size)
         of_text, weight, value = _sum_parts(
-            parts_out, lse, place * parts, _field(rows, SPLITS, row, size), real, dim, in_head, own_rows, head_dim, padded_dim
+            parts_out, lse, place * parts, count, real, value_at, in_value, own_rows, value_dim, padded_value
         )
         largest, total, summed = _join(largest, tl.max(totals, 0), summed, of_text, weight, value)
         summed = summed / total[None, :]
-    target = out + place.to(tl.int64)[None, :] * head_dim + dim[:, None]
-    tl.store(target, summed.to(out.dtype.element_ty), real[None, :] & in_head[:, None])
+    target = out + place.to(tl.int64)[None, :] * value_dim + value_at[:, None]
+    tl.store(target, summed.to(out.dtype.element_ty), real[None, :] & in_value[:, None])

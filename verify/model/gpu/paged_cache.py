@@ -1,24 +1,24 @@
 """KV caches on a GPU as tables of pages, which come from one pool in device memory.
 
-A page holds the keys and values of all layers for consecutive positions. Forks share pages by reference; a page that several
-caches hold is copied by the first that is about to write to it. No cache reserves a full context: a forward's pages are
-reserved before it starts, for all of its streams or for none.
+A page holds the keys and values of all layers for consecutive positions, in one tensor for each device, number of heads and
+width. Forks share pages by reference; a page that several caches hold is copied by the first that is about to write to it. No
+cache reserves a full context: a forward's pages are reserved before it starts, for all of its streams or for none.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
 
-from outrider.verify.errors import ModelError
 from outrider.verify.model.cache import kv_cache
 from outrider.verify.model.cache.codec import encode, noise_like
 from outrider.verify.model.cache.host_cache import new_hidden
 from outrider.verify.model.cache.kv_cache import OutOfPages, Rows, page_count
-from outrider.verify.model.cache.shape import SCALE_BYTES, CacheShape
+from outrider.verify.model.cache.shape import SCALE_BYTES, CacheShape, LayerShape
 from outrider.verify.model.cache.tensor_cache import TensorCache, new_states
 from outrider.verify.model.memory import free_bytes
 from outrider.verify.model.transfer import tensor_of, to_device
@@ -32,22 +32,10 @@ def pages_for(positions: int) -> int:
     return page_count(positions, kv_cache.PAGE_TOKENS)
 
 
-def check_pages(shape: CacheShape, group_sizes: Collection[int]) -> None:
-    """Raises ModelError if caches of this layout cannot be in pages. `group_sizes` are those of all layers (`ShapeProbe`)."""
-    if not shape.is_uniform or len(group_sizes) > 1:
-        raise ModelError(
-            "Models with layers whose queries, keys or values differ in shape, or without attention, are served on a CPU only;"
-            " set model.device to cpu."
-        )
-    if shape.recurrent is not None and shape.recurrent.decay_dim > 1:
-        raise ModelError(
-            "Models with recurrent layers whose channels decay differently are served on a CPU only; set model.device to cpu."
-        )
-
-
 def unplanned_pages(shape: CacheShape, positions: int) -> int:
     """The pages of a pool without a memory plan: of some caches of `positions`, as far as they fit, but of one at least."""
-    fitting = min(int(free_bytes(part.device) * POOLED_SHARE) // part.bytes_for(positions) for part in shape.parts)
+    sizes = [(part.device, part.bytes_for(positions)) for part in shape.parts]
+    fitting = min((int(free_bytes(device) * POOLED_SHARE) // size for device, size in sizes if size), default=POOLED_CACHES)
     return pages_for(positions) * max(1, min(POOLED_CACHES, fitting))
 
 
@@ -63,22 +51,34 @@ def together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class PoolPart(NamedTuple):
-    """The keys and values of consecutive layers on one device."""
+    """The keys and values of one number of heads and width on one device; `CacheShape.planes` says whose."""
 
-    first: int  # layer
-    tensor: torch.Tensor  # [pages, layers, 2, kv_heads, page_tokens, stored width]; rows of 8 bits as `planes` says
+    tensor: torch.Tensor  # [pages, K, heads, page_tokens, stored width]; rows of 8 bits as `planes` says
 
     @property
     def planes(self) -> tuple[torch.Tensor, ...]:
-        """Views of the rows, [pages, layers, 2, kv_heads, page_tokens, ...]; in 8 bits, of their values and of their scales.
+        """Views of the rows, [pages, K, heads, page_tokens, ...]; in 8 bits, of their values and of their scales.
 
         A page has the values of all of a head's rows before the scales, so that kernels load 16 bytes at once.
         """
         if self.tensor.itemsize > 1:
             return (self.tensor,)
-        tokens, width = self.tensor.shape[4], self.tensor.shape[5] - SCALE_BYTES
-        values, scales = self.tensor.flatten(4).split([tokens * width, tokens * SCALE_BYTES], 4)
-        return values.unflatten(4, (tokens, width)), scales.unflatten(4, (tokens, SCALE_BYTES))
+        tokens, width = self.tensor.shape[3], self.tensor.shape[4] - SCALE_BYTES
+        values, scales = self.tensor.flatten(3).split([tokens * width, tokens * SCALE_BYTES], 3)
+        return values.unflatten(3, (tokens, width)), scales.unflatten(3, (tokens, SCALE_BYTES))
+
+
+class PoolLayers(NamedTuple):
+    """Consecutive layers of one shape on one device, as kernels find them."""
+
+    device: torch.device
+    shape: LayerShape
+    first: int  # layer
+    step: int  # from the keys of a layer to those of the next one, in a part
+    keys: torch.Tensor  # of a `PoolPart`
+    values: torch.Tensor
+    first_key: int  # of the first layer, in the part
+    first_value: int
 
 
 class PagePool:
@@ -87,21 +87,41 @@ class PagePool:
     def __init__(self, shape: CacheShape, pages: int) -> None:
         self.shape = shape
         self.page_tokens = kv_cache.PAGE_TOKENS  # as in host memory
-        self.parts: list[PoolPart] = []  # by device
-        self.layers: list[tuple[torch.Tensor, ...]] = []  # the planes of each, [pages, 2, kv_heads, page_tokens, ...]
-        for part in shape.parts:
-            size = (pages, len(part.layers), 2, part.kv_heads, self.page_tokens, part.stored_width(part.head_dim))
-            tensor = torch.zeros(size, dtype=part.stored_dtype, device=part.device)
-            self.parts.append(PoolPart(len(self.layers), tensor))
-            self.layers += zip(*(plane.unbind(1) for plane in self.parts[-1].planes), strict=True)
+        self.groups: list[list[PoolPart]] = [[] for _ in shape.planes]  # by heads and width, and in these by device
+        self.kinds: list[PoolLayers] = []
+        # The planes of each layer's keys and values, [pages, heads, page_tokens, ...].
+        self.layers: list[tuple[tuple[torch.Tensor, ...], ...]] = []
+        for on_device in shape.parts:
+            self._add(on_device, pages)
         # Places of rows, and where they are to be, by the id of the cache, which may be gone by then: forks share its pages.
         self._moves: dict[int, list[tuple[int, int]]] = {}
         self._moving = threading.Lock()  # sessions are saved by a thread that reads their rows
         self._holders = [0] * pages  # caches that hold the page
         self._free = list(range(pages))[::-1]
 
+    def _add(self, shape: CacheShape, pages: int) -> None:
+        """Allocates the layers of one device."""
+        numbers, first = list(self.shape.planes), len(self.layers)
+        places: dict[tuple[int, int], tuple[PoolPart, int]] = {}  # by layer, and keys (0) or values (1)
+        for (heads, width), planes in shape.planes.items():
+            size = (pages, len(planes), heads, self.page_tokens, shape.stored_width(width))
+            part = PoolPart(torch.zeros(size, dtype=shape.stored_dtype, device=shape.device))
+            self.groups[numbers.index((heads, width))].append(part)
+            places |= {which: (part, place) for place, which in enumerate(planes)}
+        for layer in range(len(shape.layers)):
+            pair = places[layer, 0], places[layer, 1]
+            self.layers.append(tuple(tuple(plane[:, place] for plane in part.planes) for part, place in pair))
+        for kind, layers in groupby(range(len(shape.layers)), lambda layer: shape.layers[layer]._replace(window=None)):
+            (keys, key), (values, value) = (places[start := next(layers), 0], places[start, 1])
+            step = 1 + (kind.key_dim == kind.value_dim)
+            self.kinds.append(PoolLayers(shape.device, kind, first + start, step, keys.tensor, values.tensor, key, value))
+
     def __len__(self) -> int:
         return len(self._holders)
+
+    @property
+    def parts(self) -> list[PoolPart]:
+        return [part for group in self.groups for part in group]
 
     @property
     def free(self) -> int:
@@ -139,10 +159,11 @@ class PagePool:
             index = torch.tensor([move for moves in self._moves.values() for move in moves]).T
             self._moves = {}
             places = torch.stack([index // self.page_tokens, index % self.page_tokens])
+            on_devices = {each.device: to_device(places, each.device) for each in self.shape.parts}
             for part in self.parts:
-                (source, target), (source_row, target_row) = to_device(places, part.tensor.device)
+                (source, target), (source_row, target_row) = on_devices[part.tensor.device]
                 for plane in part.planes:
-                    plane[target, :, :, :, target_row] = plane[source, :, :, :, source_row]
+                    plane[target, :, :, target_row] = plane[source, :, :, source_row]
 
     def hold(self, pages: Iterable[int]) -> None:
         for page in pages:
@@ -214,17 +235,17 @@ class PagedCache(TensorCache):
         """`TensorCache.write` after `reserve`; returns copies, because the rows are not contiguous."""
         self.pool.settle()
         size, start = self.pool.page_tokens, self.length + known
-        end = start + key.shape[1]
-        at, planes = start, self.pool.layers[layer]
-        new = by_plane(torch.stack([encode(key, planes[0].dtype), encode(value, planes[0].dtype)]), planes)
-        while at < end:
-            row, stop = at % size, min(end, (at // size + 1) * size)
-            for plane, rows in zip(planes, new, strict=True):
-                plane[self.table[at // size], :, :, row : row + stop - at] = rows[:, :, at - start : stop - start]
-            at = stop
+        end, found = start + key.shape[1], []
         index = self._device_table(page_count(end, size), key.device)
-        keys, values = together([plane.movedim(0, 2).index_select(2, index) for plane in planes])
-        return keys.flatten(1, 2)[:, :end], values.flatten(1, 2)[:, :end]
+        for planes, new in zip(self.pool.layers[layer], (key, value), strict=True):
+            parts, at = by_plane(encode(new, planes[0].dtype), planes), start
+            while at < end:
+                row, stop = at % size, min(end, (at // size + 1) * size)
+                for plane, rows in zip(planes, parts, strict=True):
+                    plane[self.table[at // size], :, row : row + stop - at] = rows[:, at - start : stop - start]
+                at = stop
+            found.append(together([plane.movedim(0, 1).index_select(1, index) for plane in planes]).flatten(1, 2)[:, :end])
+        return found[0], found[1]
 
     def _device_table(self, count: int, device: torch.device) -> torch.Tensor:
         """The first `count` pages, int64 on the device; uploaded once for all its layers in a forward."""
@@ -265,28 +286,45 @@ class PagedCache(TensorCache):
         self.pool.settle()
         for page, found in zip(table, source.parts(length), strict=True):
             part = tensor_of(found, self.stored_dtype)
-            for own in self.pool.parts:
-                rows = part[own.first : own.first + own.tensor.shape[1]]
-                for plane, copied in zip(own.planes, by_plane(rows, own.planes), strict=True):
-                    plane[page, :, :, :, : part.shape[3]] = copied
+            for group, rows in zip(self.pool.groups, self._by_group(part), strict=True):
+                for own, of_device in zip(group, rows.split([own.tensor.shape[1] for own in group]), strict=True):
+                    for plane, copied in zip(own.planes, by_plane(of_device, own.planes), strict=True):
+                        plane[page, :, :, : part.shape[3]] = copied
         return table
+
+    def _by_group(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """The rows of one page, as in `KVCache.parts`, for each group of the pool, [K, heads, N, stored width]."""
+        if self.pool.shape.is_uniform:
+            return [part.flatten(0, 1)]
+        sizes = [(sum(own.tensor.shape[1] for own in group), *group[0].tensor.shape[2::2]) for group in self.pool.groups]
+        rows = part[0, 0, 0].split([count * heads * width for count, heads, width in sizes], 1)
+        return [each.unflatten(1, size).permute(1, 2, 0, 3) for each, size in zip(rows, sizes, strict=True)]
 
     def _part(self, start: int, end: int) -> torch.Tensor:
         """The rows of one page, as in `KVCache.parts`; on the host if the layers are on several devices."""
-        parts = list(map(together, self._views(start, end)))
-        return parts[0] if len(parts) == 1 else torch.cat([part.cpu() for part in parts])
+        groups = []
+        for group in self._views(start, end):
+            rows = list(map(together, group))
+            groups.append(rows[0] if len(self.pool.shape.parts) == 1 else torch.cat([each.cpu() for each in rows]))
+        if self.pool.shape.is_uniform:
+            layers: torch.Tensor = groups[0].unflatten(0, (-1, 2))
+            return layers
+        nothing = torch.empty(end - start, 0, dtype=self.stored_dtype, device=groups[0].device if groups else None)
+        return torch.cat([*(each.permute(2, 0, 1, 3).flatten(1) for each in groups), nothing], 1)[None, None, None]
 
-    def _views(self, start: int, end: int) -> Iterable[list[torch.Tensor]]:
-        """Views of the rows of one page on each device, by plane."""
+    def _views(self, start: int, end: int) -> Iterable[list[list[torch.Tensor]]]:
+        """Views of the rows of one page, by group, device and plane."""
         self.pool.settle()
         page, row = self.table[start // self.pool.page_tokens], start % self.pool.page_tokens
-        return ([plane[page, :, :, :, row : row + end - start] for plane in part.planes] for part in self.pool.parts)
+        rows = slice(row, row + end - start)
+        return ([[plane[page, :, :, rows] for plane in part.planes] for part in group] for group in self.pool.groups)
 
     def _pages(self, length: int) -> Iterable[list[torch.Tensor]]:
-        """Views of the first `length` rows, by page, device, and plane."""
+        """Views of the first `length` rows, by page, part, and plane."""
         size = self.pool.page_tokens
         for start in range(0, length, size):
-            yield from self._views(start, min(start + size, length))
+            for group in self._views(start, min(start + size, length)):
+                yield from group
 
     def _contents(self, length: int) -> Iterable[torch.Tensor]:
         return (view for views in self._pages(length) for view in views)

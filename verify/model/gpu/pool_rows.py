@@ -8,11 +8,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from outrider.verify.model.cache import shape
+
+SCALE_BYTES = tl.constexpr(shape.SCALE_BYTES)
+
 
 @triton.jit
 def row_width(pool, head_dim: tl.constexpr):
     """Elements of a row's values in the pool; in 8 bits, the scales of a page's rows are behind the values of all."""
     return head_dim if pool.dtype.element_ty.primitive_bitwidth > 8 else (head_dim + 3) // 4 * 4
+
+
+@triton.jit
+def rows_of(pool, head, head_dim: tl.constexpr, page_tokens: tl.constexpr):
+    """The rows of a key head in a layer's first page."""
+    scales: tl.constexpr = 0 if pool.dtype.element_ty.primitive_bitwidth > 8 else SCALE_BYTES
+    return pool + head.to(tl.int64) * (page_tokens * (row_width(pool, head_dim) + scales))
 
 
 @triton.jit

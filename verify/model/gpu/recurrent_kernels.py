@@ -151,7 +151,7 @@ def scan(
     values, value_head, value_row,  # float32 [H, N, value_dim]
     decays, decay_head, decay_row,  # float32 [H, N]
     beta, beta_head, beta_row,  # float32 [H, N]; unused without is_delta
-    out,  # float32 [N, H, value_dim], contiguous; not written for rows without a stream
+    out,  # float32 [N, H, value_dim], contiguous; zero for rows without a stream
     rows, streams, layer,  # int64 tables of `DeviceStates`, and the layer's number
     is_delta: tl.constexpr,
     size: tl.constexpr,
@@ -160,14 +160,19 @@ def scan(
     key_dim: tl.constexpr, value_dim: tl.constexpr,
     block_keys: tl.constexpr, block_values: tl.constexpr, block_rows: tl.constexpr,
 ):  # fmt: skip
-    """Reads some columns of one head's state for one stream's rows; keeps their keys, writes and decays."""
+    """Reads some columns of one head's state for one stream's rows; keeps their keys, writes and decays.
+
+    There are as many programs of streams as rows; those of rows without a stream write their zeros.
+    """
     stream, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     count = tl.load(streams + COUNT * size + stream).to(tl.int32)
+    value_at = tl.program_id(2) * block_values + tl.arange(0, block_values)
+    in_value = value_at < value_dim
+    if tl.load(rows + STREAM * size + stream) < 0:
+        tl.store(out + (stream * heads + head) * value_dim + value_at, tl.zeros([block_values], tl.float32), in_value)
     if count > 0:
         first = tl.load(streams + FIRST_ROW * size + stream).to(tl.int32)
         at = (layer * heads + head).to(tl.int64)  # of the state
-        value_at = tl.program_id(2) * block_values + tl.arange(0, block_values)
-        in_value = value_at < value_dim
         matrix = _buffer(streams, MATRICES, stream, tl.float32, size) + at * key_dim * value_dim
         kept_keys = _buffer(streams, KEYS, stream, tl.float32, size) + at * most_rows * key_dim
         kept_writes = _buffer(streams, WRITES, stream, tl.float32, size) + at * most_rows * value_dim
@@ -207,7 +212,9 @@ def convolve(
     inputs,  # [N, channels]
     input_row,  # stride between rows
     input_channel,  # stride between channels
-    taps,  # float32 [window + 1, channels]
+    weight,  # [channels, window + 1]
+    weight_channel,  # stride between channels
+    weight_tap,
     bias,  # [channels]; unused without has_bias
     out,  # float32 [N, channels], contiguous; zero for rows without a stream
     rows,  # int64, of `DeviceStates`
@@ -238,7 +245,7 @@ def convolve(
             of_row = inputs + (first + place - window) * input_row + at * input_channel
             before = tl.load(kept + place * channels + at, inside & (place < window), 0.0).to(tl.float32)
             own = tl.load(of_row, inside & (place >= window), 0.0).to(tl.float32)
-            summed += (before + own) * tl.load(taps + tap * channels + at, inside, 0.0)
+            summed += (before + own) * tl.load(weight + at * weight_channel + tap * weight_tap, inside, 0.0).to(tl.float32)
         own = tl.load(inputs + row * input_row + at * input_channel, inside, 0.0)
         tl.store(kept + (window + row - first) * channels + at, own, inside)
     tl.store(out + row * channels + at, summed, inside)

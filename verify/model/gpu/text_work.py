@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.verify.model.cache.shape import CacheShape
-
 # 72 and 136: a root and 71 or 135 nodes, up to a multiple of the tensor cores' tiles.
 ROWS = (1, 2, 4, 8, 16, 32, 64, 72, 128, 136, 256)
 # Torch.compile makes a kernel of its own for one row, whose bits may differ. So where rows are to be invariant, one is padded.
@@ -53,20 +51,23 @@ class TextWork:
     length of its text, where its pages begin, the tile and the split.
     """
 
-    def __init__(self, shape: CacheShape, groups: int, positions: int, devices: Sequence[torch.device]) -> None:
-        """`groups` are the query heads per key head; `positions` is the longest context."""
+    def __init__(self, head_dim: int, dtype: torch.dtype, groups: int, positions: int, devices: Sequence[torch.device]) -> None:
+        """`groups` are the most query heads per key head, `head_dim` the larger width of keys and values.
+
+        `positions` is the longest context.
+        """
         self._groups, self._split, self._parts = groups, SPLIT_KEYS, max(1, split_count(positions, SPLIT_KEYS))
         found = {capability(device) for device in devices}
         self._capability = found.pop() if len(found) == 1 else 0  # blocks that fit into each of several kinds
-        self._sizes = shape.head_dim, shape.dtype, self._capability
+        self._sizes = head_dim, dtype, self._capability
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Positions of the first splits, the number of splits of the longest context, and the GPUs' compute capability.
+        """Positions of the first splits, the splits of the longest context, the GPUs' compute capability, and the groups.
 
         The kernels' blocks follow from these and from a forward's rows.
         """
-        return {"split": self._split, "parts": self._parts, "capability": self._capability}
+        return {"split": self._split, "parts": self._parts, "capability": self._capability, "most_groups": self._groups}
 
     def most(self, rows: int) -> int:
         """The most numbers that a list has for up to `rows` rows."""

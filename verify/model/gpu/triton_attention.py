@@ -16,7 +16,7 @@ import triton
 from outrider.verify.model.attention.interface import Layer
 from outrider.verify.model.gpu import kernels, writing_kernels
 from outrider.verify.model.gpu.device_rows import DeviceRows
-from outrider.verify.model.gpu.paged_cache import PagePool
+from outrider.verify.model.gpu.paged_cache import PagePool, PoolLayers
 from outrider.verify.model.gpu.text_work import BLOCK, HOPPER, MIN_BLOCK_ROWS, SPLITS_PER_SIZE, attend_blocks
 from outrider.verify.model.gpu.triton_products import overlap
 from outrider.verify.model.transfer import on_device
@@ -43,14 +43,17 @@ class Rotation(NamedTuple):
 def tree_attention(
     query: torch.Tensor,  # [heads, N, head_dim]
     key: torch.Tensor,  # [kv_heads, N, head_dim]
-    value: torch.Tensor,
-    pool: torch.Tensor,  # [pages, layers, 2, kv_heads, page_tokens, stored width]; the rows are written to it
+    value: torch.Tensor,  # [kv_heads, N, value_dim]
+    keys: torch.Tensor,  # [pages, K, kv_heads, page_tokens, stored width], of a `PoolPart`; the rows are written to it
+    values: torch.Tensor,  # may be the same
     rows: torch.Tensor,  # int64 [6, max_rows]; see `DeviceRows` for it and the tables
     tables: torch.Tensor,
-    layer: int,
+    key_at: int,  # in `keys`
+    value_at: int,
     split: int,  # positions of the first splits
     parts: int,  # the splits of the longest context
     capability: int,  # of the model's GPUs; 0 = several
+    most_groups: int,  # query heads per key head of any layer, for which work was listed
     scaling: float,
     window: int,  # 0 = none
     softcap: float,  # 0 = none
@@ -62,19 +65,13 @@ def tree_attention(
     key_gain: torch.Tensor | None = None,
     epsilon: float = 0.0,
 ) -> torch.Tensor:
-    """Writes the new keys and values; returns attention over the text, a row's ancestors and itself, [heads, N, head_dim]."""
+    """Writes the new keys and values; returns attention over the text, a row's ancestors and itself, [heads, N, value_dim]."""
     query, key, value = (each if each.stride(2) == 1 else each.contiguous() for each in (query, key, value))
     kv_heads, count, head_dim = key.shape
-    page = _pages(pool, layer)
-    inputs = {
-        "rows": rows,
-        "size": rows.shape[1],
-        "head_dim": head_dim,
-        "padded_dim": max(16, triton.next_power_of_2(head_dim)),
-    }
-    inputs |= overlap(query.device)
+    page = _pages(keys[:, key_at], values[:, value_at])
+    inputs: dict[str, Any] = {"rows": rows, "size": rows.shape[1], **_widths(head_dim, value.shape[2]), **overlap(query.device)}
     heads = _strided(query=query, key=key, value=value)
-    turned = query if angles is None else rows_first(query)
+    turned = query if angles is None else rows_first(query, head_dim)
     rotation = {
         "query_gain": query if query_gain is None else query_gain,
         "key_gain": query if key_gain is None else key_gain,
@@ -91,24 +88,30 @@ def tree_attention(
     with on_device(query.device):
         written = kv_heads + (0 if angles is None else len(query))
         writing_kernels.write[written, count](**heads, **rotation, **page, **inputs, kv_heads=kv_heads)
-        return _attend(turned, kv_heads, sinks, capability, tables=tables, **page, **shared, **scores)
+        return _attend(turned, kv_heads, most_groups, sinks, capability, tables=tables, **page, **shared, **scores)
 
 
 @tree_attention.register_fake
-def _(query: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return rows_first(query)
+def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return rows_first(query, value.shape[2])
 
 
-def _pages(pool: torch.Tensor, layer: int) -> dict[str, Any]:
+def _pages(keys: torch.Tensor, values: torch.Tensor) -> dict[str, Any]:
     """A layer's keys and values in the pool's pages, as kernels take them."""
+    is_float8 = keys.dtype == torch.float8_e4m3fn  # not all GPUs have the type
     return {
-        "pool": pool.view(torch.uint8) if pool.dtype == torch.float8_e4m3fn else pool,  # not all GPUs have the type
-        "page_stride": pool.stride(0),
-        "layer_offset": layer * pool.stride(1),
-        "head_stride": pool.stride(3),
-        "value_offset": pool.stride(2),
-        "page_tokens": pool.shape[4],
+        "keys": keys.view(torch.uint8) if is_float8 else keys,
+        "key_page": keys.stride(0),
+        "values": values.view(torch.uint8) if is_float8 else values,
+        "value_page": values.stride(0),
+        "page_tokens": keys.shape[2],
     }
+
+
+def _widths(key_dim: int, value_dim: int) -> dict[str, int]:
+    """The widths of keys and values, and the powers of two for them."""
+    padded_key, padded_value = (max(16, triton.next_power_of_2(width)) for width in (key_dim, value_dim))
+    return {"key_dim": key_dim, "padded_key": padded_key, "value_dim": value_dim, "padded_value": padded_value}
 
 
 def _strided(**tensors: torch.Tensor) -> dict[str, Any]:
@@ -117,15 +120,18 @@ def _strided(**tensors: torch.Tensor) -> dict[str, Any]:
     return {**tensors, **strides}
 
 
-def _attend(query: torch.Tensor, kv_heads: int, sinks: torch.Tensor | None, capability: int, **inputs: Any) -> torch.Tensor:
-    """Launches `kernels.attend_text` and `kernels.attend_own`; returns the attention, shaped as the query."""
+def _attend(
+    query: torch.Tensor, kv_heads: int, most_groups: int, sinks: torch.Tensor | None, capability: int, **inputs: Any
+) -> torch.Tensor:
+    """Launches `kernels.attend_text` and `kernels.attend_own`; returns the attention, [heads, N, value_dim]."""
     heads, count, head_dim = query.shape
-    groups = heads // kv_heads
+    groups, value_dim = heads // kv_heads, inputs["value_dim"]
+    width = max(head_dim, value_dim)
     # Here and not before, because torch.compile would make code of its own for the rows of each size of blocks.
-    block_rows, block_keys = attend_blocks(count * groups, head_dim, query.dtype, capability)
-    parts_out = torch.empty(count, heads, inputs["parts"], head_dim, dtype=torch.float32, device=query.device)
+    block_rows, block_keys = attend_blocks(count * most_groups, width, query.dtype, capability)
+    parts_out = torch.empty(count, heads, inputs["parts"], value_dim, dtype=torch.float32, device=query.device)
     lse = torch.empty(count, heads, inputs["parts"], dtype=torch.float32, device=query.device)
-    out, own_rows = rows_first(query), max(MIN_BLOCK_ROWS, triton.next_power_of_2(groups))
+    out, own_rows = rows_first(query, value_dim), max(MIN_BLOCK_ROWS, triton.next_power_of_2(groups))
     shared = {**_strided(query=query), "parts_out": parts_out, "lse": lse, "groups": groups, **inputs}
     kernels.attend_text[kv_heads, max(1, PROGRAMS // kv_heads)](
         **shared,
@@ -142,7 +148,7 @@ def _attend(query: torch.Tensor, kv_heads: int, sinks: torch.Tensor | None, capa
         own_keys=block_keys,
         num_warps=WARPS,
         num_stages=OWN_STAGES,
-        **own_limits(own_rows, head_dim, query.dtype, inputs["pool"].itemsize, capability),
+        **own_limits(own_rows, width, query.dtype, inputs["keys"].itemsize, capability),
     )
     return out
 
@@ -157,33 +163,35 @@ def own_limits(rows: int, head_dim: int, dtype: torch.dtype, stored_bytes: int, 
     return {"maxnreg": OWN_REGISTERS} if slightly and dtype.itemsize == stored_bytes == 2 else {}
 
 
-def rows_first(query: torch.Tensor) -> torch.Tensor:
-    """An empty [heads, N, D] tensor with rows outermost in memory, the layout that the output projection reads."""
-    return torch.empty_like(query.transpose(0, 1), memory_format=torch.contiguous_format).transpose(0, 1)
+def rows_first(query: torch.Tensor, width: int) -> torch.Tensor:
+    """An empty [heads, N, width] tensor with rows outermost in memory, the layout that the output projection reads."""
+    heads, count, _ = query.shape
+    return query.new_empty(count, heads, width).transpose(0, 1)
 
 
 class KernelAttention:
     """Tree attention of a forward's rows over pages. Implements `outrider.verify.model.attention.Attention`."""
 
     def __init__(self, pool: PagePool, rows: Sequence[DeviceRows]) -> None:
-        self._by_device = {
-            part.tensor.device: (part.first, {"pool": part.tensor, "rows": own.rows, "tables": own.tables})
-            for part, own in zip(pool.parts, rows, strict=True)
-        }
-        self._sizes, self._head_dim = rows[0].work.sizes, pool.shape.head_dim
+        """`rows` are those of each kind of layers in the pool."""
+        self._kinds: dict[torch.device, dict[tuple[int, int, int], tuple[PoolLayers, dict[str, Any]]]] = {}
+        for each, own in zip(pool.kinds, rows, strict=False):  # there are rows, but no layers, in a model without attention
+            inputs = {"keys": each.keys, "values": each.values, "rows": own.rows, "tables": own.tables, **own.work.sizes}
+            self._kinds.setdefault(each.device, {})[each.shape[:3]] = each, inputs
 
     def attend(
         self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rotation: Rotation | None = None
     ) -> torch.Tensor:
         """See `Attention`; with `rotation`, queries and keys are still to be rotated."""
-        first, tensors = self._by_device[query.device]
+        kind, inputs = self._kinds[query.device][key.shape[0], key.shape[2], value.shape[2]]
+        place = (layer.index - kind.first) * kind.step
         out = tree_attention(
             query=query,
             key=key,
             value=value,
-            **tensors,
-            **self._sizes,
-            layer=layer.index - first,
+            **inputs,
+            key_at=kind.first_key + place,
+            value_at=kind.first_value + place,
             scaling=layer.scaling,
             window=layer.window or 0,
             softcap=layer.softcap or 0.0,
@@ -194,9 +202,8 @@ class KernelAttention:
 
     def attend_states(self, layer: Layer, states: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         """Of queries, keys and values side by side, [N, (heads + 2 kv_heads) * head_dim]; returns [N, heads * head_dim]."""
-        pool = self._by_device[states.device][1]["pool"]
-        count, head_dim = len(states), self._head_dim
+        [(kv_heads, head_dim, _)] = self._kinds[states.device]  # of all layers
+        count = len(states)
         heads = states.view(count, -1, head_dim).transpose(0, 1)
-        kv_heads = pool.shape[3]
         query, key, value = heads.split([len(heads) - 2 * kv_heads, kv_heads, kv_heads])
         return self.attend(layer, query, key, value, rotation).transpose(0, 1).reshape(count, -1)

@@ -40,7 +40,7 @@ def scan(
     """Reads the streams' states for their rows, [H, N, value_dim]; zero without a stream. Keeps keys, writes and decays."""
     queries, keys, values = (each if each.stride(2) == 1 else each.contiguous() for each in (queries, keys, values))
     heads, count, value_dim = values.shape
-    out = torch.zeros(count, heads, value_dim, device=values.device)
+    out = torch.empty(count, heads, value_dim, device=values.device)
     named = {"query": queries, "key": keys, "value": values, "decay": decays, "beta": decays if beta is None else beta}
     strides = {f"{name}_{of}": each.stride(at) for name, each in named.items() for at, of in enumerate(("head", "row"))}
     with on_device(values.device):
@@ -73,7 +73,7 @@ def _(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *_: Any) 
 @torch.library.custom_op("outrider::recurrent_convolution", mutates_args=())
 def convolve(
     inputs: torch.Tensor,  # [N, channels]
-    taps: torch.Tensor,  # float32 [window + 1, channels]; the weights
+    weight: torch.Tensor,  # [channels, window + 1]
     bias: torch.Tensor | None,  # [channels]
     rows: torch.Tensor,  # see `DeviceStates`
     streams: torch.Tensor,
@@ -87,8 +87,10 @@ def convolve(
             inputs=inputs,
             input_row=inputs.stride(0),
             input_channel=inputs.stride(1),
-            taps=taps,
-            bias=taps if bias is None else bias,
+            weight=weight,
+            weight_channel=weight.stride(0),
+            weight_tap=weight.stride(1),
+            bias=weight if bias is None else bias,
             out=out,
             rows=rows,
             streams=streams,
@@ -97,7 +99,7 @@ def convolve(
             size=rows.shape[1],
             most_rows=ROWS,
             words=WORDS,
-            window=len(taps) - 1,
+            window=weight.shape[1] - 1,
             channels=channels,
             block=BLOCK_CHANNELS,
         )
@@ -147,17 +149,15 @@ def fold(states: DeviceStates, count: int) -> None:
 
 
 class KernelRecurrence(Recurrence):
-    """The recurrent layers of one forward by kernels, called in the order of the layers."""
+    """The recurrent layers of one forward by kernels."""
 
     def __init__(self, states: DeviceStates) -> None:
         super().__init__([])
         self._tables = {"rows": states.rows, "streams": states.streams}
 
-    def convolve(self, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        number, self._convolutions = self._convolutions, self._convolutions + 1
-        return cast(torch.Tensor, convolve(inputs, taps, bias, **self._tables, layer=number))
+    def convolve(self, number: int, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return cast(torch.Tensor, convolve(inputs, weight, bias, **self._tables, layer=number))
 
-    def scan(self, rows: Scan, _: Any) -> torch.Tensor:
-        number, self._scans = self._scans, self._scans + 1
+    def scan(self, number: int, rows: Scan, _: Any) -> torch.Tensor:
         queries, keys, values, decays, beta = rows
         return cast(torch.Tensor, scan(queries, keys, values, decays[..., 0], beta, **self._tables, layer=number))

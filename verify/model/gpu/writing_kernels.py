@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from outrider.verify.model.gpu.kernels import PLACE
-from outrider.verify.model.gpu.pool_rows import store_row
+from outrider.verify.model.gpu.pool_rows import rows_of, store_row
 from outrider.verify.model.gpu.product_kernels import enter
 
 
@@ -64,15 +64,16 @@ def write(
     value,
     value_head,
     value_row,
-    pool,  # see `attend_text` for this and all below
-    page_stride,
-    layer_offset,
-    head_stride,
-    value_offset,
+    keys,  # see `attend_text` for this and all below
+    values,
     rows,
     kv_heads: tl.constexpr,
-    head_dim: tl.constexpr,
-    padded_dim: tl.constexpr,
+    key_dim: tl.constexpr,
+    padded_key: tl.constexpr,
+    key_page: tl.constexpr,
+    value_dim: tl.constexpr,
+    padded_value: tl.constexpr,
+    value_page: tl.constexpr,
     size: tl.constexpr,
     page_tokens: tl.constexpr,
     rotary_dim: tl.constexpr,  # 0 = nothing is rotated
@@ -87,18 +88,20 @@ def write(
     enter(pdl)
     head, row = tl.program_id(0), tl.program_id(1)
     place = tl.load(rows + PLACE * size + row)
-    dim = tl.arange(0, padded_dim)
+    dim, value_at = tl.arange(0, padded_key), tl.arange(0, padded_value)
     position = tl.load(positions + row) if rotary_dim else 0
     if head >= kv_heads:
         of_query = query + (head - kv_heads) * query_head + row * query_row
-        values = _stored(of_query, query_gain, angles, position, dim, epsilon, head_dim, rotary_dim, has_gains)
+        rotated = _stored(of_query, query_gain, angles, position, dim, epsilon, key_dim, rotary_dim, has_gains)
         heads = tl.num_programs(0) - kv_heads
-        target = turned + (row * heads + head - kv_heads).to(tl.int64) * head_dim + dim
-        tl.store(target, values, dim < head_dim)
+        target = turned + (row * heads + head - kv_heads).to(tl.int64) * key_dim + dim
+        tl.store(target, rotated, dim < key_dim)
     elif place >= 0:
-        layer = pool + layer_offset + head.to(tl.int64) * head_stride
-        page, index = layer + (place // page_tokens) * page_stride, place % page_tokens
+        page, index = place // page_tokens, place % page_tokens
         of_key, of_value = key + head * key_head + row * key_row, value + head * value_head + row * value_row
-        keys = _stored(of_key, key_gain, angles, position, dim, epsilon, head_dim, rotary_dim, has_gains)
-        store_row(page, index, keys, dim, head_dim, page_tokens)
-        store_row(page + value_offset, index, tl.load(of_value + dim, dim < head_dim), dim, head_dim, page_tokens)
+        new = _stored(of_key, key_gain, angles, position, dim, epsilon, key_dim, rotary_dim, has_gains)
+        store_row(rows_of(keys, head, key_dim, page_tokens) + page * key_page, index, new, dim, key_dim, page_tokens)
+        new = tl.load(of_value + value_at, value_at < value_dim)
+        store_row(
+            rows_of(values, head, value_dim, page_tokens) + page * value_page, index, new, value_at, value_dim, page_tokens
+        )

@@ -1,12 +1,14 @@
 """How unmodified transformers models call our recurrences: their layers' own forwards, with the recurrent functions replaced.
 
 transformers' recurrent layers project their inputs, call a short convolution and a scan by the names of module-level functions,
-and project the result. A layer is recognised by the names that its forward calls, whatever the architecture.
+and project the result. A layer is recognised by the names that its forward calls, whatever the architecture. torch.compile
+traces all of it, and what it makes of one layer serves the others: layers differ by a number, which says whose state it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -16,36 +18,39 @@ from transformers.activations import ACT2FN
 from outrider.verify.errors import ModelError
 from outrider.verify.model.kwarg_injector import NotPassedOn, Receiver, own_forward
 from outrider.verify.model.recurrent.rows import Recurrence, Scan
-from outrider.verify.model.transfer import to_device
 
 # Names of transformers' functions whose callers keep a state.
 STATES = {"get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state"}
 
 
 class Mixer(Receiver):
-    """Replaces the forward of one recurrent layer."""
+    """Replaces the forward of the recurrent layers of one class, and the functions that they call, in turns."""
 
-    def __init__(self, module: torch.nn.Module, forward: FunctionType, names: set[str]) -> None:
-        """`names` are those of the functions that the layer calls."""
-        replacements = {name: getattr(self, REPLACEMENTS[name]) for name in names}
-        self._module, self._originals = module, {name: forward.__globals__[name] for name in names}
-        rebound = FunctionType(
-            forward.__code__, forward.__globals__ | replacements, forward.__name__, forward.__defaults__, forward.__closure__
-        )
-        rebound.__kwdefaults__ = forward.__kwdefaults__
-        self._forward = rebound
+    def __init__(self, forward: FunctionType, names: set[str]) -> None:
+        """`forward` is that of the class; `names` are those of the functions that it calls."""
+        self._originals = {name: forward.__globals__[name] for name in names}
+        scope = forward.__globals__ | {name: getattr(self, REPLACEMENTS[name]) for name in names}
+        del scope["__name__"]  # or torch.compile would take the functions from the module of this name
+        self._forward = FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
+        self._forward.__kwdefaults__ = forward.__kwdefaults__
+        # Of the layer that is running.
         self._recurrence: Recurrence | None = None
-        self._taps: dict[int, torch.Tensor] = {}  # by the addresses of the weights
-        self._lengths: torch.Tensor | None = None  # of queries and keys; a captured graph may not upload them
+        self._layer_number = 0
 
     def __call__(
-        self, *inputs: Any, recurrence: Recurrence | None = None, attention: Any = None, positions: Any = None, **others: Any
+        self,
+        module: Any,
+        *inputs: Any,
+        recurrence: Recurrence | None = None,
+        attention: Any = None,
+        positions: Any = None,
+        **others: Any,
     ) -> Any:
-        """The layer's forward. Raises ValueError if the model does not pass our keyword arguments."""
+        """The forward of a layer. Raises ValueError if the model does not pass our keyword arguments."""
         if recurrence is None:
             raise NotPassedOn("recurrent")
-        self._recurrence = recurrence
-        return self._forward(self._module, *inputs, **others)
+        self._recurrence, self._layer_number = recurrence, module.recurrent_layer
+        return self._forward(module, *inputs, **others)
 
     @property
     def _current(self) -> Recurrence:
@@ -61,19 +66,12 @@ class Mixer(Receiver):
         **_: Any,
     ) -> torch.Tensor:
         """Replaces `causal_conv1d_fn`."""
-        out = self._current.convolve(hidden_states[0].t(), self._taps_of(weight), bias).to(weight.dtype)
-        out = out if activation is None else ACT2FN[activation](out)
+        out = self._current.convolve(self._layer_number, hidden_states[0].t(), weight, bias).to(weight.dtype)
+        if activation in ("silu", "swish"):
+            out = torch.nn.functional.silu(out)
+        elif activation is not None:
+            out = ACT2FN[activation](out)
         return out.to(hidden_states.dtype).t()[None]
-
-    def _taps_of(self, weight: torch.Tensor) -> torch.Tensor:
-        """The weights [channels, window + 1] as float32 [window + 1, channels]; computed once for the layer's parameters."""
-        address = weight.data_ptr()
-        if address in self._taps:
-            return self._taps[address]
-        taps = weight.detach().t().float().contiguous()
-        if any(address == parameter.data_ptr() for parameter in self._module.parameters()):
-            self._taps[address] = taps
-        return taps
 
     def delta_rule(
         self,
@@ -93,18 +91,14 @@ class Mixer(Receiver):
             out, after = self._scan(*parts, g=g[:, place], beta=beta[:, place], initial_state=state[None], **options)
             return out[0], after[0]
 
-        both = torch.stack([query[0], key[0]]).float()
-        if self._lengths is None:
-            self._lengths = to_device(torch.tensor([key.shape[-1] ** -0.5, 1.0])[:, None, None, None], both.device)
-        repeats = int(value.shape[2]) // int(key.shape[2])
-        lengths = self._lengths
+        queries, keys = query[0].float(), key[0].float()
         if use_qk_l2norm_in_kernel:  # as transformers does
-            lengths = torch.rsqrt(both.square().sum(-1, keepdim=True) + 1e-6) * lengths
-        both = both * lengths
-        queries, keys = (by_head(each, repeats) for each in both)
+            queries, keys = normed(queries), normed(keys)
+        repeats, scaling = int(value.shape[2]) // int(key.shape[2]), key.shape[-1] ** -0.5
         decays = g[0].float() if g.dim() == 4 else g[0].float()[..., None]
-        rows = Scan(queries, keys, by_head(value[0].float()), by_head(decays), beta[0].float().t())
-        return self._current.scan(rows, chunked).transpose(0, 1).to(value.dtype)[None], None
+        read = by_head(queries * scaling, repeats), by_head(keys, repeats)
+        rows = Scan(*read, by_head(value[0].float()), by_head(decays), beta[0].float().t())
+        return self._current.scan(self._layer_number, rows, chunked).transpose(0, 1).to(value.dtype)[None], None
 
     def state_space(
         self,
@@ -136,7 +130,7 @@ class Mixer(Receiver):
         values = by_head(hidden_states[0].float() * steps[..., None])
         decays = (steps * A.float()).t()[..., None]
         rows = Scan(by_head(C[0].float(), repeats), by_head(B[0].float(), repeats), values, decays, None)
-        out = self._current.scan(rows, chunked).transpose(0, 1)
+        out = self._current.scan(self._layer_number, rows, chunked).transpose(0, 1)
         return (out if D is None else out + skip(D, hidden_states)).contiguous()[None]
 
     def _scan(self, *inputs: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,6 +148,10 @@ REPLACEMENTS = {
     "chunk_kimi_delta_attention": "delta_rule",
     "mamba2_chunk_scan": "state_space",
 }
+
+
+def normed(rows: torch.Tensor) -> torch.Tensor:
+    return rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + 1e-6)
 
 
 def by_head(rows: torch.Tensor, repeats: int = 1) -> torch.Tensor:
@@ -185,9 +183,10 @@ def swap_in(model: torch.nn.Module) -> bool:
                 f"This model cannot be served: its {type(module).__name__} layers keep a state of a kind that is not supported;"
                 " serve another model."
             )
-    for module, forward, names in layers:
-        replacement: Callable[..., Any] = Mixer(module, forward, names)
-        module.forward = replacement
+    mixers = {type(module): Mixer(forward, names) for module, forward, names in layers}
+    for number, (module, _, _) in enumerate(layers):
+        module.recurrent_layer = number  # type: ignore[assignment]
+        module.forward = partial(mixers[type(module)], module)
     return bool(layers)
 
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates, Snapshot
@@ -94,18 +96,17 @@ def advance(state: torch.Tensor, keys: torch.Tensor, writes: torch.Tensor, g: to
     state.mul_(last.exp().transpose(1, 2)).baddbmm_(weighted, writes)
 
 
-def gather_index(ancestors: torch.Tensor, first: int, window: int) -> torch.Tensor:
+def gather_index(ancestors: NDArray[np.bool_], first: int, window: int) -> NDArray[np.int64]:
     """Indices of the inputs of rows from `first` on, in the window followed by all rows, int64 [N, window + 1].
 
     `ancestors` is bool [L, L] with parents before children; the inputs are in the order of the text, the row's own last.
     """
-    own = ancestors[first:]
-    order = torch.arange(ancestors.shape[1], device=own.device)
-    steps = torch.arange(window + 1, device=own.device)  # back from the row
-    ranked = torch.where(own, order, -1).sort(-1, descending=True).values
-    found = torch.nn.functional.pad(ranked, (0, max(0, window + 1 - ranked.shape[1])), value=-1)[:, : window + 1]
-    depth = own.sum(-1, keepdim=True)
-    return torch.where(found >= 0, found + window, window + depth - 1 - steps).flip(-1)
+    own, steps = ancestors[first:], np.arange(window, -1, -1)  # back from the row
+    depths = own.sum(1, keepdims=True)
+    members = own.nonzero()[1]  # row by row, and in a row by depth
+    found = members[np.maximum(depths.cumsum(0) - 1 - steps, 0)]
+    index: NDArray[np.int64] = np.where(steps < depths, found, depths - 1 - steps) + window
+    return index
 
 
 def convolve(
@@ -169,10 +170,12 @@ class Scan(NamedTuple):
 
 # A layer's own chunked form: the state [H, key_dim, value_dim] before a chunk to the outputs and the state after it.
 Chunked = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+# The same, which also takes the rows of the chunk among those of a forward.
+ChunkedRows = Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class RecurrentRows:
-    """The rows of one stream. Layers are numbered in the order of their calls."""
+    """The rows of one stream."""
 
     def __init__(self, states: TensorStates, length: int, batch: ForwardBatch) -> None:
         """After `length` committed tokens; takes the batch's rows from `known` on."""
@@ -187,10 +190,11 @@ class RecurrentRows:
         assert batch.known <= states.count, "known rows were not computed by a forward"
         states.count = len(batch)
         self._known, self._end = batch.known, len(batch)
-        ancestors, device = torch.from_numpy(batch.ancestor_mask()), states.shape.device
-        mask = torch.zeros(self.rows, len(batch)).masked_fill_(~ancestors[batch.known :], -torch.inf)
-        self._ancestors, self._mask = ancestors.float().to(device), mask.to(device)  # as `scan` takes them
-        self._index = gather_index(ancestors, batch.known, states.shape.window).to(device)
+        mask, device = batch.ancestor_mask(), states.shape.device
+        ancestors = torch.from_numpy(mask)
+        hidden = torch.zeros(self.rows, len(batch)).masked_fill_(~ancestors[batch.known :], -torch.inf)
+        self._ancestors, self._mask = ancestors.float().to(device), hidden.to(device)  # as `scan` takes them
+        self._index = torch.from_numpy(gather_index(mask, batch.known, states.shape.window)).to(device)
 
     def convolve(self, number: int, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Inputs [N, channels] to outputs [N, channels]; `taps` is [window + 1, channels]."""
@@ -220,11 +224,10 @@ class RecurrentRows:
 
 
 class Recurrence:
-    """The recurrent layers of a forward over several streams, called in the order of the layers."""
+    """The recurrent layers of a forward over several streams, by their numbers."""
 
     def __init__(self, streams: Sequence[RecurrentRows]) -> None:
         self._streams = streams
-        self._convolutions = self._scans = 0  # calls so far
 
     def _places(self) -> Iterator[tuple[RecurrentRows, slice]]:
         """Each stream's rows, and which rows of the forward they are."""
@@ -233,15 +236,14 @@ class Recurrence:
             yield rows, slice(start, start + rows.rows)
             start += rows.rows
 
-    def convolve(self, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """`RecurrentRows.convolve` for the rows of all streams."""
-        number, self._convolutions = self._convolutions, self._convolutions + 1
+    def convolve(self, number: int, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """`RecurrentRows.convolve` for the rows of all streams, with the weights [channels, window + 1]."""
+        taps = weight.t().float().contiguous()
         parts = [rows.convolve(number, inputs[place], taps, bias) for rows, place in self._places()]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def scan(self, rows: Scan, chunked: Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """`RecurrentRows.scan` for the rows of all streams; `chunked` also takes the rows of a chunk."""
-        number, self._scans = self._scans, self._scans + 1
+    def scan(self, number: int, rows: Scan, chunked: ChunkedRows) -> torch.Tensor:
+        """`RecurrentRows.scan` for the rows of all streams."""
         parts = []
         for stream, place in self._places():
             own = rows if len(self._streams) == 1 else rows.part(place)
@@ -257,15 +259,18 @@ class StateProbe(Recurrence):
         self.convolutions: list[tuple[int, int]] = []  # window and channels
         self.scans: list[tuple[int, int, int, int]] = []  # heads, key_dim, value_dim, decay_dim
         self.dtype = torch.float32  # of the convolutions' inputs
+        self._numbers: list[int] = []  # of the layers that have called
         self._devices: set[torch.device] = set()
 
-    def convolve(self, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        self.convolutions.append((len(taps) - 1, taps.shape[1]))
+    def convolve(self, number: int, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        self.convolutions.append((weight.shape[1] - 1, len(weight)))
+        self._numbers.append(number)
         self.dtype = inputs.dtype
         self._devices.add(inputs.device)
         return torch.zeros_like(inputs)
 
-    def scan(self, rows: Scan, chunked: Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    def scan(self, number: int, rows: Scan, chunked: ChunkedRows) -> torch.Tensor:
+        self._numbers.append(number)
         self._devices.add(rows.keys.device)
         heads, _, key_dim = rows.keys.shape
         self.scans.append((heads, key_dim, rows.values.shape[-1], rows.decays.shape[-1]))
@@ -275,7 +280,9 @@ class StateProbe(Recurrence):
         """The recorded shape. Raises ValueError if the layers differ, or are not on the device."""
         if self._devices - {device}:
             raise ValueError("its recurrent layers must be on one device; name one in model.device")
-        if len(set(self.convolutions)) > 1 or len(set(self.scans)) > 1:
+        calls = [len(each) for each in (self.convolutions, self.scans) if each]
+        are_alike = sorted(self._numbers) == sorted(number for count in calls for number in range(count)) and len({*calls}) == 1
+        if len({*self.convolutions}) > 1 or len({*self.scans}) > 1 or not are_alike:
             raise ValueError("its recurrent layers differ in their shapes, which is not supported")
         window, channels = (self.convolutions or [(0, 0)])[0]
         heads, key_dim, value_dim, decay_dim = (self.scans or [(0, 0, 0, 0)])[0]

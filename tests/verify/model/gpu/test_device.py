@@ -110,7 +110,7 @@ def test_attention_in_bfloat16_is_that_in_float32(
             torch.randn(count, rows, head_dim, generator=generator, device=device).bfloat16()
             for count in (heads, kv_heads, kv_heads)
         )
-        work = TextWork(shape, heads // kv_heads, context + rows, [device])
+        work = TextWork(head_dim, shape.dtype, heads // kv_heads, context + rows, [device])
         layer, device_rows = Layer(0, head_dim**-0.5), DeviceRows(device, 256, len(pool), work)
         device_rows.set(list(pieces_of(paged, batch)), rows)
         found = KernelAttention(pool, [device_rows]).attend(layer, query, key, value)

@@ -42,8 +42,8 @@ class Graphed:
     ) -> None:
         self.runner = runner
         self.pool = PagePool(runner.cache_shape, 12)
-        for _, tensor in self.pool.parts:
-            tensor.fill_(torch.nan)  # no row is read before it is written
+        for part in self.pool.parts:
+            part.tensor.fill_(torch.nan)  # no row is read before it is written
         groups, run = runner._attention_probe.groups, run or partial(runner._run, keep=0)
         self.forward = GraphedForward(run, self.pool, POSITIONS, groups, rows, runner._tap, runner._crossings)
         if capture and runner.device.type == "cuda":
@@ -131,7 +131,7 @@ def test_known_rows_that_do_not_fit_are_computed_in_turns(tiny_runner: TorchRunn
 
 def test_positions_leave_out_what_pictures_before_the_rows_do_not_take() -> None:
     shape = CacheShape.uniform(layers=1, kv_heads=2, head_dim=16, dtype=torch.float32, device=DEVICE)
-    cache, inputs = PagedCache(PagePool(shape, 4), 256), DeviceRows(DEVICE, 72, 4, TextWork(shape, 24, 256, [DEVICE]))
+    cache, inputs = PagedCache(PagePool(shape, 4), 256), DeviceRows(DEVICE, 72, 4, TextWork(16, shape.dtype, 24, 256, [DEVICE]))
     cache.fill(40)
     cache.reserve(30)
     inputs.set(list(pieces_of(cache, ForwardBatch.chain(torch.arange(30)), shift=12)), 32)
@@ -183,17 +183,21 @@ def test_a_forward_that_cannot_be_captured_is_launched_kernel_by_kernel(
 
 
 @pytest.mark.slow
-def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixture) -> None:
-    """Code compiled for a few layers and numbers of rows serves all, with unchanged results. All other sizes are constants."""
+@pytest.mark.parametrize(("family", "kinds"), [("llama", 1), ("qwen3_5", 2), ("bamba", 2)])
+def test_layers_are_compiled_once_for_all_of_them(family: str, kinds: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Code compiled for a layer of a kind and few numbers of rows serves all, with unchanged results.
+
+    Recurrent parts are in it. All sizes but the number of rows, and that of a partial rotation, are constants.
+    """
     caplog.set_level(logging.WARNING, "torch.__trace")  # verbose
-    runner = TorchRunner(build("llama", NAME).to(DEVICE), started=False)
+    runner = TorchRunner(build(family, NAME).to(DEVICE), started=False)
     compiled: list[torch.fx.GraphModule] = []
 
     def count(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
         compiled.append(graph)
         values = [node.meta.get("example_value") for node in graph.graph.nodes if node.op.startswith("call")]
         sizes = {symbol for value in values if isinstance(value, torch.Tensor) for symbol in free_symbols(value.shape)}
-        assert len(sizes) <= 1  # the number of rows
+        assert len(sizes) <= kinds
         return graph
 
     graphs = Graphed(runner, capture=False)
@@ -204,8 +208,8 @@ def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixtu
         expected = runner.forward(reference, batch)
         with compiled_layers(runner.model, count):
             assert torch.allclose(graphs(Segment(cache, batch)), expected, atol=1e-4)
-    # The layers for any number of rows, and for one; and the last norm for any number, and for one.
-    assert len(compiled) == 2 + 2
+    # Each kind of layers, and the last norm, for any number of rows, and for one.
+    assert len(compiled) == 2 * kinds + 2
     assert [module.forward for module in runner.model.modules()] == before
 
 

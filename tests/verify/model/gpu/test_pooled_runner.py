@@ -139,6 +139,13 @@ def test_requests_that_do_not_fit_together_wait(tiny_config: LlamaConfig, monkey
 
 # The interpreter takes a second for a layer of a few rows.
 LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+# States beside attention; keys wider than values; layers of two shapes, which others read, too; and states alone.
+KINDS: dict[str, dict[str, Any]] = {
+    "qwen3_5": {**LAYERS, "linear_num_value_heads": 1, "linear_num_key_heads": 1},
+    "deepseek_v3": {"num_hidden_layers": 2},
+    "gemma4": {},
+    "mamba2": {"num_hidden_layers": 2},
+}
 
 
 def mixed_steps(forward: Callable[[list[Segment]], torch.Tensor], caches: list[TensorCache]) -> torch.Tensor:
@@ -153,9 +160,10 @@ def mixed_steps(forward: Callable[[list[Segment]], torch.Tensor], caches: list[T
     return torch.cat(found)
 
 
-def test_a_replay_computes_other_streams() -> None:
-    """A captured step reads where the states of its streams are, and which rows their trees have."""
-    config = config_of("qwen3_5", NAME, **LAYERS, linear_num_value_heads=1, linear_num_key_heads=1)
+@pytest.mark.parametrize("family", KINDS)
+def test_a_replay_computes_other_streams(family: str) -> None:
+    """A captured step reads where the rows and states of its streams are, and which rows their trees have."""
+    config = config_of(family, NAME, **KINDS[family])
     reference = TorchRunner(random_model(config, NAME), started=False)
     expected = mixed_steps(lambda segments: torch.cat(reference.forward_all(segments)), [reference.new_cache() for _ in "ab"])
     with emulated_devices() as devices:
@@ -169,11 +177,13 @@ def test_a_replay_computes_other_streams() -> None:
 
 
 @pytest.mark.slow
-def test_sessions_are_reused_forked_rewound_and_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", KINDS)
+def test_sessions_are_reused_forked_rewound_and_swapped(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
-    reference = TorchRunner(build("qwen3_5", NAME, **LAYERS).to(DEVICE), 300, started=False)  # whose caches are contiguous
+    sizes = KINDS[family]
+    reference = TorchRunner(build(family, NAME, **sizes).to(DEVICE), 300, started=False)  # whose caches are contiguous
     monkeypatch.setattr(TorchRunner, "in_pages", True)
-    runner = TorchRunner(build("qwen3_5", NAME, **LAYERS).to(DEVICE), 300, compile="off", started=False)
+    runner = TorchRunner(build(family, NAME, **sizes).to(DEVICE), 300, compile="off", started=False)
     runner.pages = 24
     runner.start(300)
     for _ in check_sessions(runner, 3, share=0.5, added=(1, 3, 100), tokens=4, reference=reference):

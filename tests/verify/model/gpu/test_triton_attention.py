@@ -11,7 +11,7 @@ from outrider.verify.model.attention.interface import Layer
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import STORED, noise_like
-from outrider.verify.model.cache.shape import CacheShape, KVDtype
+from outrider.verify.model.cache.shape import CacheShape, KVDtype, LayerShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu import text_work
 from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
@@ -23,8 +23,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LARGE_ROWS = 16  # larger cases are soak tests
 MOST_POSITIONS = 1100
 
-# heads, kv_heads, (rows and length of each stream), head_dim, window, softcap, sinks
-Case = tuple[int, int, tuple[tuple[int, int], ...], int, int | None, float | None, bool]
+# heads, kv_heads, (rows and length of each stream), widths of keys and values, window, softcap, sinks
+Case = tuple[int, int, tuple[tuple[int, int], ...], int | tuple[int, int], int | None, float | None, bool]
 CASES: list[Case] = [
     (4, 2, ((1, 0),), 64, None, None, False),  # the very first token
     (4, 2, ((3, 64), (1, 3), (2, 130)), 64, None, None, False),  # whole pages, and streams without whole blocks
@@ -34,11 +34,13 @@ CASES: list[Case] = [
     (2, 1, ((2, 140),), 256, None, None, False),
     (4, 1, ((4, 77),), 80, 10, 30.0, False),
     (4, 2, ((6, 5),), 32, 2, None, True),  # the window is shorter than the tree is deep
+    (3, 3, ((3, 130), (1, 3)), (48, 12), None, None, False),  # as latent attention has
 ]
 ALL: list[tuple[KVDtype, Case]] = [
     *(("auto", case) for case in CASES),
     ("int8", CASES[1]),
     ("int8", CASES[6]),
+    ("int8", CASES[8]),
     ("fp8", CASES[6]),
 ]
 # In the interpreter alone: on a GPU, the blocks of Hopper are for 16 bits, and float32 does not fit into its shared memory.
@@ -65,8 +67,8 @@ def fill_unwritten(pool: PagePool, caches: Sequence[PagedCache]) -> None:
     written = torch.zeros(len(pool) * pool.page_tokens, dtype=torch.bool, device=DEVICE)
     for cache in caches:
         written[cache.places(0, cache.length)] = True
-    for plane in pool.parts[0].planes:
-        plane.view(torch.uint8).movedim(4, 1)[~written.view(len(pool), -1)] = 0xFF
+    for plane in (plane for part in pool.parts for plane in part.planes):
+        plane.view(torch.uint8).movedim(3, 1)[~written.view(len(pool), -1)] = 0xFF
 
 
 def attend(
@@ -75,7 +77,8 @@ def attend(
     """The kernels' attention of all streams' rows from query, keys and values; some rows pad them."""
     count = sum(len(batch) for _, batch in streams)
     padded = [torch.nn.functional.pad(each, (0, 0, 0, 2)) for each in inputs]
-    work = TextWork(pool.shape, len(padded[0]) // len(padded[1]), MOST_POSITIONS, [DEVICE])
+    width, groups = max(padded[1].shape[2], padded[2].shape[2]), len(padded[0]) // len(padded[1])
+    work = TextWork(width, pool.shape.dtype, groups, MOST_POSITIONS, [DEVICE])
     rows = DeviceRows(DEVICE, 136, len(pool), work)
     rows.set([piece for cache, batch in streams for piece in pieces_of(cache, batch)], count + 2)
     out = KernelAttention(pool, [rows]).attend(layer, padded[0], padded[1], padded[2])
@@ -95,20 +98,23 @@ def test_the_kernel_equals_the_reference(
     case: Case, kv_dtype: KVDtype, blocks: dict[int, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_work, "FLOAT32_BLOCKS", blocks)
-    heads, kv_heads, sizes, head_dim, window, softcap, has_sinks = case
+    heads, kv_heads, sizes, widths, window, softcap, has_sinks = case
     generator = torch.Generator().manual_seed(heads)
 
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(DEVICE)
 
-    shape = replace(CacheShape.uniform(2, kv_heads, head_dim, torch.float32, DEVICE), coded=STORED[kv_dtype])
+    head_dim, value_dim = widths if isinstance(widths, tuple) else (widths, widths)
+    layers = (LayerShape(kv_heads, head_dim, value_dim),) * 2
+    shape = replace(CacheShape(layers, torch.float32, DEVICE), coded=STORED[kv_dtype])
     pool = PagePool(shape, 20)
-    part = pool.parts[0]
-    for plane, values in zip(part.planes, by_plane(noise_like(part.tensor, generator), part.planes), strict=True):
-        plane.copy_(values)
+    for part in pool.parts:
+        for plane, values in zip(part.planes, by_plane(noise_like(part.tensor, generator), part.planes), strict=True):
+            plane.copy_(values)
     layer = Layer(1, head_dim**-0.5, window, softcap, noise(heads) if has_sinks else None)
     count = sum(rows for rows, _ in sizes)
-    inputs = [noise(count, each, head_dim).transpose(0, 1) for each in (heads, kv_heads, kv_heads)]  # as models do
+    sizes_of = (heads, head_dim), (kv_heads, head_dim), (kv_heads, value_dim)
+    inputs = [noise(count, *size).transpose(0, 1) for size in sizes_of]  # as models do
     streams, references = [], []
     for rows, length in sizes:
         cache, reference = PagedCache(pool, MOST_POSITIONS), TensorCache(shape, MOST_POSITIONS)
@@ -119,7 +125,7 @@ def test_the_kernel_equals_the_reference(
         streams.append((cache, random_tree(rows, generator)))
         references.append(reference)
     fill_unwritten(pool, [cache for cache, _ in streams])
-    before = PoolPart(0, part.tensor.clone())
+    before = [part.tensor.clone() for part in pool.parts]
     found = attend(pool, streams, layer, *inputs)
     start = 0
     for (cache, batch), reference in zip(streams, references, strict=True):
@@ -129,14 +135,17 @@ def test_the_kernel_equals_the_reference(
         assert torch.allclose(found[:, start:end], expected, atol=tolerance)
         for at, place in enumerate(cache.places(cache.length, cache.length + len(batch)), cache.length):
             page, row = divmod(place, pool.page_tokens)
-            new = together([plane[page, 1, :, :, row] for plane in part.planes])
-            written, expected = (each.view(torch.uint8) for each in (new, reference.tensor[1, :, :, at]))
-            assert (written == expected).double().mean() >= (0.98 if kv_dtype == "fp8" else 1.0)
-            for plane, old in zip(part.planes, before.planes, strict=True):
-                plane[page, 1, :, :, row] = old[page, 1, :, :, row]
+            for planes, stored in zip(pool.layers[1], reference.layers[1], strict=True):
+                written = together([plane[page, :, row] for plane in planes]).cpu().view(torch.uint8).numpy()
+                assert (written == stored[:, at]).mean() >= (0.98 if kv_dtype == "fp8" else 1.0)
+            for part, old in zip(pool.parts, before, strict=True):
+                mine = old.shape[1] // 2  # the first plane of the second layer
+                for plane, unchanged in zip(part.planes, PoolPart(old).planes, strict=True):
+                    plane[page, mine:, :, row] = unchanged[page, mine:, :, row]
         start = end
     # The new rows are written, and nothing else.
-    assert torch.equal(part.tensor.view(torch.uint8), before.tensor.view(torch.uint8))
+    for part, old in zip(pool.parts, before, strict=True):
+        assert torch.equal(part.tensor.view(torch.uint8), old.view(torch.uint8))
 
 
 @pytest.mark.parametrize(
@@ -190,6 +199,6 @@ def test_nan_in_a_key_reaches_the_row(at: int) -> None:
     cache = PagedCache(pool, MOST_POSITIONS)
     cache.fill(70)
     cache.reserve(1)
-    pool.parts[0].tensor[cache.places(at, at + 1)[0] // pool.page_tokens, 0, 0, 0, at % pool.page_tokens, 5] = torch.nan
+    pool.layers[0][0][0][cache.places(at, at + 1)[0] // pool.page_tokens, 0, at % pool.page_tokens, 5] = torch.nan
     one, ones = ForwardBatch.chain(torch.zeros(1, dtype=torch.int64)), torch.ones(1, 1, 32, device=DEVICE)
     assert attend(pool, [(cache, one)], Layer(0, 0.2), ones, ones, ones).isnan().all()

@@ -56,17 +56,19 @@ class Layers:
         found = KernelRecurrence(self.states)
         expected = recurrence_of([Segment(*each) for each in zip(self.references, batches, strict=True)])
         agreed = []
-        for _ in range(LAYERS):
+        for number in range(LAYERS):
             inputs = self.noise(channels, count + PADDING).to(self.shape.dtype).t()
-            taps, bias = self.noise(self.shape.window + 1, channels), self.noise(channels)
-            agreed.append(same(found.convolve(inputs, taps, bias), expected.convolve(inputs[:count], taps, bias)))
+            weight, bias = self.noise(channels, self.shape.window + 1), self.noise(channels)
+            agreed.append(
+                same(found.convolve(number, inputs, weight, bias), expected.convolve(number, inputs[:count], weight, bias))
+            )
             rows = self.rows(count + PADDING)
-            plain = self.plain(expected, rows.part(slice(count))).transpose(0, 1)
-            agreed.append(same(found.scan(rows, None).transpose(0, 1), plain))
+            plain = self.plain(expected, number, rows.part(slice(count))).transpose(0, 1)
+            agreed.append(same(found.scan(number, rows, None).transpose(0, 1), plain))
         return all(agreed)
 
-    def plain(self, recurrence: Recurrence, rows: Scan) -> torch.Tensor:
-        return recurrence.scan(rows, lambda *_: pytest.fail("a step is not read in the model's own form"))
+    def plain(self, recurrence: Recurrence, number: int, rows: Scan) -> torch.Tensor:
+        return recurrence.scan(number, rows, lambda *_: pytest.fail("a step is not read in the model's own form"))
 
     def commit(self, number: int, rows: list[int]) -> None:
         for cache in (self.caches[number], self.references[number]):

@@ -53,19 +53,26 @@ def tensor(*shape: int, dtype: torch.dtype = FLOAT32) -> torch.Tensor:
     return torch.empty(1, *shape[1:], dtype=dtype).expand(shape)
 
 
-def attention(capability: int, dtype: torch.dtype, head_dim: int, cache: torch.dtype | None = None, window: int = 0) -> None:
-    """The kernels of tree attention of four query heads for each key head, and 131,072 positions; rotated, and as they are."""
+def attention(
+    capability: int, dtype: torch.dtype, head_dim: int, cache: torch.dtype | None = None, window: int = 0, heads: int = 32
+) -> None:
+    """The kernels of tree attention with eight key heads, and 131,072 positions; rotated, and as they are.
+
+    With as many query heads, values have 128 numbers, as in latent attention.
+    """
     from outrider.verify.model.gpu.text_work import SPLIT_KEYS, split_count
     from outrider.verify.model.gpu.triton_attention import tree_attention
 
-    query, key = (torch.empty(ROWS, heads, head_dim, dtype=dtype).transpose(0, 1) for heads in (32, 8))
-    pool = torch.empty(1, 1, 2, 8, 256, head_dim + CACHES.get(cache, 0) if cache else head_dim, dtype=cache or dtype)
+    value_dim, scale_bytes = 128 if heads == 8 else head_dim, CACHES.get(cache, 0) if cache else 0
+    sizes_of = (heads, head_dim), (8, head_dim), (8, value_dim)
+    query, key, value = (torch.empty(ROWS, *size, dtype=dtype).transpose(0, 1) for size in sizes_of)
+    pool = [torch.empty(1, 2, 8, 256, width + scale_bytes, dtype=cache or dtype) for width in (head_dim, value_dim)]
     tables = torch.empty(6, ROWS, dtype=torch.int64), torch.empty(ROWS, dtype=torch.int64)
     sinks, softcap = (torch.empty(32, dtype=dtype), 30.0) if window else (None, 0.0)
-    sizes = (0, SPLIT_KEYS, split_count(131_072, SPLIT_KEYS), capability, 0.1, window, softcap, sinks)
+    sizes = (0, 1, SPLIT_KEYS, split_count(131_072, SPLIT_KEYS), capability, heads // 8, 0.1, window, softcap, sinks)
     gain = torch.empty(head_dim, dtype=dtype)
     for rotation in ((), (torch.empty(9, head_dim), tables[1], gain, gain, 1e-6)):
-        tree_attention(query, key, key, pool, *tables, *sizes, *rotation)
+        tree_attention(query, key, value, *pool, *tables, *sizes, *rotation)
 
 
 def weights_of(outputs: int, inputs: int, form: str) -> list[torch.Tensor | None]:
@@ -130,7 +137,10 @@ def recurrence(capability: int, key_dim: int, value_dim: int, is_delta: bool) ->
     decays = torch.empty(heads, ROWS)
     scan(queries, keys, values, decays, decays if is_delta else None, **tables)
     convolve(
-        torch.empty(ROWS, channels, dtype=BFLOAT16), torch.empty(4, channels), torch.empty(channels, dtype=BFLOAT16), **tables
+        torch.empty(ROWS, channels, dtype=BFLOAT16),
+        torch.empty(channels, 4, dtype=BFLOAT16),
+        torch.empty(channels, dtype=BFLOAT16),
+        **tables,
     )
     fold(states, 2)
 
@@ -156,6 +166,7 @@ CASES: dict[str, Callable[[int], None]] = {
     "attention to fp8": partial(attention, dtype=BFLOAT16, head_dim=128, cache=torch.float8_e4m3fn),
     "heads of 64 with a window": partial(attention, dtype=BFLOAT16, head_dim=64, window=32),
     "heads of 256 with a window": partial(attention, dtype=BFLOAT16, head_dim=256, window=32),
+    "latent attention": partial(attention, dtype=BFLOAT16, head_dim=192, heads=8),
     **{f"products of {form}": partial(products, form=form) for form in FORMS},
     **{f"{kind} of {form}": partial(products, form=form, kind=kind) for kind in ("gates", "residuals") for form in GATED},
     **{f"experts of {form}": partial(experts, form=form) for form in FORMS},
