@@ -29,7 +29,6 @@ from outrider.drafters.options import (
     Options,
 )
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.drafters.prompt_lookup import PromptLookupDrafter
 from outrider.drafters.retrieval import RetrievalDrafter
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import State, StateError, array
@@ -99,11 +98,6 @@ def make(name: DrafterName, resources: Resources) -> Drafter:
             chain = ModelChain(model, pair, window=options.pearl.window)  # the paper's algorithm
             return UnionDrafter(NoDrafter(), chain, pair, steps, "during", only_if_worth=False)
     raise ValueError(f"There is no drafter {name!r}; choose one of {', '.join(resources.names)}.")
-
-
-def make_uncompiled(has_prediction: bool) -> Drafter:
-    """A drafter for one request where the compiled library is missing."""
-    return PredictionDrafter() if has_prediction else PromptLookupDrafter()
 
 
 def clone(drafter: Drafter, text: Sequence, cloned: Sequence) -> Drafter:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.interface import Logprobs, Source
-from outrider.drafters.registry import make_uncompiled
+from outrider.drafters.interface import Drafter, Logprobs, Source
+from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.sequence import Finish
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.fair_queue import LONG_PROMPT_TOKENS
@@ -45,10 +45,8 @@ class Job:
             pictures=[reader.read(each.start, each.tokens, each.arrays) for each in request.pictures] if reader else [],
             corpora=runtime.with_corpus(resources, request.corpus),
         )
-        if runtime.has_library or name == "none":
-            drafter = session.drafter(name, resources)
-        else:
-            drafter = make_uncompiled(has_prediction=bool(request.prediction))
+        works = runtime.has_library or name == "none"
+        drafter: Drafter = session.drafter(name, resources) if works else PredictionDrafter()
         grammar = (
             None
             if request.grammar is None

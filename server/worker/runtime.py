@@ -70,7 +70,7 @@ class Runtime:
     corpora: ClientCorpora | None = None  # None if there are none
     learned: LearnedTexts | None = None  # None if sessions learn only from themselves
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # the target's, by name
-    has_library: bool = AVAILABLE  # of the drafters; without it, one stands in for them
+    has_library: bool = AVAILABLE  # of the drafters; without it, only predictions are drafted
     run_drafts: RunDrafts = in_turns  # runs the drafting of several requests
     activations: Activations = field(default_factory=lambda: Activations({}, None))
 
@@ -152,7 +152,7 @@ def load(settings: Settings) -> Runtime:
     tables = Tables(lambda: fingerprint(tokenizer), vocabulary=max(runner.vocabulary, len(tokenizer)) + 1)
     resources, own = load_resources(settings, tables, session, pair)
     if not AVAILABLE:
-        log.warning("%s Until then, drafts come from the text's own repetitions only.", MISSING)
+        log.warning("%s Until then, only the predictions of requests are drafted.", MISSING)
     ends = stop_ids(runner.stop_tokens, tokenizer)
     return Runtime(
         runner=runner,

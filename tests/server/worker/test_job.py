@@ -106,12 +106,11 @@ def test_the_trace_has_the_tokens_of_its_step(runtime: Runtime) -> None:
     assert all(event.step is not None and event.step.trace is None for event in plain)
 
 
-def test_answers_without_the_library_are_drafted_from_their_text(runtime: Runtime) -> None:
-    """Or from the client's prediction, unless the request wants no drafts."""
+def test_without_the_library_only_predictions_are_drafted(runtime: Runtime) -> None:
     expected = tokens_of(events(runtime))
     runtime.has_library = False
     prediction: dict[str, Any] = {"prediction": expected}
-    for fields, sources in (({}, {"lookup"}), (prediction, {"prediction"}), ({"drafter": "none"}, set())):
+    for fields, sources in (({}, set()), (prediction, {"prediction"}), ({**prediction, "drafter": "none"}, set())):
         found = events(runtime, **fields)
         assert tokens_of(found) == expected
         assert {source for event in found if event.step is not None for source in event.step.drafted} == sources
