@@ -1,12 +1,11 @@
-"""The routes of corpora and their bodies: Outrider's, and SGLang's for the clients that know those."""
+"""The routes of corpora and their bodies."""
 
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -17,7 +16,7 @@ from outrider.server.corpora.messages import DOCUMENT_BYTES, Listing
 from outrider.server.corpora.registry import Corpora
 from outrider.server.corpora.shelves import Shelves, short_digest
 from outrider.server.http.json_route import JSONRoute, in_turn, turn_of
-from outrider.server.openai.fields import MAX_ENTRIES, Body, CheckedBody, Unsupported
+from outrider.server.openai.fields import MAX_ENTRIES, Body
 
 NAME_CHARACTERS = 64
 PATH_CHARACTERS = 1024
@@ -55,21 +54,6 @@ class CorpusBody(Body):
     default: bool | None = None  # whether requests that choose no corpus use this one; null = as before
 
 
-class ExternalCorpusBody(CheckedBody):
-    """SGLang's POST /add_external_corpus."""
-
-    unsupported: ClassVar[Unsupported] = {"file_path": (None,), "token_chunks": (None,)}
-
-    corpus_id: CorpusName | None = None
-    documents: Annotated[Texts, Field(min_length=1)]
-
-
-class RemoveCorpusBody(Body):
-    """SGLang's POST /remove_external_corpus."""
-
-    corpus_id: CorpusName
-
-
 def new_router(corpora: Corpora, prompts: PromptEncoder) -> APIRouter:
     router = new_reading_router(corpora)
 
@@ -85,19 +69,6 @@ def new_router(corpora: Corpora, prompts: PromptEncoder) -> APIRouter:
     async def delete(http: Request, name: str) -> dict[str, Any]:
         await corpora.delete(turn_of(http), name)
         return {"object": "corpus", "name": name, "deleted": True}
-
-    @router.post("/add_external_corpus")
-    async def add_external(http: Request, body: ExternalCorpusBody) -> dict[str, Any]:
-        name = body.corpus_id or f"corpus-{uuid.uuid4().hex[:12]}"
-        texts = await in_turn(http, lambda: unnamed(body.documents))
-        encode = partial(prompts.documents, http.state.principal)
-        corpus = await corpora.change(turn_of(http), name, texts, (), encode, None)
-        return {"success": True, "corpus_id": name, "message": "", "loaded_token_count": corpus.tokens}
-
-    @router.post("/remove_external_corpus")
-    async def remove_external(http: Request, body: RemoveCorpusBody) -> dict[str, Any]:
-        await corpora.delete(turn_of(http), body.corpus_id)
-        return {"success": True, "message": ""}
 
     return router
 
@@ -119,11 +90,6 @@ def new_reading_router(corpora: Shelves) -> APIRouter:
             return msgspec.json.encode({**found, "paths": [document.path for document in corpus.documents]})
 
         return Response(await in_turn(http, content, DOCUMENT_BYTES * len(corpus.documents)), media_type="application/json")
-
-    @router.get("/list_external_corpora")
-    async def list_external(http: Request) -> dict[str, Any]:
-        counts = {name: corpus.tokens for name, corpus in corpora.of(turn_of(http)).items()}
-        return {"success": True, "corpus_ids": list(counts), "corpus_token_counts": counts, "message": ""}
 
     return router
 

@@ -61,7 +61,6 @@ class GenerationBody(CheckedBody, SamplingFields, StructureFields):
     session_id: Annotated[str, Field(max_length=256)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=256)] | None = None
     speculation: SpeculationBody | None = None
-    ngram_corpus_id: Annotated[str, Field(max_length=256)] | None = None  # SGLang's name of `speculation.corpus`
     # The name of an adapter, as `model` may be, too. Of llama-server's field, a list, only an empty one is accepted.
     lora: Annotated[str | None, BeforeValidator(lambda value: None if value == [] else value)] = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -110,7 +109,7 @@ class GenerationBody(CheckedBody, SamplingFields, StructureFields):
     @property
     def corpus(self) -> str | None:
         """The name of the corpus that the drafts may use, if the request chooses one."""
-        return (self.speculation and self.speculation.corpus) or self.ngram_corpus_id
+        return self.speculation.corpus if self.speculation else None
 
     @property
     def returns_logprobs(self) -> bool:

@@ -1,4 +1,4 @@
-"""Corpora over HTTP: texts, bounds, isolation of keys, and SGLang's routes; and how they are indexed, by the real process."""
+"""Corpora over HTTP: texts, bounds, and isolation of keys; and how they are indexed, by the real process."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -81,7 +81,7 @@ async def test_a_request_chooses_a_corpus_or_uses_the_default() -> None:
     async with running(app_with(engine)) as send:
         for name in ("one", "two"):
             await ok(send("POST", PATH, {"name": name, "texts": [name], "default": name == "one"}))
-        chosen: list[dict[str, Any]] = [{"speculation": {"corpus": "two"}}, {"ngram_corpus_id": "two"}, {}]
+        chosen: list[dict[str, Any]] = [{"speculation": {"corpus": "two"}}, {}]
         for fields in chosen:
             await ok(send("POST", "/v1/completions", {"model": models.NAME, "prompt": "x", **fields}))
         await ok(send("POST", "/v1/responses", {"model": models.NAME, "input": "x", "speculation": {"corpus": "two"}}))
@@ -90,7 +90,7 @@ async def test_a_request_chooses_a_corpus_or_uses_the_default() -> None:
         missing = {"model": models.NAME, "prompt": "x", "speculation": {"corpus": "three"}}
         await fails(send("POST", "/v1/completions", missing), 404, "There is no corpus 'three'")
     names = [each.corpus and Path(each.corpus).parent.name for each in engine.requests]
-    assert names == [name and short_digest(name) for name in ("two", "two", "one", "two", None)]
+    assert names == [name and short_digest(name) for name in ("two", "one", "two", None)]
 
 
 async def test_keys_have_their_own_corpora() -> None:
@@ -99,9 +99,8 @@ async def test_keys_have_their_own_corpora() -> None:
         await ok(send("POST", PATH, {"name": "repo", "texts": ["alice's"], "default": True}, KEYS["alice"]))
         await fails(send("GET", f"{PATH}/repo", key=KEYS["bob"]), 404, "There is no corpus")
         assert (await ok(send("GET", PATH, key=KEYS["bob"])))["data"] == []
-        assert (await ok(send("GET", "/list_external_corpora", key=KEYS["bob"])))["corpus_ids"] == []
         body = {"model": models.NAME, "prompt": "x"}
-        await fails(send("POST", "/v1/completions", {**body, "ngram_corpus_id": "repo"}, KEYS["bob"]), 404, "no corpus")
+        await fails(send("POST", "/v1/completions", {**body, "speculation": {"corpus": "repo"}}, KEYS["bob"]), 404, "no corpus")
         await ok(send("POST", "/v1/completions", body, KEYS["bob"]))
         await ok(send("POST", PATH, {"name": "repo", "texts": ["bob's"]}, KEYS["bob"]))
         await ok(send("DELETE", f"{PATH}/repo", key=KEYS["bob"]))

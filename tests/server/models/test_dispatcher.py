@@ -111,7 +111,6 @@ def test_corpora_are_told_of_without_their_model(monkeypatch: pytest.MonkeyPatch
     for key, names in ((ALICE, ["A"]), (BOB, [])):
         listed = server.send("GET", "/v1/outrider/corpora?model=b", key=key).json()["data"]
         assert [each["name"] for each in listed] == names
-        assert server.send("GET", "/list_external_corpora?model=b", key=key).json()["corpus_ids"] == names
         assert not server.send("GET", "/v1/outrider/corpora?model=a", key=key).json()["data"]
     assert server.send("GET", "/v1/outrider/corpora/A?model=b", key=ALICE).json()["paths"] == ["path"]
     assert server.send("GET", "/v1/outrider/corpora/A?model=b", key=BOB).status_code == 404
