@@ -1,9 +1,9 @@
 """A checkpoint of a known family is served without torch and transformers; what needs them says how to install them."""
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,56 +33,56 @@ from outrider.server.app import create_app
 from outrider.server.chat.template.trial import load_tried_tokenizer
 from outrider.server.worker.runtime import load
 
-settings = load_settings(None, json.loads(sys.argv[1]))
-try:
-    create_app(settings, load_tried_tokenizer(settings))
-    runtime = load(settings)
-    print(runtime.runner.kernels)
-except ModelError as error:
-    print(error)
+for flags in json.loads(sys.argv[1]):
+    settings = load_settings(None, flags)
+    try:
+        create_app(settings, load_tried_tokenizer(settings))
+        print(load(settings).runner.kernels)
+    except ModelError as error:
+        print(error)
 """
 
 
-def answer(path: Path, **settings: Any) -> str:
-    """What the modules of both processes say about a model where neither package is installed."""
-    flags = {"model.path": str(path), **{name.replace("__", "."): value for name, value in settings.items()}}
-    arguments = [sys.executable, "-c", ABSENT + PROGRAM, json.dumps(flags)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True, env=os.environ)
-    return done.stdout.strip()
+def checkpoint(folder: Path, write_tokenizer: Callable[[Path], None], **config: Any) -> str:
+    """The path of a model without weights."""
+    folder.mkdir()
+    write_tokenizer(folder)
+    if config:
+        (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
 
 
-def test_a_checkpoint_is_served_without_them() -> None:
-    assert answer(models.TARGET).startswith("compiled library for ")
-
-
-def checkpoint(folder: Path, model: str) -> Path:
-    write_qwen(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": model, "hidden_size": 64}))
-    return folder
-
-
-INSTALL = r"needs torch; install it with pip install 'outrider[torch]'."
+INSTALL = "needs torch; install it with pip install 'outrider[torch]'."
 
 
 def test_what_needs_them_says_so(tmp_path: Path) -> None:
-    assert answer(models.TARGET, model__device="cuda") == f"model.device is 'cuda', which {INSTALL}"
-    assert answer(models.TARGET, model__backend="torch") == f"model.backend is torch, which {INSTALL}"
-    assert answer(models.TARGET, draft_model__path=str(models.DRAFT)) == f"A draft model {INSTALL}"
-    other = checkpoint(tmp_path, "gpt2")
-    assert answer(other) == f"The model at '{other}', whose family or format the compiled library does not compute, {INSTALL}"
-    pictures = checkpoint(tmp_path, "gemma3")
-    assert answer(pictures) == f"The model at '{pictures}' reads pictures, for which it {INSTALL}"
-
-
-def test_a_folder_without_a_type_of_model(tmp_path: Path) -> None:
-    write_qwen(tmp_path)
-    assert answer(tmp_path) == f"No model at '{tmp_path}': it has no config.json that names a model_type; name another one."
-
-
-def test_a_tokenizer_that_only_transformers_reads(tmp_path: Path) -> None:
-    write_llama(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    assert answer(tmp_path) == (
-        f"The tokenizer of '{tmp_path}', which is not in a tokenizer.json, needs transformers; install it with pip install"
-        " 'outrider[torch]'."
-    )
+    """What the modules of both processes say about models where neither package is installed."""
+    target = str(models.TARGET)
+    other = checkpoint(tmp_path / "other", write_qwen, model_type="gpt2", hidden_size=64)
+    pictures = checkpoint(tmp_path / "pictures", write_qwen, model_type="gemma3", hidden_size=64)
+    untyped = checkpoint(tmp_path / "untyped", write_qwen)
+    split = checkpoint(tmp_path / "split", write_llama, model_type="llama")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"model.path": target}, "compiled library for "),
+        ({"model.path": target, "model.device": "cuda"}, f"model.device is 'cuda', which {INSTALL}"),
+        ({"model.path": target, "model.backend": "torch"}, f"model.backend is torch, which {INSTALL}"),
+        ({"model.path": target, "draft_model.path": str(models.DRAFT)}, f"A draft model {INSTALL}"),
+        (
+            {"model.path": other},
+            f"The model at '{other}', whose family or format the compiled library does not compute, {INSTALL}",
+        ),
+        ({"model.path": pictures}, f"The model at '{pictures}' reads pictures, for which it {INSTALL}"),
+        (
+            {"model.path": untyped},
+            f"No model at '{untyped}': it has no config.json that names a model_type; name another one.",
+        ),
+        (
+            {"model.path": split},
+            f"The tokenizer of '{split}', which is not in a tokenizer.json, needs transformers; install it with pip install"
+            " 'outrider[torch]'.",
+        ),
+    ]
+    arguments = [sys.executable, "-c", ABSENT + PROGRAM, json.dumps([flags for flags, _ in cases])]
+    said = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said[0].startswith(cases[0][1])
+    assert said[1:] == [words for _, words in cases[1:]]
