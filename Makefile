@@ -161,7 +161,7 @@ bench-guard: install
 	$(BIN)/outrider pull SmolLM2-135M-Instruct
 	$(BIN)/outrider bench guard $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
 
-# llama.cpp's programs for `outrider bench pair` and `files`, compiled for this machine once: about ten minutes on two cores.
+# llama.cpp's programs, for `outrider bench pair` and figures beside them, compiled for this machine once: ten minutes on two cores.
 LLAMA_CPP := build/llama.cpp
 llama-server: $(LLAMA_CPP)/build/bin/llama-server
 $(LLAMA_CPP)/build/bin/llama-server: | $(SERVER)

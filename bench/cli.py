@@ -262,28 +262,6 @@ def bench_pair(
         run(urls, choice, key, force, out, chart, race)
 
 
-@app.command("edit", context_settings=EXTRA_FLAGS)
-def bench_edit(
-    context: typer.Context,
-    tokens: Annotated[str, typer.Option(help="Sizes of the file, separated by commas.")] = "1000,4000,8000",
-    changes: Annotated[str, typer.Option(help="Numbers of changes, separated by commas.")] = "1,5,20",
-    max_tokens: MaxTokens = 1024,
-    config: Config = None,
-    out: Out = None,
-) -> None:
-    """Measure edits of a file: plainly, and with drafts from the prompt, a corpus and a prediction, in turns.
-
-    The model is made to answer as asked. Settings also work as flags.
-    """
-    from bench.edit import run
-    from bench.plan import parse_counts
-    from outrider.server.settings import load_settings, parse_flags
-
-    with errors_as_sentences():
-        settings = load_settings(config, parse_flags(context.args))
-        run(settings, parse_counts("--tokens", tokens), parse_counts("--changes", changes), max_tokens, out)
-
-
 @app.command("guard", context_settings=EXTRA_FLAGS)
 def bench_guard(
     context: typer.Context,
@@ -298,23 +276,6 @@ def bench_guard(
     with errors_as_sentences():
         slower = run(against, model, minutes, context.args, out)
     raise typer.Exit(1 if slower else 0)
-
-
-@app.command("files")
-def bench_files(
-    files: Annotated[list[Path], typer.Argument(help="GGUF files.")],
-    llama_bench: Annotated[
-        Path, typer.Option(help="llama.cpp's llama-bench, compiled for this machine, beside llama-batched-bench.")
-    ],
-    threads: Annotated[int, typer.Option(help="Threads of both.", min=1)] = os.cpu_count() or 1,
-    turns: Annotated[int, typer.Option(help="Times that each program is measured.", min=1)] = 3,
-    out: Out = None,
-) -> None:
-    """Measure steps and prompts of GGUF files beside llama.cpp, in turns."""
-    from bench.files import run
-
-    with errors_as_sentences():
-        run(files, llama_bench, threads, turns, out)
 
 
 @app.command("block-head")

@@ -1,4 +1,4 @@
-"""Starts and edits are measured and saved; what became slower is named, and what cannot be compared is refused."""
+"""Starts are measured and saved; what became slower is named, and what cannot be compared is refused."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,11 @@ from zipfile import ZipFile
 
 import pytest
 
-from bench import edit, guard
+from bench import guard
 from bench.http.chat import Answer
 from bench.pair.run import Part
 from bench.plan import BenchError
 from bench.start import run
-from outrider.server.settings import load_settings
 from tests.hub import installed
 
 
@@ -35,29 +34,6 @@ def test_starts_are_measured_and_saved(tmp_path: Path, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     assert "first" in printed and "later" in printed
     assert max(map(len, printed.splitlines())) <= 80
-
-
-@pytest.mark.parametrize("changes", [1, 5, 20])
-def test_a_file_is_changed_in_as_many_lines_as_asked(changes: int) -> None:
-    text = edit.file_of(1000)
-    assert 3800 < len(text) <= 4000
-    content, wanted = edit.edit(text, changes)
-    changed = [(one, other) for one, other in zip(text.splitlines(), wanted.splitlines(), strict=True) if one != other]
-    assert len(changed) == changes
-    assert all(f"- Replace `{one.strip()}` by `{other.strip()}`\n" in content for one, other in changed)
-    assert text in content
-    with pytest.raises(BenchError, match="no 1000 lines to change"):
-        edit.edit(text, 1000)
-
-
-def test_edits_are_measured_in_all_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    edit.run(load_settings(None, {"model.dtype": "float32"}), [200], [1], 150, out := tmp_path / "edit.json")
-    rows = plain, prompt, corpus, prediction = json.loads(out.read_text())["rows"]
-    assert [row["way"] for row in rows] == [*edit.WAYS]
-    assert "over_plain" not in plain and all(row["over_plain"] > 0 for row in rows[1:])
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
-    assert plain["per_step"] == 1 and prediction["tokens"] == 150
-    assert prediction["per_step"] >= max(prompt["per_step"], corpus["per_step"], 8)
 
 
 def test_a_wheel_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
