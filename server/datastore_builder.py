@@ -41,18 +41,12 @@ def build_ngram(
         return base_table.build(out, blocks, fingerprint(loaded), separator, successors, max_bytes, order)
 
 
-def build_suffix(paths: Sequence[Path], out: Path, tokenizer: str, append: bool) -> datastore.Description:
-    """Indexes the texts in `paths` as a suffix datastore, or appends them to one. Raises ArrayFileError and ModelError."""
+def build_suffix(paths: Sequence[Path], out: Path, tokenizer: str) -> datastore.Description:
+    """Indexes the texts in `paths` as a suffix datastore. Raises ArrayFileError and ModelError."""
     loaded = load_tokenizer(tokenizer)
-    tokenizer_fingerprint = fingerprint(loaded)
-    if append:
-        datastore.open_blocks(out, tokenizer_fingerprint)  # for its errors
-    files = find_files(paths)
-    versions = (f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)
-    plan = "\n".join([tokenizer_fingerprint, str(append), *versions])  # an interrupted build resumes only the same plan
     with Progress() as progress:
-        blocks = token_blocks(read_all(files, progress), loaded)
-        datastore.build(out, blocks, len(loaded), tokenizer_fingerprint, plan, append)
+        blocks = token_blocks(read_all(find_files(paths), progress), loaded)
+        datastore.build(out, blocks, len(loaded), fingerprint(loaded))
     return datastore.describe(out)
 
 

@@ -50,9 +50,8 @@ def datastore_build(
     successors: Annotated[int, typer.Option(min=1, max=64, help="ngram: successors per context.")] = 12,
     max_megabytes: Annotated[float | None, typer.Option(help="ngram: drop rare contexts until the file fits.")] = None,
     order: Annotated[int, typer.Option(min=2, max=4, help="ngram: n-gram order; 3 for tri-grams.")] = 3,
-    append: Annotated[bool, typer.Option(help="suffix: append to an existing datastore.")] = False,
 ) -> None:
-    """Build a table from a corpus. Run the command again to resume an interrupted suffix build."""
+    """Build a table from a corpus."""
     from outrider import models
 
     tokenizer = tokenizer or str(models.TARGET)
@@ -63,7 +62,7 @@ def datastore_build(
             contexts = build_ngram(paths, out, tokenizer, successors, max_megabytes, order)
             print(f"{out}: {contexts} contexts, {out.stat().st_size / 1e6:.1f} MB")
         elif kind == "suffix":
-            built = build_suffix(paths, out, tokenizer, append)
+            built = build_suffix(paths, out, tokenizer)
             print(f"{out}: {built.documents} documents, {built.tokens} tokens, {built.bytes / 1e6:.1f} MB")
         else:
             raise DatastoreError(f"There is no datastore kind {kind!r}; use ngram or suffix.")
@@ -98,20 +97,6 @@ def print_update(update: Update) -> None:
         f"{update.files} files, {update.tokens} tokens, {update.seconds:.2f} s",
         flush=True,
     )
-
-
-@app.command("merge")
-def datastore_merge(
-    folders: Annotated[list[Path], typer.Argument(help="Suffix datastores built with the same tokenizer.")],
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
-) -> None:
-    """Merge several suffix datastores into one."""
-    with errors_as_sentences():
-        from outrider.drafters.tables import datastore
-
-        datastore.merge(out, folders)
-        merged = datastore.describe(out)
-    print(f"{out}: {merged.documents} documents, {merged.tokens} tokens, {merged.bytes / 1e6:.1f} MB")
 
 
 @app.command("info")

@@ -151,7 +151,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "text.py").write_text(PECULIAR)
-    build_suffix([folder / "text.py"], folder / "store", str(models.TARGET), append=False)
+    build_suffix([folder / "text.py"], folder / "store", str(models.TARGET))
     (folder / "keys.yaml").write_text(
         f"alice: {{key: {ALICE}, datastores: [{folder / 'store'}]}}\n"
         f"bob: {BOB}\n"

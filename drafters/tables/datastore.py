@@ -1,7 +1,7 @@
 """Datastores of the `retrieval` drafter on disk: folders of blocks, each a corpus block and its index in an array file.
 
-All blocks of a datastore are searched, so building, appending and merging only add blocks, in bounded memory. A folder
-is renamed to its final name once it is complete. A folder that is updated in place has a manifest that names its current
+All blocks of a datastore are searched, so it is built in bounded memory. A folder is renamed to its final name once it is
+complete. A folder that is updated in place has a manifest that names its current
 blocks: it is replaced in one step, and a block's name is never used again, so a reader sees either the old or the new blocks.
 """
 
@@ -25,10 +25,6 @@ from outrider.drafters.tables.suffix import KIND, NONE, ROW, Corpus, corpus_of, 
 
 # This file is in a folder that is updated in place.
 MANIFEST = "manifest.json"
-# This file is in the folder of an unfinished build and lists the texts that the build reads.
-PLAN = "plan.txt"
-
-
 # A version is the file's device, inode and modification time.
 Version = tuple[int, int, int]
 
@@ -156,67 +152,14 @@ def save_block(
     array_file.save(path, KIND, fingerprint, tabulate(tokens, separator, order), separator=str(separator))
 
 
-def build(out: Path, blocks: Iterable[NDArray[Any]], separator: int, fingerprint: str, plan: str, append: bool = False) -> None:
-    """Writes `blocks` as the datastore `out`, or appends them to it. Raises ArrayFileError.
-
-    `plan` identifies the texts of the blocks. An interrupted build leaves `out`.partial; the next call with the same plan
-    resumes it and skips the blocks that are complete.
-    """
-    partial = _start(out, plan)
-    first = 0
-    if append:
-        for path in block_paths(out):
-            link(path, partial / path.name)
-            first += 1
-    for number, tokens in enumerate(blocks, start=first):
-        path = partial / f"{number:06d}.block"
-        if not path.exists():
-            save_block(path, tokens, separator, fingerprint)
-    publish(partial, out)
-
-
-def merge(out: Path, folders: Sequence[Path]) -> None:
-    """Writes the blocks of all `folders` as the datastore `out`. Raises ArrayFileError if their tokenizers differ."""
-    fingerprint = array_file.load(block_paths(folders[0])[0], KIND).metadata["fingerprint"]
-    partial = _start(out, "merge")
-    number = 0
-    for folder in folders:
-        open_blocks(folder, fingerprint)
-        for path in block_paths(folder):
-            link(path, partial / f"{number:06d}.block")
-            number += 1
-    publish(partial, out)
-
-
-def _start(out: Path, plan: str) -> Path:
-    """The folder to build in: an interrupted build's with the same plan, or an empty one."""
-    partial = out.with_name(out.name + ".partial")
-    old = out.with_name(out.name + ".old")
-    if old.exists() and not out.exists():  # an earlier `publish` was interrupted between its two renames
-        os.replace(old, out)
-    note = partial / PLAN
-    if partial.exists() and (not note.exists() or note.read_text() != plan):
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True, exist_ok=True)
-    note.write_text(plan)
-    return partial
-
-
-def link(source: Path, target: Path) -> None:
-    """Makes `target` a hard link to `source`, or a copy if the file system has no hard links."""
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-
-
-def publish(partial: Path, out: Path) -> None:
-    """Renames a complete folder to `out` and deletes the folder it replaces."""
-    for leftover in [*partial.glob("*.partial"), partial / PLAN]:
-        leftover.unlink()
-    old = out.with_name(out.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
+def build(out: Path, blocks: Iterable[NDArray[Any]], separator: int, fingerprint: str) -> None:
+    """Writes `blocks` as the datastore `out`, in place of an earlier one once it is complete. Raises ArrayFileError."""
+    partial, old = (out.with_name(f"{out.name}.{end}") for end in ("partial", "old"))
+    for left in (partial, old):
+        shutil.rmtree(left, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for number, tokens in enumerate(blocks):
+        save_block(partial / f"{number:06d}.block", tokens, separator, fingerprint)
     if out.exists():
         os.replace(out, old)
     os.replace(partial, out)

@@ -300,16 +300,11 @@ def drafted(folder: Path, text: str) -> set[str]:
     return {tokenizer.decode(tree.path(row)) for row in range(len(tree))}
 
 
-def test_a_suffix_datastore_is_built_and_appended_to(corpus: Path, tmp_path: Path) -> None:
+def test_a_suffix_datastore_is_built(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "store"
-    made = datastore_builder.build_suffix([corpus], out, str(TARGET), append=False)
+    made = datastore_builder.build_suffix([corpus], out, str(TARGET))
     assert made.documents == 2
     assert "left" in drafted(out, "def add(")
-    (tmp_path / "more.txt").write_text("def add(first, second):\n")
-    assert datastore_builder.build_suffix([tmp_path / "more.txt"], out, str(TARGET), append=True).documents == 3
-    assert {"left", "first"} <= drafted(out, "def add(")
-    datastore.merge(tmp_path / "both", [out, out])
-    assert datastore.describe(tmp_path / "both").documents == 6
     assert datastore_builder.describe(out)["kind"] == "suffix"
 
 
@@ -319,9 +314,7 @@ def test_errors_are_sentences(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DatastoreError, match="No text files"):
         datastore_builder.find_files([tmp_path / "empty"])
-    with pytest.raises(ArrayFileError, match="not a datastore folder"):
-        datastore_builder.build_suffix([corpus], tmp_path / "empty", str(TARGET), append=True)
     with pytest.raises(ArrayFileError, match="is not a datastore file"):
         datastore_builder.describe(corpus / "image.png")
     with pytest.raises(ArrayFileError, match="not a datastore folder"):
-        datastore.merge(tmp_path / "x", [tmp_path / "empty"])
+        datastore_builder.describe(tmp_path / "empty")

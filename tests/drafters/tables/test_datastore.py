@@ -1,4 +1,4 @@
-"""Datastores on disk and array files are built, appended to, merged, resumed and read in pages; unusable ones are rejected."""
+"""Datastores on disk and array files are built and read in pages; unusable ones are rejected."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def followers(folder: Path, context: list[int]) -> list[int]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    datastore.build(tmp_path / "d", [tokens([1, 2, 69_999]), tokens([1, 2, 4], [9, 9])], SEPARATOR, "f", "plan")
+    datastore.build(tmp_path / "d", [tokens([1, 2, 69_999]), tokens([1, 2, 4], [9, 9])], SEPARATOR, "f")
     return tmp_path / "d"
 
 
@@ -47,38 +47,17 @@ def test_build_and_describe(store: Path) -> None:
     assert not store.with_name("d.partial").exists()
 
 
-def test_append_and_merge(store: Path, tmp_path: Path) -> None:
-    datastore.build(store, [tokens([1, 2, 5])], SEPARATOR, "f", "more", append=True)
-    assert followers(store, [1, 2]) == [4, 5, 69_999]
-    datastore.build(tmp_path / "other", [tokens([1, 2, 6])], SEPARATOR, "f", "plan")
-    datastore.merge(tmp_path / "both", [store, tmp_path / "other"])
-    assert followers(tmp_path / "both", [1, 2]) == [4, 5, 6, 69_999]
-    datastore.build(tmp_path / "foreign", [tokens([1, 2, 6])], SEPARATOR, "another", "plan")
-    with pytest.raises(ArrayFileError, match="another tokenizer"):
-        datastore.merge(tmp_path / "mixed", [store, tmp_path / "foreign"])
-
-
-def test_an_interrupted_build_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = [tokens([1, 2, 3]), tokens([1, 2, 4])]
-
+def test_an_interrupted_build_leaves_the_datastore_before(store: Path) -> None:
     def broken() -> Iterator[Ints]:
-        yield blocks[0]
+        yield tokens([1, 2, 3])
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        datastore.build(tmp_path / "d", broken(), SEPARATOR, "f", "plan")
-    assert not (tmp_path / "d").exists()
-    saved_blocks: list[str] = []
-    save = datastore.save_block
-
-    def recorded(path: Path, *rest: Any) -> None:
-        saved_blocks.append(path.name)
-        save(path, *rest)
-
-    monkeypatch.setattr(datastore, "save_block", recorded)
-    datastore.build(tmp_path / "d", blocks, SEPARATOR, "f", "plan")
-    assert saved_blocks == ["000001.block"]
-    assert followers(tmp_path / "d", [1, 2]) == [3, 4]
+        datastore.build(store, broken(), SEPARATOR, "f")
+    assert followers(store, [1, 2]) == [4, 69_999]
+    datastore.build(store, [tokens([1, 2, 3])], SEPARATOR, "f")
+    assert followers(store, [1, 2]) == [3]
+    assert [path.name for path in store.parent.iterdir()] == ["d"]
 
 
 def test_unusable_datastores_are_rejected(store: Path, tmp_path: Path) -> None:

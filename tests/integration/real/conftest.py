@@ -36,7 +36,7 @@ def real(file: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
 
     folder = tmp_path_factory.mktemp("real")
     (folder / "text.md").write_text("The capital of France is Paris. The capital of Germany is Berlin.\n")
-    build_suffix([folder / "text.md"], folder / "store", file, append=False)
+    build_suffix([folder / "text.md"], folder / "store", file)
     stores = json.dumps([str(folder / "store")])
     with serving("--model", packaged.SMOLLM2, "--speculation.retrieval.datastores", stores) as server:
         yield server

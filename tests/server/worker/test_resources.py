@@ -58,7 +58,7 @@ def test_the_embedded_table_needs_the_embedded_tokenizer() -> None:
 def test_a_datastore_or_table_with_ids_beyond_the_vocabulary_is_refused(tmp_path: Path, vocabulary: int) -> None:
     """The library indexes arrays of the vocabulary's size by token id without checks."""
     block = np.array([64, 3, 39, 7], np.int64)
-    datastore.build(tmp_path / "d", [block], 64, "f", "plan")
+    datastore.build(tmp_path / "d", [block], 64, "f")
     base_table.build(tmp_path / "t", [block.astype(np.uint32)], "f", 64)
     settings = {"speculation.trigram.table": str(tmp_path / "t"), "speculation.retrieval.datastores": [str(tmp_path / "d")]}
     for name, value in settings.items():
@@ -81,7 +81,7 @@ def block(next_token: int) -> NDArray[np.uint32]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    datastore.build(tmp_path / "store", [block(3)], 64, "f", "plan")
+    datastore.build(tmp_path / "store", [block(3)], 64, "f")
     return tmp_path / "store"
 
 
@@ -175,7 +175,7 @@ def test_a_damaged_datastore_is_logged_once_and_the_old_one_stays(
 
 
 def test_only_the_request_that_begins_reads_its_corpus(tmp_path: Path) -> None:
-    datastore.build(tmp_path / "d", [np.array([64, 3, 39, 7], np.int64)], 64, "f", "plan")
+    datastore.build(tmp_path / "d", [np.array([64, 3, 39, 7], np.int64)], 64, "f")
     (block,) = map(str, datastore.block_paths(tmp_path / "d"))
     tables = Tables(lambda: "f", 65)
     shared, _ = load_resources(load_settings(), tables)
@@ -319,7 +319,7 @@ def test_a_keys_datastore_is_used_only_for_its_requests(tmp_path: Path) -> None:
     from outrider.server.datastore_builder import build_suffix
 
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 20)
-    build_suffix([tmp_path / "text.txt"], tmp_path / "store", str(models.TARGET), append=False)
+    build_suffix([tmp_path / "text.txt"], tmp_path / "store", str(models.TARGET))
     flags = {
         "auth.keys": {"one": {"key": "long-enough", "datastores": [str(tmp_path / "store")]}, "two": "long-enough-too"},
         "speculation.max_nodes": 4,
