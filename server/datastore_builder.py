@@ -29,16 +29,13 @@ class DatastoreError(ArrayFileError):
     """The texts of a datastore cannot be read. The message is one sentence that says why."""
 
 
-def build_ngram(
-    paths: Sequence[Path], out: Path, tokenizer: str, successors: int, max_megabytes: float | None, order: int = 3
-) -> int:
+def build_ngram(paths: Sequence[Path], out: Path, tokenizer: str, successors: int) -> int:
     """Counts the texts in `paths` into an n-gram table; returns its contexts' number. Raises ArrayFileError and ModelError."""
     loaded = load_tokenizer(tokenizer)
     separator = len(loaded)  # it is no token id, so no n-gram spans two texts
-    max_bytes = None if max_megabytes is None else int(max_megabytes * 1e6)
     with Progress() as progress:
         blocks = token_blocks(read_all(find_files(paths), progress), loaded)
-        return base_table.build(out, blocks, fingerprint(loaded), separator, successors, max_bytes, order)
+        return base_table.build(out, blocks, fingerprint(loaded), separator, successors)
 
 
 def build_suffix(paths: Sequence[Path], out: Path, tokenizer: str) -> datastore.Description:

@@ -48,8 +48,6 @@ def datastore_build(
     tokenizer: Annotated[str, typer.Option(help="Folder or Hugging Face id; defaults to the embedded model's.")] = "",
     kind: Annotated[str, typer.Option(help="ngram: base table of `trigram`; suffix: index of `retrieval`.")] = "ngram",
     successors: Annotated[int, typer.Option(min=1, max=64, help="ngram: successors per context.")] = 12,
-    max_megabytes: Annotated[float | None, typer.Option(help="ngram: drop rare contexts until the file fits.")] = None,
-    order: Annotated[int, typer.Option(min=2, max=4, help="ngram: n-gram order; 3 for tri-grams.")] = 3,
 ) -> None:
     """Build a table from a corpus."""
     from outrider import models
@@ -59,7 +57,7 @@ def datastore_build(
         from outrider.server.datastore_builder import DatastoreError, build_ngram, build_suffix
 
         if kind == "ngram":
-            contexts = build_ngram(paths, out, tokenizer, successors, max_megabytes, order)
+            contexts = build_ngram(paths, out, tokenizer, successors)
             print(f"{out}: {contexts} contexts, {out.stat().st_size / 1e6:.1f} MB")
         elif kind == "suffix":
             built = build_suffix(paths, out, tokenizer)

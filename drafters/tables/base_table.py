@@ -1,4 +1,4 @@
-"""The base n-gram table of ADED (Eq. 1): the likeliest successors of contexts of one to three tokens in a corpus.
+"""The base n-gram table of ADED (Eq. 1): the likeliest successors of contexts of one and two tokens in a corpus.
 
 The table is read-only, memory-mapped and looked up by the compiled library; the builder counts a corpus in blocks. What a
 session learns is in `outrider.drafters.tables.learned_table`.
@@ -21,8 +21,6 @@ from outrider.drafters.tables.array_file import ArrayFileError
 KIND = "ngram"
 # A token id has at most this many bits. The largest vocabularies in use need 18.
 TOKEN_BITS = 21
-TRIPLE = np.uint64(1 << 42)
-MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03), np.uint64(0xBF58476D1CE4E5B9))
 # Probabilities are stored as uint16 multiples of 1 / PROBABILITY_UNIT.
 PROBABILITY_UNIT = 65535.0
 
@@ -75,13 +73,6 @@ def find(base: BaseArrays, key: np.uint64) -> int:
     """The context's index, or -1."""
 
 
-def _triple_keys(before: NDArray[np.uint64], previous: NDArray[np.uint64], last: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`context_key` of contexts of three tokens, uint64 [N] each."""
-    mixed = (before * MIX[0] + previous) * MIX[1] + last
-    mixed = (mixed ^ (mixed >> np.uint64(29))) * MIX[2]
-    return TRIPLE | (mixed >> np.uint64(22))
-
-
 @dataclass
 class Counts:
     """Counts of (context, successor) pairs, sorted; the context's key is in the high bits, the successor in the low ones."""
@@ -96,50 +87,33 @@ class Counts:
         return Counts(pairs, counts)
 
 
-def count(tokens: NDArray[Any], separator: int, order: int = 3) -> Counts:
-    """Counts the n-grams of 2 to `order` tokens in `tokens` (any integer [T]) that do not cross a `separator`."""
+def count(tokens: NDArray[Any], separator: int) -> Counts:
+    """Counts the n-grams of two and three tokens in `tokens` (any integer [T]) that do not cross a `separator`."""
     wide = tokens.astype(np.uint64)
     bits = np.uint64(TOKEN_BITS)
     boundary = wide == np.uint64(separator)
-    grams = [((wide[:-1] << bits) | wide[1:])[~boundary[:-1]]]
-    if order >= 3:
-        keys = (wide[:-2] + np.uint64(1)) << bits | wide[1:-1]
-        grams.append((keys << bits | wide[2:])[~(boundary[:-2] | boundary[1:-1])])
-    if order >= 4:
-        keys = _triple_keys(wide[:-3], wide[1:-2], wide[2:-1])
-        grams.append((keys << bits | wide[3:])[~(boundary[:-3] | boundary[1:-2] | boundary[2:-1])])
-    return Counts(*np.unique(np.concatenate(grams), return_counts=True))
+    pairs = ((wide[:-1] << bits) | wide[1:])[~boundary[:-1]]
+    keys = (wide[:-2] + np.uint64(1)) << bits | wide[1:-1]
+    triples = (keys << bits | wide[2:])[~(boundary[:-2] | boundary[1:-1])]
+    return Counts(*np.unique(np.concatenate([pairs, triples]), return_counts=True))
 
 
-def build(
-    path: Path,
-    blocks: Iterable[NDArray[Any]],
-    fingerprint: str,
-    separator: int,
-    successors: int = 12,
-    max_bytes: int | None = None,
-    order: int = 3,
-) -> int:
-    """Builds the table at `path` from blocks of tokens, n-grams of up to `order` tokens; returns the number of contexts.
+def build(path: Path, blocks: Iterable[NDArray[Any]], fingerprint: str, separator: int, successors: int = 12) -> int:
+    """Builds the table at `path` from blocks of tokens; returns the number of contexts.
 
-    `successors` is the paper's t, the number kept per context (Appendix F). With `max_bytes`, the rarest contexts are
-    dropped until the file fits. The share of successors that are not kept becomes the context's missing mass.
+    `successors` is the paper's t, the number kept per context (Appendix F). The share of those that are not kept becomes the
+    context's missing mass.
     """
     total = Counts(np.empty(0, np.uint64), np.empty(0, np.int64))
     for block in blocks:
-        total = total.add(count(block, separator, order))
-    min_count = 1
-    while True:
-        arrays = _table(total, successors, min_count, separator)
-        if max_bytes is None or sum(array.nbytes for array in arrays) <= max_bytes - 4096:
-            break
-        min_count += 1
+        total = total.add(count(block, separator))
+    arrays = _table(total, successors, separator)
     array_file.save(path, KIND, fingerprint, arrays._asdict(), successors=str(successors))
     return len(arrays.keys)
 
 
-def _table(total: Counts, successors: int, min_count: int, separator: int) -> BaseArrays:
-    """The `successors` most frequent successors of each context, of pairs that occur at least `min_count` times.
+def _table(total: Counts, successors: int, separator: int) -> BaseArrays:
+    """The `successors` most frequent successors of each context.
 
     The end of a text is not a successor; its share becomes part of the context's missing mass.
     """
@@ -150,7 +124,7 @@ def _table(total: Counts, successors: int, min_count: int, separator: int) -> Ba
     # Ties go to the smaller token, so that builds are reproducible.
     order = np.lexsort((tokens, -total.counts, inverse))
     rank = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    kept = order[(rank < successors) & (total.counts[order] >= min_count) & (tokens[order] != separator)]
+    kept = order[(rank < successors) & (tokens[order] != separator)]
     share = total.counts[kept] / mass[inverse[kept]]
     contexts, lengths = np.unique(inverse[kept], return_counts=True)
     width = np.uint16 if tokens.size == 0 or tokens.max() < 1 << 16 else np.uint32
