@@ -247,7 +247,6 @@ def bench_pair(
     key: Annotated[str | None, typer.Option(help="The servers' API key.", envvar="OPENAI_API_KEY")] = None,
     force: Annotated[bool, typer.Option("--force", help="Compare models with different names, too.")] = False,
     out: Out = None,
-    chart: Annotated[Path | None, typer.Option(help="Save a chart as SVG.")] = None,
     race: Annotated[
         Path | None, typer.Option(help="Save two servers' answers to the first question as an animated SVG.")
     ] = None,
@@ -259,7 +258,7 @@ def bench_pair(
     with errors_as_sentences():
         contexts = [int(each) for each in parse_numbers("--context", context)]
         choice = Choice(task.split(","), contexts, parse_numbers("--temperature", temperature), questions, max_tokens)
-        run(urls, choice, key, force, out, chart, race)
+        run(urls, choice, key, force, out, race)
 
 
 @app.command("guard", context_settings=EXTRA_FLAGS)

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from bench.http.chat import Answer
-from bench.pair.chart import COLORS, STYLE
 
+COLORS = ("#2f6fde", "#e08a1e", "#3a9a5b", "#a34fc4")
+STYLE = "text{font:12px system-ui,sans-serif;fill:#222}@media(prefers-color-scheme:dark){text{fill:#ddd}}"
 LANE, LINE, ROWS, COLUMNS, HEAD = 430, 15, 16, 58, 50
 PAUSE_SECONDS = 3.0  # after the last answer, before the picture begins again
 FONT = "text.code{font:11px ui-monospace,SFMono-Regular,Menlo,monospace;white-space:pre}"

@@ -17,9 +17,8 @@ from rich.progress import Progress
 
 from bench import report
 from bench.http.chat import Answer, ask
-from bench.pair.chart import draw
 from bench.pair.prompts import TASKS, Question, after, apart
-from bench.pair.race import draw as draw_race
+from bench.pair.race import draw
 from bench.plan import BenchError
 
 TIMEOUT_SECONDS = 3600.0
@@ -113,10 +112,9 @@ def run(
     key: str | None,
     force: bool,
     out: Path | None,
-    chart: Path | None,
     race: Path | None = None,
 ) -> dict[str, Any]:
-    """Measures, prints, and saves the figures, the chart and the race where asked. Raises BenchError."""
+    """Measures, prints, and saves the figures and the race where asked. Raises BenchError."""
     if unknown := [task for task in choice.tasks if task not in TASKS]:
         raise BenchError(f"There is no task {', '.join(unknown)}; choose from {', '.join(TASKS)}.")
     if any(context < 0 for context in choice.contexts):
@@ -140,10 +138,8 @@ def run(
     show(figures)
     if out:
         report.save(out, figures)
-    if chart:
-        chart.write_text(draw(figures))
     if race:
-        race.write_text(draw_race([each["program"] for each in figures["servers"][:2]], parts[0].answers[0][:2]))
+        race.write_text(draw([each["program"] for each in figures["servers"][:2]], parts[0].answers[0][:2]))
     return figures
 
 

@@ -19,16 +19,14 @@ CHOICE = Choice(["chat", "code"], [0], [0.0], questions=2, max_tokens=24)
 
 
 def test_servers_are_compared_question_by_question(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, chart = tmp_path / "figures.json", tmp_path / "chart.svg"
-    race = tmp_path / "race.svg"
-    figures = run([served.url, f"{served.url}/v1"], CHOICE, None, force=False, out=out, chart=chart, race=race)
+    out, race = tmp_path / "figures.json", tmp_path / "race.svg"
+    figures = run([served.url, f"{served.url}/v1"], CHOICE, None, force=False, out=out, race=race)
     assert len(ElementTree.fromstring(race.read_text()).findall("{*}rect")) == 2
     rows = figures["rows"]
     assert [(row["task"], row["server"]) for row in rows] == [(task, name) for task in ("chat", "code", "all") for name in "AB"]
     assert rows[1]["equal"] == rows[3]["equal"] == "2/2" and rows[0]["per_step"] >= 1 and rows[0]["rate"] > 0
     assert rows[4]["ratio"] == 1.0
     assert json.loads(out.read_text())["rows"] == rows
-    assert len(ElementTree.fromstring(chart.read_text()).findall(".//{*}rect")) == 4 + 2
     lines = capsys.readouterr().out.splitlines()
     table = lines[lines.index("Servers in turns") :][:12]
     assert max(len(line.rstrip()) for line in table) <= 80
@@ -40,15 +38,15 @@ def test_servers_are_compared_question_by_question(served: Served, tmp_path: Pat
 def test_what_cannot_be_compared_is_refused(served: Served) -> None:
     with answering({"/v1/models": (200, '{"data": [{"id": "another"}]}')}) as other:
         with pytest.raises(BenchError, match=r"different models .*, another"):
-            run([served.url, other], CHOICE, None, force=False, out=None, chart=None)
+            run([served.url, other], CHOICE, None, force=False, out=None)
         with pytest.raises(BenchError, match="answered 404"):
-            run([served.url, other], CHOICE, None, force=True, out=None, chart=None)
+            run([served.url, other], CHOICE, None, force=True, out=None)
         with pytest.raises(BenchError, match="--context takes numbers of at least 0"):
-            run([other, other], replace(CHOICE, contexts=[-1]), None, force=False, out=None, chart=None)
+            run([other, other], replace(CHOICE, contexts=[-1]), None, force=False, out=None)
         with pytest.raises(BenchError, match="two URLs or more"):
-            run([other], CHOICE, None, force=False, out=None, chart=None)
+            run([other], CHOICE, None, force=False, out=None)
     with pytest.raises(BenchError, match="does not answer as a server"):
-        run([served.url, other], CHOICE, None, force=False, out=None, chart=None)
+        run([served.url, other], CHOICE, None, force=False, out=None)
 
 
 def test_a_text_that_comes_at_once_has_no_speed() -> None:
