@@ -64,10 +64,9 @@ def verify_quality(
     model: Annotated[str | None, typer.Option(help="Local folder, Hugging Face id or GGUF file.")] = None,
     window: Annotated[int, typer.Option(help="Number of tokens that are read together.", min=2)] = 512,
     tokens: Annotated[int, typer.Option(help="Number of the text's tokens that are read.", min=2)] = 8192,
-    url: Annotated[list[str] | None, typer.Option(help="A server of the same model, such as http://127.0.0.1:8080.")] = None,
     out: Out = None,
 ) -> None:
-    """Compare a model as it is served with the same weights in float32, on a text; and servers with it, by --url.
+    """Compare a model as it is served with the same weights in float32, on a text.
 
     --model.quantize int8, int4 or fp8 chooses another format. Settings also work as flags.
     """
@@ -76,7 +75,7 @@ def verify_quality(
 
     with errors_as_sentences():
         settings = load_settings(config, parse_flags(context.args) | ({"model.path": model} if model else {}))
-        run(settings, text, window, tokens, out, url or ())
+        run(settings, text, window, tokens, out)
 
 
 @app.command("live", context_settings=EXTRA_FLAGS)

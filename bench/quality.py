@@ -1,19 +1,17 @@
 """`outrider verify-quality`: what quantisation and rounding cost, on a text, against the same weights in float32.
 
-Nats per token, how often the most probable token is the same, and the error of the likeliest log-probabilities, also of servers
-by URL. Rows are computed as steps compute them, so the figures are those of the answers.
+Nats per token, how often the most probable token is the same, and the error of the likeliest log-probabilities. Rows
+are computed as steps compute them, so the figures are those of the answers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
-import httpx
 import torch
 from rich.progress import track
 
@@ -31,16 +29,6 @@ from outrider.verify.tokenizer import load_tokenizer
 ROWS = MAX_NODES + 1
 # The log-probabilities that are compared at each place.
 LIKELIEST = 10
-# Servers are asked after this many parts of each window, and have this time for an answer.
-PARTS = 4
-TIMEOUT_SECONDS = 600.0
-
-
-class Place(NamedTuple):
-    """Where a text ends, and what its likeliest next tokens should have."""
-
-    prompt: list[int]
-    logs: Mapping[str, float]  # log-probabilities by the texts of tokens
 
 
 @dataclass(frozen=True)
@@ -56,7 +44,7 @@ class Scores:
     row_bytes: int  # of a position's keys and values
 
 
-def run(settings: Settings, text: Path, window: int, tokens: int, out: Path | None, urls: Sequence[str] = ()) -> dict[str, Any]:
+def run(settings: Settings, text: Path, window: int, tokens: int, out: Path | None) -> dict[str, Any]:
     """Compares, prints, and saves the figures if `out` is given. Raises BenchError and ModelError."""
     model = settings.model
     windows = read_windows(text, settings, window, tokens)
@@ -64,26 +52,10 @@ def run(settings: Settings, text: Path, window: int, tokens: int, out: Path | No
     reference = scores(settings.model_copy(update={"model": full}), windows)
     names = {"model": model.served_name, "quantize": model.quantize, "kv_dtype": model.kv_dtype, "text": text.name}
     figures = compare(reference, scores(settings, windows, reference.likeliest)) | names
-    known = list(places(windows, reference, settings)) if urls else []
-    figures["servers"] = [measure(url, known) for url in urls]
     show(figures)
     if out:
         report.save(out, figures)
     return figures
-
-
-def places(windows: Sequence[Sequence[int]], reference: Scores, settings: Settings) -> Iterator[Place]:
-    """The places at which servers are asked for log-probabilities: after parts of each window."""
-    model, before = settings.model, 0
-    tokenizer = load_tokenizer(model.path, model.trust_remote_code, model.revision)
-    for window in windows:
-        for part in range(1, PARTS + 1):
-            length = part * (len(window) - 1) // PARTS
-            if length:
-                row = before + length - 1
-                texts = [str(tokenizer.decode([token])) for token in reference.likeliest[row].tolist()]
-                yield Place(list(window[:length]), dict(zip(texts, reference.logs[row].tolist(), strict=False)))
-        before += len(window) - 1
 
 
 def read_windows(text: Path, settings: Settings, window: int, tokens: int) -> list[list[int]]:
@@ -163,41 +135,3 @@ def show(figures: dict[str, Any]) -> None:
         f"most probable token the same: {figures['same_greedy_tokens']:.2%} of the places; "
         f"error of the {LIKELIEST} likeliest log-probabilities: {figures['error_of_logarithms']:.4f}.",
     )
-    if figures["servers"]:
-        report.print_table(
-            f"Error of the {LIKELIEST} likeliest log-probabilities",
-            ("server", "model", "places", "compared", "error", "largest"),
-            [tuple(server.values()) for server in figures["servers"]],
-        )
-
-
-def measure(url: str, places: Sequence[Place]) -> dict[str, Any]:
-    """The mean and the largest error of a server's log-probabilities at these places. Raises BenchError."""
-    with httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), timeout=TIMEOUT_SECONDS) as client:
-        name = str(ask(client, "GET", "/v1/models")["data"][0]["id"])
-        errors = []
-        for place in track(places, f"asking {url}"):
-            body = {"model": name, "prompt": place.prompt, "max_tokens": 1, "temperature": 0, "logprobs": len(place.logs)}
-            given = ask(client, "POST", "/v1/completions", body)["choices"][0]["logprobs"]
-            errors += [abs(value - place.logs[text]) for text, value in by_text(given).items() if text in place.logs]
-    if not errors:
-        raise BenchError(f"{url} tells no log-probabilities of the tokens that are compared.")
-    figures = {"error": round(fmean(errors), 5), "largest": round(max(errors), 5)}
-    return {"url": url, "model": name, "places": len(places), "compared": len(errors)} | figures
-
-
-def by_text(given: Any) -> dict[str, float]:
-    """The log-probabilities of the first token by the texts of tokens, from OpenAI's form or llama-server's."""
-    if isinstance(given, dict) and given.get("content"):
-        return {str(each["token"]): float(each["logprob"]) for each in given["content"][0]["top_logprobs"]}
-    return {str(text): float(value) for text, value in given["top_logprobs"][0].items()} if given else {}
-
-
-def ask(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:
-    """The JSON of an answer. Raises BenchError."""
-    try:
-        response = client.request(method, path, json=body)
-        response.raise_for_status()
-        return response.json()
-    except (httpx.HTTPError, ValueError) as error:
-        raise BenchError(f"{client.base_url}{path} does not answer as a server of OpenAI's API: {error}") from None

@@ -6,10 +6,9 @@ import pytest
 
 from bench import quality
 from bench.plan import BenchError
-from bench.quality import Place, by_text, compare, measure, places, read_windows, scores
+from bench.quality import compare, read_windows, scores
 from outrider.server.settings import Settings
 from outrider.verify.model.cpu.native.library import compiled_library
-from tests.servers import Served
 
 TEXT = Path(quality.__file__)  # code, which the embedded model knows
 vnni = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
@@ -41,27 +40,6 @@ def test_the_embedded_model_loses_little_to_a_cache_in_8_bits(exact: Settings) -
     found = compare(reference, scores(coded, windows, reference.likeliest))
     assert 0 < abs(found["more_nats"]) < 0.005
     assert found["kv_bytes_per_token"][1] < 0.3 * found["kv_bytes_per_token"][0]  # of float32
-
-
-def test_a_server_of_the_same_weights_is_exact_and_what_it_says_is_what_is_compared(exact: Settings, served: Served) -> None:
-    windows = read_windows(TEXT, exact, window=64, tokens=128)
-    known = list(places(windows, scores(exact, windows), exact))
-    found = measure(served.url, known)
-    assert found["places"] == len(known) == 8 and found["compared"] > 60 and found["largest"] < 1e-3
-    wrong = [each._replace(logs={text: value - 0.5 for text, value in each.logs.items()}) for each in known]
-    assert measure(served.url, wrong)["error"] == pytest.approx(0.5, abs=1e-3)
-
-
-def test_both_forms_of_log_probabilities_are_read() -> None:
-    of_llama = {"content": [{"token": " a", "top_logprobs": [{"id": 7, "token": " a", "logprob": -0.5}]}]}
-    assert by_text(of_llama) == by_text({"tokens": [" a"], "top_logprobs": [{" a": -0.5}]}) == {" a": -0.5}
-    assert by_text(None) == {}
-
-
-def test_servers_that_cannot_be_asked_are_reported(served: Served) -> None:
-    for url, error in (("http://127.0.0.1:9", "does not answer as a server"), (served.url, "no log-probabilities")):
-        with pytest.raises(BenchError, match=error):
-            measure(url, [Place([1], {"no text of a token": -1.0})])
 
 
 def test_a_text_that_cannot_be_read_is_reported(exact: Settings, tmp_path: Path) -> None:
