@@ -27,9 +27,10 @@ IN_LIST = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 IN_MAP = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
 COUNTS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
 NUMBERS = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
-REFERENCES = ("$dynamicRef", "$recursiveRef", "$ref")
 # Keywords that no grammar can enforce, and values that say nothing.
 TRIVIAL: Mapping[str, tuple[Any, ...]] = {
+    "$dynamicRef": (),
+    "$recursiveRef": (),
     "contains": (),
     "dependencies": ({},),
     "dependentRequired": ({},),
@@ -42,13 +43,17 @@ TRIVIAL: Mapping[str, tuple[Any, ...]] = {
 }
 # Constants nested deeper than this are not enforced.
 MAX_DATA_DEPTH = 64
-# Stands for the `$schema` of a schema that has none, but `definitions`, which `$defs` has replaced.
-UNNAMED_OLD = "definitions"
-# A `$schema` of a draft in which `$ref` hides its siblings; one of a draft in which `id` names a schema.
-OLD_REFERENCES = re.compile(rf"draft-0?[3-7]\b|^{UNNAMED_OLD}$")
-OLD_IDS = re.compile(r"draft-0?[34]\b")
-# A `$schema` of a draft without `prefixItems`.
-OLD_ITEMS = re.compile(r"draft-0?[3-7]\b|2019-09")
+# A `$schema` of a draft in which `$ref` hides its siblings.
+OLD_REFERENCES = re.compile(r"draft-0?[3-7]\b")
+
+
+def hides_siblings(root: Any) -> bool:
+    """Whether `$ref` is the only keyword that has an effect in the schemas of this root."""
+    if not isinstance(root, dict):
+        return False
+    draft = root.get("$schema")
+    is_old = isinstance(draft, str) and OLD_REFERENCES.search(draft) is not None
+    return is_old or (draft is None and "definitions" in root and "$defs" not in root)
 
 
 def subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:

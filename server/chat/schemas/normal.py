@@ -14,15 +14,14 @@ from typing import Any
 from outrider.server.chat.schemas.keywords import (
     COUNTS,
     NUMBERS,
-    OLD_ITEMS,
-    REFERENCES,
+    hides_siblings,
     is_schema,
     limits,
     plain_value,
     unenforced,
 )
 from outrider.server.chat.schemas.notes import Note, Path
-from outrider.server.chat.schemas.references import MAX_SCHEMAS, Place, References
+from outrider.server.chat.schemas.references import MAX_SCHEMAS, References
 
 # Schemas nested deeper than this, also through references, are not restricted. A compiler that recurses survives it.
 MAX_LEVELS = 100
@@ -112,7 +111,7 @@ def reachable(schema: Any, definitions: dict[str, Any]) -> list[str]:
 def normalised(schema: Any) -> Normal:
     normaliser = Normaliser(schema)
     normal = normaliser.normal
-    normal.schema = normaliser.read(normaliser.root, (), 0)
+    normal.schema = normaliser.read(schema, (), 0)
     name = definition_of(normal.schema)
     if name is not None and len(normal.schema) == 1:  # the root is easier to read in place
         normal.schema = normal.definitions[name]
@@ -140,13 +139,12 @@ class Normaliser:
     def __init__(self, root: Any) -> None:
         self.normal = Normal(True)
         self._references = References(root)
-        self.root = self._references.root
+        self._hides_siblings = hides_siblings(root)
         self._names: dict[int, str] = {}  # names of definitions by the identity of what they define
         self._count = 0
 
-    def read(self, place: Place, path: Path, level: int) -> Any:
-        """The schema at a place. `level`: how many schemas contain it."""
-        schema = place.schema
+    def read(self, schema: Any, path: Path, level: int) -> Any:
+        """A schema in the one form. `level`: how many schemas contain it."""
         if isinstance(schema, bool):
             return schema
         self._count += 1
@@ -157,73 +155,72 @@ class Normaliser:
         if self._count > MAX_SCHEMAS:
             return self._any(path, f"more than {MAX_SCHEMAS} schemas are too many")
         if id(schema) in self._references.targets:
-            return self._defined(place, path, level)
-        return self._body(place, path, level)
+            return self._defined(schema, path, level)
+        return self._body(schema, path, level)
 
     def _any(self, path: Path, reason: str) -> bool:
         self.normal.notes.append(Note(path, "schema", reason))
         return True
 
-    def _defined(self, place: Place, path: Path, level: int) -> Any:
+    def _defined(self, schema: dict[str, Any], path: Path, level: int) -> Any:
         """A reference to the definition of a schema; the schema itself where it is a boolean."""
-        end = self._end(place, path)
-        if end is None or not isinstance(end.schema, dict):
-            return end is None or end.schema
-        if id(end.schema) not in self._names:
-            name = self._names[id(end.schema)] = f"d{len(self._names)}"
+        end = self._end(schema, path)
+        if isinstance(end, bool):
+            return end
+        if id(end) not in self._names:
+            name = self._names[id(end)] = f"d{len(self._names)}"
             self.normal.definitions[name] = {}  # keeps the order
             self.normal.definitions[name] = self._body(end, path, level)
-        reference = {"$ref": PREFIX + self._names[id(end.schema)]}
+        reference = {"$ref": PREFIX + self._names[id(end)]}
         self.normal.paths[id(reference)] = path
         return reference
 
-    def _end(self, place: Place, path: Path) -> Place | None:
-        """The schema at the end of a chain of references; None, and a note, if the chain never ends."""
+    def _end(self, schema: Any, path: Path) -> Any:
+        """The schema at the end of a chain of references; True, and a note, if the chain never ends."""
         seen: set[int] = set()
-        while isinstance(place.schema, dict) and id(place.schema) not in seen:
-            seen.add(id(place.schema))
-            following = self._references.target(place) if self._is_mere_reference(place) else None
+        while isinstance(schema, dict) and id(schema) not in seen:
+            seen.add(id(schema))
+            following = self._references.target(schema) if self._is_mere_reference(schema) else None
             if following is None:
-                return place
-            place = following
-        if isinstance(place.schema, dict):
+                return schema
+            schema = following
+        if isinstance(schema, dict):
             self.normal.notes.append(Note(path, "$ref", "it refers to itself"))
-            return None
-        return place
+            return True
+        return schema
 
-    def _is_mere_reference(self, place: Place) -> bool:
+    def _is_mere_reference(self, schema: dict[str, Any]) -> bool:
         """Whether a schema has a `$ref` and no other keyword that a grammar could enforce."""
-        schema = place.schema
-        others = ("$dynamicRef", "$recursiveRef", *KEPT)
-        return "$ref" in schema and (place.hides_siblings or not any(keyword in schema for keyword in others))
+        return "$ref" in schema and (self._hides_siblings or not any(keyword in schema for keyword in KEPT))
 
-    def _body(self, place: Place, path: Path, level: int) -> Any:
-        """The schema at a place, whether or not something refers to it."""
-        schema: dict[str, Any] = {"$ref": place.schema["$ref"]} if place.hides_siblings else place.schema
+    def _body(self, schema: dict[str, Any], path: Path, level: int) -> Any:
+        """A schema, whether or not something refers to it."""
+        if "$ref" in schema and self._hides_siblings:
+            schema = {"$ref": schema["$ref"]}
         written: dict[str, Any] = {}
         self.normal.paths[id(written)] = path
         simple = {keyword: value for keyword, value in schema.items() if keyword not in NUMBERS}
-        for keyword, value in (simple | limits(schema) | self._items(schema, place.draft)).items():
+        for keyword, value in (simple | limits(schema) | self._items(schema)).items():
             if keyword in KEPT and keyword not in APPLICATORS:
-                self._write(written, keyword, value, place, path, level)
+                self._write(written, keyword, value, path, level)
         # llguidance reads keywords in order, and those of objects and arrays only together where nothing stands between them.
         for keyword in schema:
             if keyword in APPLICATORS:
-                self._write(written, keyword, schema[keyword], place, path, level)
+                self._write(written, keyword, schema[keyword], path, level)
         self.normal.notes += [Note(path, keyword) for keyword in unenforced(schema)]
-        return self._with_references(written, schema, place, path, level)
+        return self._with_reference(written, schema, path, level) if "$ref" in schema else written
 
-    def _items(self, schema: dict[str, Any], draft: str) -> dict[str, Any]:
-        """`prefixItems` and `items` of 2020-12."""
+    def _items(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """`prefixItems` and `items` of 2020-12 where older drafts have a list in `items`."""
         if isinstance(schema.get("items"), list):
             return {"prefixItems": schema["items"], "items": schema.get("additionalItems", True)}
-        return {"prefixItems": []} if OLD_ITEMS.search(draft) else {}
+        return {}
 
-    def _write(self, written: dict[str, Any], keyword: str, value: Any, place: Place, path: Path, level: int) -> None:
+    def _write(self, written: dict[str, Any], keyword: str, value: Any, path: Path, level: int) -> None:
         """Writes a keyword, or notes that it is malformed."""
 
         def inner(schema: Any, *words: str) -> Any:
-            return self.read(place.inner(schema), (*path, *words), level + 1)
+            return self.read(schema, (*path, *words), level + 1)
 
         if keyword in ("properties", "patternProperties"):
             words = (keyword,) if keyword == "patternProperties" else ()
@@ -249,21 +246,17 @@ class Normaliser:
         else:
             written[keyword] = rust_pattern(value) if keyword == "pattern" else value
 
-    def _with_references(self, written: dict[str, Any], schema: dict[str, Any], place: Place, path: Path, level: int) -> Any:
+    def _with_reference(self, written: dict[str, Any], schema: dict[str, Any], path: Path, level: int) -> Any:
         """The schema together with what it refers to."""
-        found = []
-        for keyword in REFERENCES:
-            if keyword in schema:
-                target = self._references.target(place._replace(schema=schema), keyword)
-                if target is None:
-                    self.normal.notes.append(Note(path, keyword, "what it refers to is not in the schema"))
-                else:
-                    found.append(self.read(target, path, level + 1))
-        found = [each for each in found if each is not True]
-        if len(found) == 1 and isinstance(found[0], dict):
-            written |= found[0]
-        elif found:
-            written.setdefault("allOf", []).extend(found)
+        target = self._references.target(schema)
+        if target is None:
+            self.normal.notes.append(Note(path, "$ref", "what it refers to is not in the schema"))
+            return written
+        found = self.read(target, path, level + 1)
+        if isinstance(found, dict):
+            written |= found
+        elif found is False:
+            written.setdefault("allOf", []).append(False)
         return written
 
 
