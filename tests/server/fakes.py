@@ -7,11 +7,13 @@ from typing import Any, cast
 
 import httpx
 import msgspec
+import pytest
 from fastapi import FastAPI
 
 from outrider import models
 from outrider.drafters.sequence import Finish
-from outrider.server.app import create_app
+from outrider.server import app as application
+from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine import messages
 from outrider.server.engine.engine import Engine, EngineError
@@ -23,6 +25,16 @@ TOKENIZER = load_tokenizer(str(models.TARGET))
 VOCABULARY = Vocabulary(TOKENIZER)
 CONTEXT_TOKENS = 1024
 FIRST_TOKEN = 40  # id of an answer's first token; later ids count up
+
+
+class SharedGrammars(GrammarChecker):
+    """Checks the grammars of all applications, in a process that ends with the tests."""
+
+    def close(self) -> None:
+        pass
+
+
+GRAMMARS = SharedGrammars()
 
 
 class FakeEngine:
@@ -121,7 +133,9 @@ def app_with(
     if response_template is not None:
         tokenizer.response_template = response_template
     flags = {name.replace("__", "."): value for name, value in settings.items()}
-    return create_app(load_settings(None, flags), tokenizer, new_engine=lambda *_: cast(Engine, engine))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(application, "GrammarChecker", lambda: GRAMMARS)
+        return application.create_app(load_settings(None, flags), tokenizer, new_engine=lambda *_: cast(Engine, engine))
 
 
 def fetch(
