@@ -125,7 +125,6 @@ def create_app(
         await asyncio.to_thread(bodies.close)
 
     app = new_fastapi(bodies, lifespan)
-    app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
     app.state.engine = engine
     quotas = new_quotas(settings, metrics, engine)
     equip(app, settings, metrics, quotas, read_metrics or metrics.read)
@@ -156,8 +155,8 @@ def new_fastapi(bodies: BodyPool, lifespan: Lifespan[FastAPI] | None = None) -> 
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # a redirect would repeat the client's Host header
-        responses=errors.RESPONSES,
     )
+    app.openapi = lambda: errors.described(FastAPI.openapi(app))  # type: ignore[method-assign]
     app.state.bodies = bodies
     errors.install(app)
     return app
@@ -177,8 +176,8 @@ def new_corpora(
 
 
 def add_routes(app: FastAPI, endpoints: Endpoints, corpora: Corpora | None) -> None:
-    """The routes of all endpoints. Those of Anthropic's API have errors in its format."""
-    api, of_anthropic = APIRouter(route_class=JSONRoute), errors.ANTHROPIC_RESPONSES
+    """The routes of all endpoints."""
+    api = APIRouter(route_class=JSONRoute)
 
     @api.post("/v1/chat/completions")
     async def chat(http: Request, body: ChatBody) -> Response:
@@ -192,11 +191,11 @@ def add_routes(app: FastAPI, endpoints: Endpoints, corpora: Corpora | None) -> N
     async def responses(http: Request, body: ResponsesBody) -> Response:
         return await cancel_on_disconnect(http, endpoints.responses.create(http, body))
 
-    @api.post("/v1/messages", responses=of_anthropic)
+    @api.post("/v1/messages")
     async def messages(http: Request, body: MessagesBody) -> Response:
         return await cancel_on_disconnect(http, endpoints.messages.create(http, body))
 
-    @api.post("/v1/messages/count_tokens", responses=of_anthropic)
+    @api.post("/v1/messages/count_tokens")
     async def count_tokens(http: Request, body: CountTokensBody) -> Response:
         return await endpoints.messages.count_tokens(http, body)
 
@@ -304,15 +303,6 @@ def add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, quotas: Q
     if settings.server.path_prefix is not None:
         app.add_middleware(PathPrefix, prefix=settings.server.path_prefix)
         app.servers = [{"url": settings.server.path_prefix}]
-
-
-def openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's OpenAPI description without status 422: invalid bodies are answered with 400."""
-    schema = FastAPI.openapi(app)
-    for path in schema["paths"].values():
-        for operation in path.values():
-            operation["responses"].pop("422", None)
-    return schema
 
 
 def add_status_routes(app: FastAPI, engine: EngineLike) -> None:

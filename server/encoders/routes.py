@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from outrider.server.encoders.service import EncoderService
-from outrider.server.http.errors import OLLAMA_RESPONSES, APIError
+from outrider.server.http.errors import APIError
 from outrider.server.http.ignored import report_ignored
 from outrider.server.http.json_route import JSONRoute, in_turn, turn_of
 from outrider.server.http.sse import cancel_on_disconnect
@@ -96,8 +96,8 @@ def new_refusals(name: str) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/embeddings")
-    @router.post("/api/embed", responses=OLLAMA_RESPONSES)
-    @router.post("/api/embeddings", responses=OLLAMA_RESPONSES)
+    @router.post("/api/embed")
+    @router.post("/api/embeddings")
     @router.post("/v1/rerank")
     @router.post("/v2/rerank")
     @router.post("/rerank")

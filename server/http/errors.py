@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
@@ -168,29 +169,37 @@ class AnthropicErrorBody(BaseModel):
 
 
 # The OpenAPI description lists these error responses for every endpoint.
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": description}
-    for status, description in {
-        400: "The request is invalid; `param` names the field.",
-        401: "The API key is missing or wrong.",
-        403: "Requests from this web page's origin are not allowed.",
-        404: "The model, response or path does not exist.",
-        405: "The path does not support this method.",
-        408: "The body did not arrive in time.",
-        413: "The body is too large.",
-        421: "This host name is not allowed.",
-        429: "The server is busy; retry after `Retry-After` seconds.",
-        500: "The server failed.",
-        503: "The model is unavailable; retry after `Retry-After` seconds.",
-    }.items()
+DESCRIPTIONS = {
+    400: "The request is invalid; `param` names the field.",
+    401: "The API key is missing or wrong.",
+    403: "Requests from this web page's origin are not allowed.",
+    404: "The model, response or path does not exist.",
+    405: "The path does not support this method.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    421: "This host name is not allowed.",
+    429: "The server is busy; retry after `Retry-After` seconds.",
+    500: "The server failed.",
+    503: "The model is unavailable; retry after `Retry-After` seconds.",
 }
-OLLAMA_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": OllamaErrorBody, "description": response["description"]} for status, response in RESPONSES.items()
-}
-ANTHROPIC_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": AnthropicErrorBody, "description": response["description"]}
-    for status, response in (RESPONSES | {529: RESPONSES[503]}).items()
-}
+BODIES = (ErrorBody, OllamaErrorBody, AnthropicErrorBody)
+SCHEMAS = "#/components/schemas/"
+
+
+def described(openapi: dict[str, Any]) -> dict[str, Any]:
+    """An OpenAPI description with the error responses added to it, in the format of each path."""
+    _, schemas = models_json_schema([(body, "serialization") for body in BODIES], ref_template=f"{SCHEMAS}{{model}}")
+    openapi.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+    for path, operations in openapi["paths"].items():
+        is_anthropic = path in ANTHROPIC_PATHS
+        body = AnthropicErrorBody if is_anthropic else OllamaErrorBody if path.startswith(OLLAMA_PREFIX) else ErrorBody
+        content = {"application/json": {"schema": {"$ref": f"{SCHEMAS}{body.__name__}"}}}
+        texts = DESCRIPTIONS | ({529: DESCRIPTIONS[503]} if is_anthropic else {})
+        responses = {str(status): {"description": text, "content": content} for status, text in texts.items()}
+        for operation in operations.values():
+            operation["responses"] |= responses
+            operation["responses"].pop("422", None)  # invalid bodies are answered with 400
+    return openapi
 
 
 def from_engine(error: EngineError) -> APIError:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from fastapi import APIRouter, Request, Response
 
-from outrider.server.http.errors import OLLAMA_PREFIX, OLLAMA_RESPONSES, APIError
+from outrider.server.http.errors import OLLAMA_PREFIX, APIError
 from outrider.server.http.json_route import JSONRoute
 from outrider.server.http.sse import cancel_on_disconnect
 from outrider.server.ollama.description import Description
@@ -46,7 +46,7 @@ class AnyTypeRoute(JSONRoute):
 
 def new_router() -> APIRouter:
     """A router of paths under /api."""
-    return APIRouter(prefix=OLLAMA_PREFIX.rstrip("/"), route_class=AnyTypeRoute, responses=OLLAMA_RESPONSES)
+    return APIRouter(prefix=OLLAMA_PREFIX.rstrip("/"), route_class=AnyTypeRoute)
 
 
 def new_generation_router(endpoint: OllamaEndpoint) -> APIRouter:
