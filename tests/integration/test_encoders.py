@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from openai import OpenAI
-from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from outrider import models
 from tests.hub import MODEL, serving_hub
@@ -49,6 +48,8 @@ def vectors(body: Any) -> Any:
 
 
 def test_embeddings(served: Served, folder: Path) -> None:
+    from sentence_transformers import SentenceTransformer  # takes seconds
+
     expected = SentenceTransformer(str(folder / "embedder"), device="cpu")
     body, _ = embed(served, input=TEXTS, stream=True)  # as without it, also while the model is loaded
     assert np.allclose(vectors(body), expected.encode(TEXTS), atol=1e-5)
@@ -68,6 +69,8 @@ def test_openais_client_asks_for_base64(served: Served) -> None:
 
 
 def test_reranking(served: Served, folder: Path) -> None:
+    from sentence_transformers import CrossEncoder  # takes seconds
+
     expected = CrossEncoder(str(folder / "reranker"), device="cpu").predict([("hello", text) for text in TEXTS[:5]])
     body = {"model": "reranker", "query": "hello", "documents": [*TEXTS[:4], {"text": TEXTS[4]}]}
     found = served.http.post("/v1/rerank", json=body).json()["results"]

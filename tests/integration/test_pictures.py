@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer
@@ -98,6 +97,8 @@ def test_sampled_and_drafted_answers_are_the_same(served: Served) -> None:
 
 
 def test_other_protocols_and_tool_results(served: Served, folder: Path) -> None:
+    import anthropic  # takes a second
+
     file = picture(5)
     answer = expected(folder, [user("What is ", file)], [file])
     block: Any = {

@@ -12,8 +12,6 @@ import pytest
 from tests.integration.api.replaying import ARGUMENTS, CALL_TEXT, FINAL_TEXT, PROGRAM, long_model
 from tests.servers import Served, serving
 
-anthropic: Any = pytest.importorskip("anthropic")
-
 NAME, DESCRIPTION = "bash", "Runs a command."
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}, "description": {"type": "string"}}}
 FUNCTION = {"name": NAME, "description": DESCRIPTION, "parameters": SCHEMA}
@@ -85,6 +83,8 @@ def test_responses(replaying: Served, stream: bool) -> None:
 
 @both_ways
 def test_messages(replaying: Served, stream: bool) -> None:
+    import anthropic  # takes a second
+
     turns: list[Any] = [{"role": "user", "content": task("messages", stream)}]
     fields: Any = {"model": replaying.model, "max_tokens": 200, "tools": [{"name": NAME, "input_schema": SCHEMA}]}
 

@@ -4,9 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from model2vec import StaticModel
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
 MAX_TOKENS, DIMENSIONS = 32, 32
@@ -17,6 +14,10 @@ PROMPTS = {"query": "find ", "document": ""}
 
 def save_all(folder: Path) -> None:
     """`embedder`, of sentence-transformers, with prompts; `static`, of model2vec; `reranker` and `classifier`."""
+    from model2vec import StaticModel
+    from sentence_transformers import SentenceTransformer  # takes seconds
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
     tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(WORDS)})
     config = BertConfig(
         vocab_size=len(WORDS),

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sentence_transformers import SentenceTransformer
 
 from outrider import models
 from outrider.models import packaged
@@ -282,7 +281,7 @@ def test_a_class_of_the_folder_runs_for_who_trusts_it(tmp_path: Path) -> None:
     write(folder, "evil.py", CODE.format(f"{MODULES}normalize", "Normalize"))
     with pytest.raises(ValueError, match=r"names the class 'evil\.Evil'"):
         load(request(folder))
-    assert isinstance(load(request(folder, trusts=True)).model, SentenceTransformer)  # type: ignore[attr-defined]
+    assert type(load(request(folder, trusts=True)).model).__name__ == "SentenceTransformer"  # type: ignore[attr-defined]
 
 
 def request(folder: Path, trusts: bool = False) -> Load:
