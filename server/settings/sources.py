@@ -26,13 +26,6 @@ from outrider.server.settings.tree import Settings
 
 Origin = Literal["default", "file", "environment", "flag"]
 FILE: Origin = "file"
-# Settings of earlier versions, and what takes their place.
-REMOVED = {
-    "server.socket": "write server.host as unix:PATH",
-    "draft_model.revision": "write it behind the name in draft_model.path, as in owner/name@revision",
-    "draft_model.trust_remote_code": "model.trust_remote_code holds for both models",
-    "responses.total_bytes": "stored responses take at most 256 MiB",
-}
 # The short flags of every command that takes settings as flags.
 SHORT_FLAGS = {
     "model": "model.path",
@@ -237,8 +230,6 @@ def _sentence(error: ValidationError, *section: str) -> str:
     first = error.errors()[0]
     name = ".".join(str(part) for part in (*section, *first["loc"]))
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        if instead := next((text for old, text in REMOVED.items() if old == name or old.startswith(f"{name}.")), None):
-            return f"There is no setting {name!r} any more; {instead}."
         near = next(iter(get_close_matches(name, setting_names(), n=1)), None)
         return f"There is no setting {name!r}{_did_you_mean(near)} `outrider serve --help` lists all settings."
     value = "" if "key" in name else f" (got {first['input']!r})"  # keys never appear in messages

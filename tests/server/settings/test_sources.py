@@ -60,8 +60,6 @@ def test_null_means_not_set_wherever_it_is_written(tmp_path: Path, monkeypatch: 
             for own in ("/v1", "/v1/models", "/api", "/metrics")
         ),
         ({"server.host": "unix:a.sock,mode=9"}, "'server.host' is invalid: write unix:PATH or unix:PATH,mode=660"),
-        ({"server.socket": "a.sock"}, "no setting 'server.socket' any more; write server.host as unix:PATH"),
-        ({"responses.total_bytes": "1"}, "no setting 'responses' any more; stored responses take at most 256 MiB"),
         ({"scheduling.queue_seconds": "-1"}, "greater than 0"),
         ({"model.device": "gpu"}, r"invalid: it must be auto, cpu, cuda, cuda:N, or .* \(got 'gpu'\)\.$"),
         ({"model.device": "cpu,cuda:0"}, "several GPUs such as cuda:0,cuda:1"),
