@@ -1,7 +1,7 @@
 """`outrider verify-quality`: what quantisation and rounding cost, on a text, against the same weights in float32.
 
-Nats per token, how often the most probable token is the same, and the error of the likeliest log-probabilities. Rows
-are computed as steps compute them, so the figures are those of the answers.
+Nats per token, how often the most probable token is the same, and the error of the likeliest log-probabilities. Rows are
+computed as steps compute them, so the figures are those of the answers.
 """
 
 from __future__ import annotations

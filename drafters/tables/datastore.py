@@ -1,8 +1,8 @@
 """Datastores of the `retrieval` drafter on disk: folders of blocks, each a corpus block and its index in an array file.
 
 All blocks of a datastore are searched, so it is built in bounded memory. A folder is renamed to its final name once it is
-complete. A folder that is updated in place has a manifest that names its current
-blocks: it is replaced in one step, and a block's name is never used again, so a reader sees either the old or the new blocks.
+complete. A folder that is updated in place has a manifest that names its current blocks: it is replaced in one step, and a
+block's name is never used again, so a reader sees either the old or the new blocks.
 """
 
 from __future__ import annotations
