@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -26,16 +25,8 @@ log = logging.getLogger("outrider.worker")
 OLDEST_SHARE = 4
 T = TypeVar("T")
 
-RunDrafts = Callable[[Sequence[Callable[[], None]]], None]
-
 # A Step, the exception that ends the stream, or None: the prompt got no tokens this round.
 Outcome = Step | Exception | None
-
-
-def in_turns(work: Sequence[Callable[[], None]]) -> None:
-    """Runs the drafting of several streams, one after the other."""
-    for each in work:
-        each()
 
 
 class Round:
@@ -50,7 +41,6 @@ class Round:
         streams: Sequence[Stream],
         controller: Controller | None = None,
         clone_logits: bool = False,
-        run_drafts: RunDrafts = in_turns,
         awaited: Mapping[Stream, Collection[int]] | None = None,
     ) -> None:
         """`streams` are in order of arrival, by which `divide` shares what `controller` plans to read of prompts.
@@ -62,7 +52,6 @@ class Round:
         self._awaited = awaited or {}
         self._controller = controller or Controller()
         self._clone_logits = clone_logits
-        self._run_drafts = run_drafts
         self._outcomes: dict[Stream, Outcome] = {}
         self._parts: dict[Stream, Part] = {}  # the forward's parts
         self._rows: dict[Stream, Logits] | None = None  # the logits of each part; None if the forward has failed
@@ -109,17 +98,13 @@ class Round:
 
     def _draft(self, streams: Sequence[Stream]) -> dict[Stream, Draft]:
         """The drafts of all streams that have tokens left."""
-        started, drafts = time.perf_counter(), dict[Stream, Draft]()
-        self._outcomes |= {stream: Step([], "length") for stream in streams if not stream.remaining}
-        going_on = [stream for stream in streams if stream.remaining]
-        self._run_drafts([partial(self._draft_of, stream, drafts) for stream in going_on])
-        in_order = {stream: drafts[stream] for stream in going_on if stream in drafts}  # they may have run side by side
-        return with_shared_seconds(in_order, time.perf_counter() - started)
-
-    def _draft_of(self, stream: Stream, drafts: dict[Stream, Draft]) -> None:
-        """Adds the draft of one stream to `drafts`."""
-        if (found := self._attempt(stream, stream.draft)) is not None:
-            drafts[stream] = found
+        drafts: dict[Stream, Draft] = {}
+        for stream in streams:
+            if not stream.remaining:
+                self._outcomes[stream] = Step([], "length")
+            elif (found := self._attempt(stream, stream.draft)) is not None:
+                drafts[stream] = found
+        return drafts
 
     def _read(self, readers: Sequence[Stream]) -> dict[Stream, Part]:
         """Chunks of prompts, as many tokens in all as planned, if they have as many."""
@@ -221,21 +206,11 @@ class Round:
         self._controller.record(self._plan, rows, Times(host, self._device_seconds, forward), touched)
 
 
-def run_round(
-    streams: Sequence[Stream], controller: Controller | None = None, run_drafts: RunDrafts = in_turns
-) -> list[Outcome]:
+def run_round(streams: Sequence[Stream], controller: Controller | None = None) -> list[Outcome]:
     """Runs a round from its start to its end, and overlaps nothing. Raises `lost_device`."""
-    started = Round(streams, controller, run_drafts=run_drafts)
+    started = Round(streams, controller)
     started.launch()
     return started.finish()
-
-
-def with_shared_seconds(drafts: Mapping[Stream, Draft], seconds: float) -> dict[Stream, Draft]:
-    """Divides the time of all drafts among them, because drafts that overlap take less time than their sum."""
-    total = sum(draft.seconds for draft in drafts.values())
-    if total <= seconds:
-        return dict(drafts)
-    return {stream: replace(draft, seconds=draft.seconds * seconds / total) for stream, draft in drafts.items()}
 
 
 def divide(tokens: int, prompts: Sequence[Collection[int]]) -> list[int]:

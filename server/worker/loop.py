@@ -194,7 +194,7 @@ class Worker:
     def _launch(self, jobs: list[Job], clone_logits: bool = False) -> Round:
         """A round of these jobs, whose forward has started."""
         awaited = {job.stream: self.sessions.awaited_rows(job.session) for job in jobs}
-        launched = Round([job.stream for job in jobs], self._controller, clone_logits, self._runtime.run_drafts, awaited)
+        launched = Round([job.stream for job in jobs], self._controller, clone_logits, awaited)
         launched.launch()
         return launched
 

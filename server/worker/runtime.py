@@ -35,7 +35,6 @@ from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.memory import HOST, Device, free_bytes
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.packages import TORCH, TRANSFORMERS, require
-from outrider.verify.round import RunDrafts, in_turns
 from outrider.verify.start_times import timed
 from outrider.verify.system_memory import own_bytes
 from outrider.verify.tokenizer import fingerprint, stop_ids
@@ -71,7 +70,6 @@ class Runtime:
     learned: LearnedTexts | None = None  # None if sessions learn only from themselves
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # the target's, by name
     has_library: bool = AVAILABLE  # of the drafters; without it, only predictions are drafted
-    run_drafts: RunDrafts = in_turns  # runs the drafting of several requests
     activations: Activations = field(default_factory=lambda: Activations({}, None))
 
     def owner_of(self, principal: str, adapter: str | None) -> str:
@@ -168,7 +166,6 @@ def load(settings: Settings) -> Runtime:
         curve_file=cost_file(runner, cost_folder(settings)),
         pair_file=pair_file,
         activations=activations,
-        run_drafts=in_turns if shared_draft is None else shared_draft.run_drafts,
         corpora=ClientCorpora(tables) if settings.corpora.total_bytes else None,
         learned=LearnedTexts(LEARNED_TOKENS, tables.vocabulary) if settings.learns_from_sessions else None,
         adapters={name: backend.load_adapter(runner, path) for name, path in model.adapters.items()},

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -16,11 +15,10 @@ from weakref import ReferenceType, ref
 import torch
 
 from outrider.drafters.model.pair import Pair
-from outrider.verify.draft_model.gathering import Gathering
 from outrider.verify.draft_model.session import SessionDraft
 from outrider.verify.draft_model.shared_ids import SharedIds
 from outrider.verify.measurement import timed_forward
-from outrider.verify.model.batch import ForwardBatch, Segment
+from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache, OutOfPages
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling.rows import Logits, copies
@@ -28,8 +26,6 @@ from outrider.verify.sampling.rows import Logits, copies
 T = TypeVar("T")
 # Steps that are timed of each kind, the tokens of a prompt, and those of the texts after which forwards are compared.
 TIMED, READ_TOKENS, SHORT, LONG = 8, 64, 16, 2048
-# For each session and forward, work passes from one thread to another and back in this time.
-HANDOVER_SECONDS = 2e-4
 
 
 class DraftRunner:
@@ -52,7 +48,6 @@ class DraftRunner:
         self._assigning = threading.Lock()  # held while caches are assigned to sessions
         self._running = threading.Lock()  # a runner computes one forward at a time
         self._last: torch.cuda.Event | None = None  # the end of the last forward on a GPU, in any thread's stream
-        self._gathering = Gathering(self._forward_all, self._forward)
 
     def _prepare_thread(self) -> None:
         """One CPU thread; on a GPU, also a separate stream."""
@@ -104,37 +99,17 @@ class DraftRunner:
 
         return self._thread.submit(completed)
 
-    def run_drafts(self, work: Sequence[Callable[[], None]]) -> None:
-        """Runs work of several sessions, each of which drafts. Their forwards are computed together where that pays.
-
-        Without a cache for each, one could take another's.
-        """
-        saved, spent = (len(work) - 1) * (self.pair.draft_seconds or math.inf), len(work) * HANDOVER_SECONDS
-        if 1 < len(work) <= self._slots and saved > spent:
-            self._gathering.run(work)
-        else:
-            for each in work:
-                each()
-
     def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> Logits:
         """`ModelRunner.forward`, from any thread. Without enough pages, the least recently used session's are taken."""
-        segment = Segment(cache, batch, logits)
-        return self._gathering.forward(segment) if self._gathering.is_working else self._forward(segment)
-
-    def _forward(self, segment: Segment) -> Logits:
         with self._running, self._in_order():
             while True:
                 try:
-                    return self._own(self.runner.forward(segment.cache, segment.batch, segment.logits))
+                    return self._own(self.runner.forward(cache, batch, logits))
                 except OutOfPages:
-                    oldest = next((each for each in self._caches.values() if each is not segment.cache and each.length), None)
+                    oldest = next((each for each in self._caches.values() if each is not cache and each.length), None)
                     if oldest is None:
                         raise
                     oldest.truncate(0)  # its session reads the text again
-
-    def _forward_all(self, segments: Sequence[Segment]) -> list[Logits]:
-        with self._running, self._in_order():
-            return [self._own(logits) for logits in self.runner.forward_all(segments)]
 
     def _own(self, logits: Logits) -> Logits:
         """The logits, which on a GPU the forward of another thread would overwrite. Does not wait for them."""
