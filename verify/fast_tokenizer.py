@@ -20,7 +20,6 @@ class FastTokenizer:
     clean_up_tokenization_spaces = False
     named_ends = likely_ends = frozenset[int]()  # as `outrider.verify.tokenizer.stop_ids` has them
     _others: tuple[str, ...] = ()
-    response_template: Any = None  # as `outrider.server.chat.response_template` reads it
 
     def __init__(
         self,

@@ -94,9 +94,7 @@ def read_tokenizer(folder: Path) -> FastTokenizer:
     missing = {text_of(token): token for token in [*named.values(), *others] if text_of(token) not in known}
     backend.add_tokens([added(token, special=True) for token in missing.values()])
     special = {role: text_of(token) for role, token in named.items()}
-    found = FastTokenizer(backend, special, read_templates(folder, config), [text_of(token) for token in others])
-    found.response_template = config.get("response_template")
-    return found
+    return FastTokenizer(backend, special, read_templates(folder, config), [text_of(token) for token in others])
 
 
 def listed(config: Mapping[str, Any], backend: Tokenizer) -> list[Any]:

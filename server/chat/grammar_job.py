@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from outrider.server.chat.tools.formats import ToolFormat
-
 LENIENT = "lenient_json_schema"
 # A function that stands for a custom tool has this parameter.
 INPUT = "input"
@@ -54,7 +52,7 @@ class GrammarJob:
     name: str = ""  # the request's field that asks for the structure
     functions: Mapping[str, Any] = field(default_factory=dict)  # schemas of the parameters by name
     inputs: Mapping[str, InputGrammar] = field(default_factory=dict)  # grammars of the functions that stand for custom tools
-    format: str | ToolFormat = "hermes"
+    format: str = "hermes"
     special: Mapping[str, int] = field(default_factory=dict)  # ids of the tokens that a grammar matches by id
     max_calls: int = 1
     strict: Collection[str] = ()  # the functions whose schemas must be enforced wholly

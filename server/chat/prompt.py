@@ -101,11 +101,6 @@ class PromptEncoder:
             raise APIError(400, "This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
         return self.templates.choose(has_tools)
 
-    @property
-    def response_template(self) -> Any:
-        """The tokenizer's `response_template`; None if it has none."""
-        return getattr(self._tokenizer, "response_template", None)
-
     @cached_property
     def rare_ids(self) -> list[int]:
         """The ids of an eighth of the tokens, which texts seldom have: vocabularies begin with the most frequent ones."""

@@ -16,10 +16,18 @@ from outrider.server.chat.grammar_job import GrammarJob
 from outrider.server.chat.media import PICTURES
 from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
 from outrider.server.chat.reasoning_parser import THINK, ReasoningParser, detect_reasoning
-from outrider.server.chat.response_template import derive_reasoning, tool_format_of
 from outrider.server.chat.structured_output import Enforced, GrammarChecker, only
-from outrider.server.chat.template import with_structures
-from outrider.server.chat.tools import FORMATS, Part, ToolParser, markers_of, tool_parser, with_model_ids
+from outrider.server.chat.template import ChatTemplates, with_structures
+from outrider.server.chat.tools import (
+    FORMATS,
+    Part,
+    ToolFormat,
+    ToolParser,
+    detect_format,
+    markers_of,
+    tool_parser,
+    with_model_ids,
+)
 from outrider.server.chat.tools.grammar import MAX_CALLS
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import PictureInput, Request
@@ -93,13 +101,11 @@ class ChatEndpoint:
         self._runner = runner
         prompts.templates.probe()
         configured = settings.model.tool_format
-        self._tool_format = (
-            tool_format_of(prompts.templates, prompts.response_template) if configured == "auto" else FORMATS[configured]
-        )
+        self._tool_format = tool_format_of(prompts.templates) if configured == "auto" else FORMATS[configured]
         if self._tool_format is None and prompts.templates:
             log.warning("the chat template's format of tool calls is unknown, so only JSON is read; set model.tool_format")
         self._call_format = self._tool_format or FORMATS["hermes"]
-        self._reasoning = detect_reasoning(prompts.templates.text) or derive_reasoning(prompts.response_template)
+        self._reasoning = detect_reasoning(prompts.templates.text)
         markers = self._reasoning or THINK
         self._reasoning_tokens = prompts.token(markers.opening), prompts.token(markers.closing)
 
@@ -151,7 +157,7 @@ class ChatEndpoint:
         functions = {tool.function.name: tool.function.parameters for tool in body.enabled_tools}
         if self._reasoning is not None and self._reasoning.channels:
             return ReasoningParser(tool_parser("harmony", functions))
-        tools = tool_parser(self._call_format, functions) if functions else None
+        tools = tool_parser(self._call_format.name, functions) if functions else None
         return ReasoningParser(tools, self._reasoning is not None, opened, self._reasoning or THINK)
 
     async def encode(self, http: HTTPRequest, body: ChatBody) -> EncodedChat:
@@ -216,7 +222,7 @@ class ChatEndpoint:
             name=name,
             functions={tool.function.name: tool.function.parameters or {"type": "object"} for tool in body.enforced_tools},
             inputs=body.enforced_inputs,
-            format=self._call_format,
+            format=self._call_format.name,
             special=tokens,
             max_calls=1 if body.parallel_tool_calls is False or body.named_tool is not None else MAX_CALLS,
             strict=body.strict_tools,
@@ -240,6 +246,17 @@ class ChatEndpoint:
         unread = {"function": {"strict"}}  # it is for the server; models are not trained to read it
         tools = [tool.model_dump(exclude_none=True, exclude=unread) for tool in body.enabled_tools]
         return TemplateOptions(arguments, adds_prompt, continues, tools, self._tool_format or FORMATS["hermes"])
+
+
+def tool_format_of(templates: ChatTemplates) -> ToolFormat | None:
+    """The format of the model's tool calls; None if it is unknown.
+
+    A chat template that renders no tools takes the most common format, which the prompt then describes.
+    """
+    if not templates:
+        return None
+    template = templates.choose(has_tools=True)
+    return detect_format(template.text) or (None if template.abilities.tools else FORMATS["hermes"])
 
 
 class ChatFormatter(ChoicesFormatter):

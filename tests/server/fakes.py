@@ -118,7 +118,6 @@ def app_with(
     template: str | None = None,
     tokens: Sequence[str] = (),
     special_tokens: Sequence[str] = (),
-    response_template: dict[str, Any] | None = None,
     **settings: Any,
 ) -> FastAPI:
     """The application. Setting names have `__` for a dot. The templates replace the model's own.
@@ -130,8 +129,6 @@ def app_with(
     tokenizer.backend_tokenizer.add_special_tokens([*special_tokens])
     if template is not None:
         tokenizer.chat_template = template
-    if response_template is not None:
-        tokenizer.response_template = response_template
     flags = {name.replace("__", "."): value for name, value in settings.items()}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(application, "GrammarChecker", lambda: GRAMMARS)

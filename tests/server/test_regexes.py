@@ -75,7 +75,6 @@ OTHERS = {
     "chat.schemas.notes": "names of properties",
     "chat.tools.gemma": "names of arguments",
     "chat.plain_text": "alternatives of the model's tokens",
-    "chat.response_template": "the model's template",
     "chat.vocabulary": "the model's tokens",
     "chat.template.chat_template": "the model's template",
     "openai.output_parser": "alternatives of the model's tokens",

@@ -76,7 +76,6 @@ CASES: Mapping[str, dict[str, Any]] = {
     },
     "a template of its own": {"chat_template.jinja": PLAIN},
     "templates of their own": {"chat_template.jinja": PLAIN, "additional_chat_templates/tool_use.jinja": CHATML},
-    "a response template": {"tokenizer_config.json": {"response_template": {"start": "x"}}},
 }
 
 
@@ -95,7 +94,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def check(folder: Path) -> None:
     ours, theirs = load_tokenizer(str(folder)), load_by_transformers(str(folder))
     assert isinstance(ours, FastTokenizer) and not isinstance(theirs, FastTokenizer)
-    for name in ("special_tokens_map", "all_special_tokens", "all_special_ids", "chat_template", "response_template"):
+    for name in ("special_tokens_map", "all_special_tokens", "all_special_ids", "chat_template"):
         assert getattr(ours, name) == getattr(theirs, name), name
     for name in ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token"):
         assert getattr(ours, name) == getattr(theirs, name), name

@@ -87,7 +87,7 @@ def calls_text(calls: Sequence[Call], format: ToolFormat) -> str:
 def call_text(name: str, arguments: Mapping[str, Any], number: int, format: ToolFormat) -> str:
     """The call `number` of a message."""
     slots: dict[str, Callable[[], str]] = {
-        "%object": lambda: as_json({format.name_key: name, format.key: arguments}),
+        "%object": lambda: as_json({"name": name, format.key: arguments}),
         "%name": lambda: name,
         "%arguments": lambda: as_json(arguments),
         "%parameters": lambda: "".join(parameter_text(format.parameter, *each) for each in arguments.items()),

@@ -29,7 +29,6 @@ class ToolFormat:
     between: str = ""
     after: Words = ()  # text after the last call
     parameter: Words = ()  # form of %parameters
-    name_key: str = "name"  # key of the function's name in %object
     key: str = "arguments"  # key of the arguments in %object
     bare: bool = False  # an answer may begin with a call without marker
     single: bool = False  # the model stops after a call

@@ -24,7 +24,7 @@ KEYWORD = '/[A-Za-z_][A-Za-z0-9_]{0,63}/ "="'
 
 
 def calls_grammar(
-    format: str | ToolFormat,
+    format: str,
     functions: Mapping[str, Any],
     max_calls: int,
     special: Mapping[str, int],
@@ -37,7 +37,7 @@ def calls_grammar(
     markers. `special` are the ids of the tokens that a grammar matches by id. `notes` gets what the format cannot enforce. A
     schema may be normalised. Raises ValueError if the grammar is too large.
     """
-    chosen = FORMATS[format] if isinstance(format, str) else format
+    chosen = FORMATS[format]
     lark = Lark(special, notes)
     normals = {name: each if isinstance(each, Normal) else of_objects(each) for name, each in functions.items()}
     calls = [lark.rule(call_expression(lark, chosen, name, normal)) for name, normal in normals.items()]
@@ -89,8 +89,8 @@ def object_schema(format: ToolFormat, name: str, parameters: Normal) -> dict[str
     """Schema of a call as a JSON object."""
     call = {
         "type": "object",
-        "properties": {format.name_key: {"const": name}, format.key: parameters.schema},
-        "required": [format.name_key, format.key],
+        "properties": {"name": {"const": name}, format.key: parameters.schema},
+        "required": ["name", format.key],
         "additionalProperties": False,
     }
     return standalone(call, parameters.definitions)  # references are resolved from the root

@@ -33,9 +33,7 @@ def close_call(source: Source) -> Reader[None]:
         yield from source.skip_space()
 
 
-def object_call(
-    source: Source, writer: CallWriter, marked: bool, name_key: str = "name", arguments_key: str = "arguments"
-) -> Reader[None]:
+def object_call(source: Source, writer: CallWriter, marked: bool, arguments_key: str = "arguments") -> Reader[None]:
     """Reads an object with a name and with arguments, or "parameters", in any order; other fields are dropped.
 
     Without a marker, an object is a call only if it has both. Raises Malformed.
@@ -51,7 +49,7 @@ def object_call(
         yield from source.expect(":")
         yield from source.skip_space()
         is_arguments = key in (arguments_key, "arguments", "parameters") and not has_arguments
-        if key == name_key and name is None:
+        if key == "name" and name is None:
             name = yield from read_string(source)
         has_arguments = has_arguments or is_arguments
         if not begun and name is not None and (has_arguments or marked):
@@ -61,7 +59,7 @@ def object_call(
         if is_arguments:
             sink: Sink = writer.arguments if begun else early.append
             yield from source.json(sink)
-        elif key != name_key:
+        elif key != "name":
             yield from source.json(lambda _: None)
         yield from source.skip_space()
         if (yield from source.match("}")):

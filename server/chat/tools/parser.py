@@ -19,12 +19,11 @@ from outrider.server.chat.tools.source import DIGITS, NAME, Malformed, Reader
 from outrider.server.chat.tools.tagged_calls import tagged_call
 
 
-def tool_parser(format: str | ToolFormat, functions: Mapping[str, Any] | None = None) -> ToolParser:
-    """A new parser for one answer. `functions` are the schemas of the tools' parameters, by name."""
-    chosen = FORMATS[format] if isinstance(format, str) else format
-    if chosen.name == "harmony":
+def tool_parser(format: str, functions: Mapping[str, Any] | None = None) -> ToolParser:
+    """A new parser for one answer in the format of this name. `functions` are the schemas of the tools' parameters, by name."""
+    if format == "harmony":
         return HarmonyParser(functions or {})
-    return MarkedParser(chosen, functions or {})
+    return MarkedParser(FORMATS[format], functions or {})
 
 
 class MarkedParser(SourceParser):
@@ -146,7 +145,7 @@ class MarkedParser(SourceParser):
                     if (yield from self._source.match("[CALL_ID]")):
                         yield from self._source.word()
                 case "%object":
-                    yield from object_call(self._source, self._writer, marked, format.name_key, format.key)
+                    yield from object_call(self._source, self._writer, marked, format.key)
                 case "%arguments":
                     yield from arguments_call(self._source, self._writer, name)
                 case "%parameters":
