@@ -120,16 +120,6 @@ class DraftTree:
             end += 1
         return list(map(int, self.tokens[first:end]))
 
-    @property
-    def is_chain(self) -> bool:
-        """Whether no node has a sibling."""
-        return bool((self.parents == np.arange(-1, len(self) - 1)).all())
-
-    @property
-    def chain(self) -> DraftTree:
-        """The likeliest path alone."""
-        return self.keep(np.arange(len(self)) < len(self.likeliest(())))
-
     @cached_property
     def _children(self) -> dict[tuple[int, int], int]:
         """Nodes by parent and token."""

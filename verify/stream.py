@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.interface import EMPTY, MAX_NODES, Corpora, Drafter, DraftTree, Ints, Logprobs
+from outrider.drafters.interface import MAX_NODES, Corpora, Drafter, DraftTree, Ints, Logprobs
 from outrider.drafters.sequence import Finish
 from outrider.verify.budget import Budget, Choice, Draft
 from outrider.verify.constraints.reasoning import Constraint
@@ -158,8 +158,6 @@ class Stream:
         nodes = self.budget.nodes() if depth else 0
         proposed = self._drafter.propose(nodes, self.budget.least(self.context) if nodes else 0.0)
         tree = proposed.limit(depth)
-        if not self.verifier.runner.takes_trees:
-            tree = tree.chain if self._drafter.prunable or tree.is_chain else EMPTY
         seconds = time.perf_counter() - started
         return Draft(tree, depth, seconds, self.context, self._drafter.prunable, nodes, proposed.work)
 

@@ -41,11 +41,9 @@ class ModelRunner(ABC):
     pages: int | None = None  # of the pool that caches share, from the memory plan; None = some contexts
     can_assume = True  # whether caches have rows to `assume` that were never computed
     most_caches = sys.maxsize  # that are of use
-    takes_trees = True  # whether drafts may have branches
     is_steady = False  # whether a further row of a step costs as much as any other, so that a few steps tell the cost of all
     experts: tuple[int, int] | None = None  # of each mixture, and those of a row; None = no mixtures, or nobody counts
     touched = 0.0  # experts that the latest forward used, mean over the mixtures; once its results are known
-    can_save = True  # whether rows of sessions can be saved
     pictures: PictureReader | None = None  # places pictures in texts; None = the model reads text only
     in_pages = False  # whether caches are pages of a pool that they share
 

@@ -266,7 +266,7 @@ def model_digest(path: str, runner: ModelRunner, revision: str = DEFAULT_REVISIO
 def session_files(settings: Settings, runner: ModelRunner) -> SessionFiles | None:
     """The folder of saved sessions, if one is set and is the user's own."""
     folder, model = settings.sessions.folder, settings.model
-    if folder is None or not runner.can_save:
+    if folder is None:
         return None
     digest = model_digest(model.path, runner, model.revision)
     try:

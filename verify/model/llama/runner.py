@@ -20,14 +20,11 @@ from outrider.verify.model.cache.shape import CacheShape, LayerShape
 from outrider.verify.model.llama import library
 from outrider.verify.model.llama.cache import LlamaCache, SequencePool
 from outrider.verify.model.llama.library import KV_NAMES, KV_TYPES, MOST_ROWS, LlamaContext, LlamaModel
-from outrider.verify.model.llama.stateful import StatefulCache
 from outrider.verify.model.memory import HOST, keep_freed_memory
 from outrider.verify.model.runner import ModelRunner
 
 # Sessions that are in the cache, unless settings ask for more: attention reads past the rows of all of them.
 MOST_CACHES = 4
-# The sequences of a model that keeps states: three for each session, with those of measurements.
-STATES = 32
 # The contexts that the cache of all sessions has room for. llama.cpp takes its memory at once.
 CONTEXTS, LEAST_PAGES = 2, 8
 
@@ -46,7 +43,11 @@ class LlamaRunner(ModelRunner):
         self.llama = LlamaModel(file, on_gpu)
         if not self.llama.is_decoder:
             raise ModelError(f"The model in {file.name!r} does not continue texts; name a causal language model.")
-        self.takes_trees = self.can_save = not self.llama.keeps_states
+        if self.llama.keeps_states:
+            raise ModelError(
+                f"Layers of the model in {file.name!r} keep states, from which llama.cpp takes no draft back; set model.backend"
+                " to outrider."
+            )
         self.device = HOST  # of the logits
         self.vocabulary, self.weight_bytes = self.llama.vocabulary, self.llama.weight_bytes
         self.held_bytes = self.weight_bytes
@@ -75,8 +76,7 @@ class LlamaRunner(ModelRunner):
         most = max(CONTEXTS * full, LEAST_PAGES)
         pages = most if self.pages is None else max(full, min(self.pages, most))
         threads = self.threads or os.cpu_count() or 1
-        # Each sequence takes the memory of its states.
-        sequences = llama_package.library().llama_max_parallel_sequences() if self.takes_trees else STATES
+        sequences = llama_package.library().llama_max_parallel_sequences()
         context = LlamaContext(self.llama, pages * kv_cache.PAGE_TOKENS, threads, self._kv_dtype, sequences)
         self._sequences = SequencePool(context, self.cache_shape, pages)
         keep_freed_memory()
@@ -98,13 +98,12 @@ class LlamaRunner(ModelRunner):
     def draft_nodes(self) -> int:
         """See `ModelRunner`; each session may have a sequence for every node."""
         assert self._sequences is not None
-        return min(MAX_NODES, self._sequences.nodes) if self.takes_trees else MAX_NODES
+        return min(MAX_NODES, self._sequences.nodes)
 
     def new_cache(self) -> KVCache:
         """An empty cache for a full context."""
         assert self._sequences is not None
-        kind = LlamaCache if self.takes_trees else StatefulCache
-        return kind(self._sequences, self._positions)
+        return LlamaCache(self._sequences, self._positions)
 
     def forward_all(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
         """`ModelRunner.forward_all` by several forwards if the rows are too many for one."""

@@ -185,3 +185,9 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b"GGUF" + bytes(64))
     with pytest.raises(ModelError, match=r"llama\.cpp cannot load"):
         LlamaRunner(file)
+
+
+def test_a_model_whose_layers_keep_states_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlamaModel, "keeps_states", True)
+    with pytest.raises(ModelError, match=r"keep states, from which llama\.cpp takes no draft back; set model\.backend"):
+        LlamaRunner(installed(), CONTEXT, on_gpu=False)
