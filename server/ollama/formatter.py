@@ -15,7 +15,7 @@ from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.http.errors import APIError
 from outrider.server.http.sse import ServerSentEvent
 from outrider.server.ollama.schema import AnswerBody
-from outrider.server.openai.chat import new_call_id
+from outrider.server.openai.chat_formatter import new_call_id
 from outrider.server.openai.conversation import parse_arguments
 from outrider.server.openai.generation import ChoiceOutput
 from outrider.server.openai.logprobs import content_logprobs

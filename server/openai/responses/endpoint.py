@@ -23,7 +23,8 @@ from outrider.server.http.errors import APIError
 from outrider.server.http.ignored import report_ignored
 from outrider.server.http.json_route import in_turn
 from outrider.server.http.sse import ServerSentEvent
-from outrider.server.openai.chat import ChatEndpoint, new_call_id
+from outrider.server.openai.chat import ChatEndpoint
+from outrider.server.openai.chat_formatter import new_call_id
 from outrider.server.openai.conversation import AnyToolCall, Message
 from outrider.server.openai.fields import MAX_ENTRIES
 from outrider.server.openai.generation import NUMBER_BYTES, ChoiceOutput, GenerationRunner, GenerationTask
