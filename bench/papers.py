@@ -34,7 +34,7 @@ from outrider.verify.verifier import Verifier
 
 WINDOW = 3  # about the measured ratio of the models' speeds
 NODES = 64
-PAPER = {
+PAPER: dict[str, Any] = {
     "trigram": TrigramOptions(search="mcts", depth=4),
     "draft": DraftOptions(steps=8, only_if_worth=False),
     "draft_tree": DraftTreeOptions(only_if_worth=False),
