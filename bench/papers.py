@@ -1,6 +1,6 @@
 """The papers' systems with the papers' settings on real models: `python -m bench.papers TARGET DRAFT DATA CORPORA OUT LIMIT`.
 
-PEARL without post-verify drops what was drafted beside a verification; without pre-verify, it drafts first tokens before one.
+PEARL without post-verify drafts beside every second verification, and without pre-verify the first tokens before one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.progress import track
 from bench.live import COMPLETE, STRIDE
 from bench.plan import Plan
 from bench.record import Record, Row, digest
-from outrider.drafters.interface import DraftTree, Verdict
+from outrider.drafters.interface import DraftTree
 from outrider.drafters.model.chain import ModelChain
 from outrider.drafters.model.union import UnionDrafter
 from outrider.drafters.none import NoDrafter
@@ -57,13 +57,12 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
 KEY = ("set", "prompt", "temperature", "system")
 
 
-class Forgetful(ModelChain):
-    """Drops the rest of a chain after each verification."""
+class Alternating(UnionDrafter):
+    """Drafts beside a verification without drafts alone, and verifies all of that next."""
 
-    def observe(self, verdict: Verdict) -> list[tuple[int, bool]]:
-        found = super().observe(verdict)
-        self._links.clear()
-        return found
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
+        self._time = "before" if len(self._chain) else "during"
+        return super().propose(budget, least)
 
 
 class Sequential(UnionDrafter):
@@ -85,10 +84,9 @@ def answer(runtime: Runtime, system: str, prompt: Any, temperature: float, plan:
         drafter = make(name, resources)
     else:
         assert resources.model is not None
-        whole = "pre" in system
-        chain = (ModelChain if whole else Forgetful)(resources.model(), resources.pair)
-        form = Sequential if whole else UnionDrafter
-        drafter = form(NoDrafter(), chain, resources.pair, 8, "during", only_if_worth=False)
+        form, longest = (Sequential, 8) if "pre" in system else (Alternating, 0)
+        chain = ModelChain(resources.model(), resources.pair)
+        drafter = form(NoDrafter(), chain, resources.pair, longest, "during", only_if_worth=False)
     options = DecodeOptions(
         SamplingParams(temperature=temperature, seed=0), plan.max_tokens, runtime.stop_ids, *runtime.budget(NODES)
     )
