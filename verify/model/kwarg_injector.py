@@ -18,10 +18,6 @@ class NotPassedOn(ValueError):
         super().__init__(f"This model does not pass keyword arguments to its {kind} layers, so it cannot be served.")
 
 
-class Receiver:
-    """Replaces the forwards of layers, as the function of `functools.partial`, and takes our keyword arguments."""
-
-
 class KwargInjector:
     """Adds the same keyword arguments to the calls of some layers: by the model's own call, or by hooks."""
 
@@ -69,7 +65,7 @@ def own_forward(module: torch.nn.Module) -> FunctionType | None:
 
 
 def is_receiver(module: torch.nn.Module) -> bool:
-    """Whether a module takes our keyword arguments: by a replaced forward, or for transformers' attention interface."""
+    """Whether a module takes our keyword arguments: as a recurrent layer, or for transformers' attention interface."""
     forward = own_forward(module)
     calls_interface = forward is not None and "ALL_ATTENTION_FUNCTIONS" in forward.__code__.co_names
-    return isinstance(getattr(module.forward, "func", None), Receiver) or calls_interface
+    return hasattr(module, "recurrent_layer") or calls_interface

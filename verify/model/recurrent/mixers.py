@@ -7,23 +7,22 @@ traces all of it, and what it makes of one layer serves the others: layers diffe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-from types import FunctionType
+from collections.abc import Callable, Iterator
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from transformers.activations import ACT2FN
 
 from outrider.verify.errors import ModelError
-from outrider.verify.model.kwarg_injector import NotPassedOn, Receiver, own_forward
+from outrider.verify.model.kwarg_injector import NotPassedOn, own_forward
 from outrider.verify.model.recurrent.rows import Recurrence, Scan
 
 # Names of transformers' functions whose callers keep a state.
 STATES = {"get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state"}
 
 
-class Mixer(Receiver):
+class Mixer:
     """Replaces the forward of the recurrent layers of one class, and the functions that they call, in turns."""
 
     def __init__(self, forward: FunctionType, names: set[str]) -> None:
@@ -33,24 +32,32 @@ class Mixer(Receiver):
         del scope["__name__"]  # or torch.compile would take the functions from the module of this name
         self._forward = FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
         self._forward.__kwdefaults__ = forward.__kwdefaults__
+        self._called = self._caller()
         # Of the layer that is running.
         self._recurrence: Recurrence | None = None
         self._layer_number = 0
 
-    def __call__(
-        self,
-        module: Any,
-        *inputs: Any,
-        recurrence: Recurrence | None = None,
-        attention: Any = None,
-        positions: Any = None,
-        **others: Any,
-    ) -> Any:
+    def replace(self, module: Any, number: int) -> None:
+        """Replaces the forward of a layer by a method, whose function torch.compile finds to be the same in all layers."""
+        module.recurrent_layer, module.forward = number, MethodType(self._called, module)
+
+    def _caller(self) -> Callable[..., Any]:
         """The forward of a layer. Raises ValueError if the model does not pass our keyword arguments."""
-        if recurrence is None:
-            raise NotPassedOn("recurrent")
-        self._recurrence, self._layer_number = recurrence, module.recurrent_layer
-        return self._forward(module, *inputs, **others)
+
+        def forward(
+            module: Any,
+            *inputs: Any,
+            recurrence: Recurrence | None = None,
+            attention: Any = None,
+            positions: Any = None,
+            **others: Any,
+        ) -> Any:
+            if recurrence is None:
+                raise NotPassedOn("recurrent")
+            self._recurrence, self._layer_number = recurrence, module.recurrent_layer
+            return self._forward(module, *inputs, **others)
+
+        return forward
 
     @property
     def _current(self) -> Recurrence:
@@ -185,8 +192,7 @@ def swap_in(model: torch.nn.Module) -> bool:
             )
     mixers = {type(module): Mixer(forward, names) for module, forward, names in layers}
     for number, (module, _, _) in enumerate(layers):
-        module.recurrent_layer = number  # type: ignore[assignment]
-        module.forward = partial(mixers[type(module)], module)
+        mixers[type(module)].replace(module, number)
     return bool(layers)
 
 
