@@ -254,6 +254,7 @@ def _sum_parts(
 def attend_own(
     # As in `attend_text`.
     query, query_head, query_row, keys, values, rows, tables, parts_out, lse,
+    apart,  # elements from keys to values of one width, which share a tensor: a number where an address would take registers
     sinks,  # [heads]; unused without has_sinks
     out,  # [N, heads, value_dim], contiguous
     scaling, softcap,
@@ -272,7 +273,8 @@ def attend_own(
     """
     enter(pdl)
     head, row = tl.program_id(0), tl.program_id(1)
-    keys, values = rows_of(keys, head, key_dim, page_tokens), rows_of(values, head, value_dim, page_tokens)
+    keys = rows_of(keys, head, key_dim, page_tokens)
+    values = keys + apart if key_dim == value_dim else rows_of(values, head, value_dim, page_tokens)
     length = _field(rows, LENGTH, row, size)
     position = length + _field(rows, DEPTH, row, size)
     table, path = tables + _field(rows, FIRST_PAGE, row, size), tables + _field(rows, PATH, row, size)

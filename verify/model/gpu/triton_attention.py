@@ -141,6 +141,7 @@ def _attend(
     )
     kernels.attend_own[kv_heads, count](
         **shared,
+        apart=inputs["values"].storage_offset() - inputs["keys"].storage_offset(),
         sinks=query if sinks is None else sinks,
         out=out,
         has_sinks=sinks is not None,
