@@ -40,7 +40,7 @@ def check(logits: torch.Tensor, params: SamplingParams, count: int = 1) -> None:
         assert params.min_p or torch.allclose(found, shares, atol=1e-5)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     size=st.sampled_from([1, 5, 97, 4096, 5000]),
     step=st.sampled_from([0.0, 0.125, 2.0]),
@@ -59,11 +59,10 @@ def test_tokens_equal_the_cpus(size: int, step: float, dtype: torch.dtype, param
     check(logits_of(size, step, dtype, params.seed % 97), params, count)
 
 
-@pytest.mark.parametrize("top_k", [0, 900])
-def test_more_tokens_than_there_is_room_for(top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("top_k", "seed"), [(0, 0), (900, 1)])
+def test_more_tokens_than_there_is_room_for(top_k: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_sampling, "LEAST_ROOM", 64)
-    for seed in range(2):
-        check(logits_of(4100, 0.0, torch.bfloat16, seed), SamplingParams(seed=seed, top_k=top_k, top_p=0.9))
+    check(logits_of(4100, 0.0, torch.bfloat16, seed), SamplingParams(seed=seed, top_k=top_k, top_p=0.9))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
