@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -272,11 +272,6 @@ class HeadRunner(DraftRunner):
 
     def session(self) -> SessionDraft:
         return cast(HeadModel, self.runner).new_session(self)
-
-    def run_drafts(self, work: Sequence[Callable[[], None]]) -> None:
-        """Runs work of several sessions, one after the other: a head computes one session's rows at a time."""
-        for each in work:
-            each()
 
 
 class HeadSession(SessionDraft):
