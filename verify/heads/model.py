@@ -44,7 +44,7 @@ MOST_ROWS = 72
 class HeadCache(KVCache):
     """The head's keys and values of a text from `first` on, in `rows`, and its own states of the last of them."""
 
-    lag = 1  # a row reads the state so many positions before
+    lag = 1  # positions between a row and the state that it reads
 
     def __init__(self, rows: TensorCache, before: HeadCache | None = None) -> None:
         """`before` is the cache of the head whose states are read; None = those of the target."""

@@ -144,6 +144,14 @@ def _read_earlier(
     return read, u
 
 
+@triton.jit
+def _clear_padding(out, rows, row, head, heads, value_at, in_value, size: tl.constexpr, value_dim: tl.constexpr):
+    """Writes zeros where a row has no stream."""
+    if tl.load(rows + STREAM * size + row) < 0:
+        target = out + (row * heads + head) * value_dim + value_at
+        tl.store(target, tl.zeros_like(value_at).to(tl.float32), in_value)
+
+
 @triton.jit(do_not_specialize=["layer"])
 def scan(
     queries, query_head, query_row,  # float32 [H, N, key_dim], and its strides between heads and rows
@@ -153,10 +161,8 @@ def scan(
     beta, beta_head, beta_row,  # float32 [H, N]; unused without is_delta
     out,  # float32 [N, H, value_dim], contiguous; zero for rows without a stream
     rows, streams, layer,  # int64 tables of `DeviceStates`, and the layer's number
-    is_delta: tl.constexpr,
-    size: tl.constexpr,
-    most_rows: tl.constexpr,  # of a stream's buffers
-    padded_rows: tl.constexpr,  # a power of two
+    is_delta: tl.constexpr, size: tl.constexpr,
+    most_rows: tl.constexpr, padded_rows: tl.constexpr,  # of a stream's buffers, and a power of two
     key_dim: tl.constexpr, value_dim: tl.constexpr,
     block_keys: tl.constexpr, block_values: tl.constexpr, block_rows: tl.constexpr,
 ):  # fmt: skip
@@ -168,8 +174,7 @@ def scan(
     count = tl.load(streams + COUNT * size + stream).to(tl.int32)
     value_at = tl.program_id(2) * block_values + tl.arange(0, block_values)
     in_value = value_at < value_dim
-    if tl.load(rows + STREAM * size + stream) < 0:
-        tl.store(out + (stream * heads + head) * value_dim + value_at, tl.zeros([block_values], tl.float32), in_value)
+    _clear_padding(out, rows, stream, head, heads, value_at, in_value, size, value_dim)
     if count > 0:
         first = tl.load(streams + FIRST_ROW * size + stream).to(tl.int32)
         at = (layer * heads + head).to(tl.int64)  # of the state
@@ -187,8 +192,7 @@ def scan(
                 is_delta, key_dim, value_dim, block_keys, block_values, block_rows,
             )  # fmt: skip
             read *= tl.exp(total)[:, None]
-            u = _tile(values + head * value_head, row, value_row, value_at, real, in_value)
-            u -= removed * tl.exp(total)[:, None]
+            u = _tile(values + head * value_head, row, value_row, value_at, real, in_value) - removed * tl.exp(total)[:, None]
             read, u = _read_earlier(
                 own_queries, query_row, own_keys, key_row, own_decays, decay_row, kept_writes, rows,
                 first, begin, row, place, real, count, total, value_at, in_value, read, u,

@@ -67,19 +67,12 @@ def write(
     keys,  # see `attend_text` for this and all below
     values,
     rows,
-    kv_heads: tl.constexpr,
-    key_dim: tl.constexpr,
-    padded_key: tl.constexpr,
-    key_page: tl.constexpr,
-    value_dim: tl.constexpr,
-    padded_value: tl.constexpr,
-    value_page: tl.constexpr,
-    size: tl.constexpr,
-    page_tokens: tl.constexpr,
+    kv_heads: tl.constexpr, key_dim: tl.constexpr, padded_key: tl.constexpr, key_page: tl.constexpr,
+    value_dim: tl.constexpr, padded_value: tl.constexpr, value_page: tl.constexpr,
+    size: tl.constexpr, page_tokens: tl.constexpr,
     rotary_dim: tl.constexpr,  # 0 = nothing is rotated
-    has_gains: tl.constexpr,
-    pdl: tl.constexpr,
-):
+    has_gains: tl.constexpr, pdl: tl.constexpr,
+):  # fmt: skip
     """Writes the keys and values of one row and head to the row's place; further heads are those of queries to rotate.
 
     It is a separate kernel because `attend_text` may read rows of the same forward: `device_rows.pieces_of` cuts long chains
