@@ -16,7 +16,7 @@ LLAMA := .venv/.installed-llama
 RELEASE := .venv/.installed-release
 BOUNDS := build/bounds
 # mypy and editors do not read the finder of an editable install; they find the packages through these links.
-LINKS := $(addprefix build/links/outrider/,server drafters engines verify models)
+LINKS := $(addprefix build/links/outrider/,server drafters verify models)
 
 CPP := $(foreach folder,verify/model/cpu/native drafters/native verify/gguf/native,$(wildcard $(folder)/*.cpp $(folder)/*.h))
 
@@ -78,7 +78,7 @@ soak: install
 	$(PARALLEL) -m slow $(ARGS)
 
 # The oldest versions that pyproject.toml allows of what computes, and the packages that these need in other versions than ours.
-OLDEST = $(shell sed -nE 's/^ *(gpu = \[)?"(torch|transformers|triton)>=([0-9.]+).*/\2==\3.*/p' pyproject.toml)
+OLDEST = $(shell grep -oE '"(torch|transformers|triton)>=[0-9.]+' pyproject.toml | sed -E 's/"(.*)>=(.*)/\1==\2.*/')
 UNPINNED := ^(cuda-.*|filelock|fsspec|hf-xet|huggingface-hub|numpy|nvidia-.*|pip|setuptools|sympy|tokenizers|torch|transformers|triton)==
 
 # The tests of what computes with the oldest versions, in an environment of their own. Triton 3.6 cannot interpret with NumPy 2.4,
@@ -137,9 +137,9 @@ SANITIZED := build/sanitized
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1
 sanitize: install
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)/links/outrider
-	cp -r setup.py pyproject.toml README.md LICENSE server drafters engines verify models bench tests $(SANITIZED)
+	cp -r setup.py pyproject.toml README.md LICENSE server drafters verify models bench tests $(SANITIZED)
 	find $(SANITIZED) -name '*.so' -delete
-	for folder in server drafters engines verify models; do ln -s ../../$$folder $(SANITIZED)/links/outrider/; done
+	for folder in server drafters verify models; do ln -s ../../$$folder $(SANITIZED)/links/outrider/; done
 	cd $(SANITIZED) && CFLAGS="$(SANITIZERS)" LDFLAGS="$(SANITIZERS)" ../../$(BIN)/python setup.py --quiet build_ext --inplace
 	cd $(SANITIZED) && PYTHONPATH=links:. LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 ../../$(BIN)/pytest -p no:cacheprovider -m 'not slow' tests/verify/model/cpu tests/drafters $(ARGS)
@@ -166,7 +166,7 @@ LLAMA_CPP := build/llama.cpp
 llama-server: $(LLAMA_CPP)/build/bin/llama-server
 $(LLAMA_CPP)/build/bin/llama-server: | $(SERVER)
 	rm -rf $(LLAMA_CPP) && mkdir -p $(LLAMA_CPP)
-	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --build-constraint constraints.txt \
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python --build-constraint constraints.txt \
 	    -c constraints.txt --dest $(LLAMA_CPP) llama-cpp-python
 	tar -xzf $(LLAMA_CPP)/*.tar.gz -C $(LLAMA_CPP) --strip-components 3 --wildcards '*/vendor/llama.cpp'
 	cmake -S $(LLAMA_CPP) -B $(LLAMA_CPP)/build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF > $(LLAMA_CPP)/log

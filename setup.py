@@ -17,7 +17,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CompileError, LinkError
 
-FOLDERS = ("server", "drafters", "engines", "verify", "models")
+FOLDERS = ("server", "drafters", "verify", "models")
 FOLDER, DRAFTERS, VOCABULARIES = "verify/model/cpu/native", "drafters/native", "verify/gguf/native"
 # Instructions by variant, as `outrider.verify.model.cpu.native.variants.VARIANTS` chooses among them.
 X86 = {
@@ -26,10 +26,7 @@ X86 = {
     "avxvnni": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
-ARM = {
-    "i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
-    "dotprod": ["-march=armv8.2-a+dotprod"],
-}
+ARM = {"i8mm": ["-march=armv8.2-a+dotprod+i8mm"], "dotprod": ["-march=armv8.2-a+dotprod"]}
 MACHINE = sysconfig.get_platform().rpartition("-")[2]
 VARIANTS = {"portable": []} | {"x86_64": X86, "amd64": X86, "aarch64": ARM}.get(MACHINE, {})
 # Products are never contracted to sums of one rounding: each variant must compute the same bits.
@@ -52,8 +49,6 @@ ON_WINDOWS = os.name == "nt"  # where the libraries have not been compiled yet, 
 
 
 class BuildVariants(build_ext):
-    """Compiles the variants."""
-
     def run(self) -> None:
         self.stays = self.editable_mode or self.inplace  # on this machine; the latter is reset while it builds
         super().run()

@@ -5,8 +5,6 @@ Both parts save their progress in the head's folder, and go on from there. Some 
 how many tokens of a block the model would accept.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -285,7 +283,6 @@ def judged(
 
 
 def save(folder: Path, config: dict[str, Any], head: BlockHead) -> None:
-    """Saves the head as it is served."""
     weights = {
         name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for name, tensor in head.state_dict().items()
     }

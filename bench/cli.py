@@ -3,25 +3,13 @@
 Heavy imports happen inside them, to keep --help fast.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bench.options import (
-    Config,
-    Drafters,
-    Limit,
-    MaxTokens,
-    Out,
-    Prompts,
-    Repeats,
-    Temperatures,
-    errors_as_sentences,
-)
+from bench.options import Config, Drafters, Limit, MaxTokens, Out, Prompts, Repeats, Temperatures, errors_as_sentences
 from bench.plan import PROMPTS
 from outrider.server.command import EXTRA_FLAGS
 
@@ -303,6 +291,7 @@ def bench_gpu(
     only: Annotated[str, typer.Option(help="Parts to measure, separated by commas; all by default.")] = "",
 ) -> None:
     """Check and measure everything that needs a GPU, in minutes. Exit code 2 without one."""
-    from bench import gpu_first
+    from bench.gpu_first import chosen_parts, run
 
-    gpu_first.main(out, only)
+    with errors_as_sentences():
+        run(chosen_parts(only), out)

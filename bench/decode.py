@@ -1,7 +1,5 @@
 """`outrider bench decode`: tokens per second and per step, in process; drafters take turns on the same prompts."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -57,7 +55,6 @@ def run(settings: Settings, plan: Plan, out: Path | None, options: Options | Non
 
 
 def describe(runtime: Runtime, settings: Settings, plan: Plan) -> dict[str, Any]:
-    """What is measured."""
     return {
         "model": settings.model.served_name,
         "draft_model": Path(settings.draft_model.path).name if settings.draft_model.path else None,
@@ -71,7 +68,6 @@ def describe(runtime: Runtime, settings: Settings, plan: Plan) -> dict[str, Any]
 
 
 def figures_of(decoded: Decoded, seconds: float) -> Row:
-    """What is kept of an answer."""
     row: Row = {"tokens": len(decoded.tokens), "steps": len(decoded.steps), "seconds": round(seconds, 4)}
     row |= {f"{phase}_seconds": round(sum(getattr(step, f"{phase}_seconds") for step in decoded.steps), 4) for phase in PHASES}
     return row | {"text": digest(str(decoded.tokens))}
@@ -129,10 +125,6 @@ def show(rows: Sequence[Row]) -> None:
     )
     report.print_figures(
         "Mean time per step",
-        {
-            "temp.": "temperature",
-            "drafter": "drafter",
-            **{f"{phase}\nms": f"{phase}_ms_per_step:.3f" for phase in PHASES},
-        },
+        {"temp.": "temperature", "drafter": "drafter", **{f"{phase}\nms": f"{phase}_ms_per_step:.3f" for phase in PHASES}},
         rows,
     )

@@ -3,8 +3,6 @@
 The server sets few of the options; experiments set any field of `outrider.drafters.options.Options`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any

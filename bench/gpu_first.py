@@ -4,8 +4,6 @@ Each part is saved as soon as it is done, so that a command that ends early keep
 what depends on them: two commands of six minutes run all of them (`--only` names those of one).
 """
 
-from __future__ import annotations
-
 import gc
 import statistics
 import subprocess
@@ -18,13 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import typer
 from rich.console import Console
 
 from bench import report
 from bench.model import gpu_probes, gpu_streams
 from bench.model.shapes import random_runner
-from bench.options import errors_as_sentences
 from bench.plan import PROMPTS, BenchError, Plan, read_prompts
 from outrider.server.settings import Settings
 from outrider.verify.measurement import any_tokens
@@ -202,7 +198,6 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def measured(figures: dict[str, Any], path: str) -> Any:
-    """A figure by its path; None if it is missing."""
     found: Any = figures
     for key in path.split("."):
         found = found.get(key) if isinstance(found, dict) else None
@@ -243,13 +238,3 @@ def chosen_parts(only: str) -> list[str]:
     if not torch.cuda.is_available():
         raise BenchError("torch finds no GPU; run bench gpu on a machine that has one.")
     return names
-
-
-def main(out: Path = Path("outrider-gpu.json"), only: str = "") -> None:
-    """Check and measure everything that needs a GPU, in minutes. Exit code 2 without one."""
-    with errors_as_sentences():
-        run(chosen_parts(only), out)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,7 +1,5 @@
 """`outrider bench guard`: this checkout beside an earlier one, in turns on this machine; names what became slower."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -85,7 +83,6 @@ def first_token(answer: Answer) -> float:
 
 
 def steps(answer: Answer) -> float:
-    """Steps per token."""
     return (answer.steps or answer.tokens) / answer.tokens
 
 
@@ -134,7 +131,7 @@ def compile_commit(commit: str, folder: Path) -> None:
     archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=True).stdout
     subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
     (folder / "packages" / "outrider").mkdir()
-    for each in ("server", "drafters", "engines", "verify", "models"):
+    for each in ("server", "drafters", "verify", "models"):
         (folder / "packages" / "outrider" / each).symlink_to(folder / each)
     ended = subprocess.run([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"], cwd=folder, capture_output=True)
     if ended.returncode:

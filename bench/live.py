@@ -4,8 +4,6 @@ The drafters answer each question in turns, because the machine's speed changes 
 question is a session of its own, from which no other one learns.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import statistics
@@ -62,8 +60,6 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Choice:
-    """What is measured."""
-
     prompts: Sequence[Path]
     questions: int  # per task
     drafters: Sequence[str]
@@ -161,7 +157,6 @@ def fitting(client: httpx.Client, texts: Sequence[str], choice: Choice) -> list[
 
 
 def figures_of(answer: Answer) -> Row:
-    """What is kept of an answer."""
     return {
         "tokens": answer.tokens,
         "seconds": round(answer.seconds, 4),

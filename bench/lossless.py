@@ -4,8 +4,6 @@ In float32 they are equal unless rounding decides between two nearly equal score
 distinguishes a near-tie from a bug.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Command-line options that several benchmarks share."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The answers that a benchmark decodes, from command-line values. Imports no torch, to report user errors at once."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

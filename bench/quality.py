@@ -4,8 +4,6 @@ Nats per token, how often the most probable token is the same, and the error of 
 computed as steps compute them, so the figures are those of the answers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

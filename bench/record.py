@@ -1,7 +1,5 @@
 """Answers measured one by one, saved after each: a run that was stopped goes on where it ended."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -27,7 +25,6 @@ class Record:
         return any(all(row[name] == place[name] for name in self._key) for row in self.answers)
 
     def add(self, place: Mapping[str, Any], figures: Mapping[str, Any]) -> None:
-        """Adds an answer and saves."""
         self.answers.append({**{name: place[name] for name in self._key}, **figures})
         self.save({})
 

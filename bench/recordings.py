@@ -1,7 +1,5 @@
 """Recorded answers of other models, the corpus to index before their replay, and the tokenizers of both."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Sequence
@@ -36,7 +34,6 @@ class Line:
 
     prompt: Ints  # int32 [P]
     answer: Ints  # int32 [A]
-    category: str | None = None
 
 
 def load_encoder(path: str) -> Encoder:
@@ -61,7 +58,7 @@ def load_stream(path: Path, encoder: Encoder, limit: int | None) -> list[Line]:
         for text in path.read_text().splitlines()[:limit]:
             record = json.loads(text)
             prompt, answer = (np.array(encoder.encode(record[name]), np.int32) for name in ("prompt", "response"))
-            lines.append(Line(prompt, answer, record.get("category")))
+            lines.append(Line(prompt, answer))
     except (OSError, ValueError, KeyError) as error:
         raise BenchError(f"Cannot read {path} ({error}); give .jsonl lines with `prompt` and `response`.") from None
     return lines

@@ -5,8 +5,6 @@ stream is a new session that reads its own prompt, so nothing is learned across 
 without a draft.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,10 +17,10 @@ from rich.progress import Progress
 from bench import report
 from bench.recordings import Line, load_encoder, load_resources, load_stream
 from outrider.drafters.interface import EMPTY, Drafter, Verdict
-from outrider.drafters.library.learned import LearnedText
 from outrider.drafters.options import DrafterName, Options
 from outrider.drafters.registry import Resources, make
 from outrider.drafters.sequence import Sequence as Text
+from outrider.drafters.tables.learned_text import LearnedText
 from outrider.server.worker.runtime import LEARNED_TOKENS
 from outrider.verify.sampling.acceptance import walk
 
@@ -119,11 +117,7 @@ def run(
                         replay(make(name, known), line, budget, tally)
                         progress.advance(task)
                     rows.append({"stream": stream, "drafter": name, "nodes": budget, **tally.figures()})
-    figures = {
-        "tokenizer": Path(tokenizer).name,
-        "corpus": [path.name for path in corpus],
-        "results": rows,
-    }
+    figures = {"tokenizer": Path(tokenizer).name, "corpus": [path.name for path in corpus], "results": rows}
     show(rows)
     if out:
         report.save(out, figures)

@@ -1,7 +1,5 @@
 """Results: printed as tables of at most 80 columns, saved as JSON with their provenance."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -74,7 +72,6 @@ def provenance() -> dict[str, Any]:
 
 
 def installed_version(package: str) -> str | None:
-    """A package's version; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

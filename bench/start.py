@@ -4,8 +4,6 @@ A first start packs the weights and writes them to a folder, which later starts 
 `model.packed_folder`.
 """
 
-from __future__ import annotations
-
 import re
 import statistics
 import tempfile

@@ -5,8 +5,6 @@
 The exit code is 1 if the stream ends early or without tokens.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -5,8 +5,6 @@ one mixture (`outrider.drafters.tables.mixture`), whose weights are learned. A p
 probabilities; the tree holds the `budget` likeliest paths, found best-first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import numpy as np
@@ -121,7 +119,6 @@ class FusionDrafter:
         _commit_all(self._sources, self._contexts, self._scratch, tokens)
 
     def _learn(self) -> None:
-        """Learns the outcomes that wait."""
         for length, verdict in self._unlearned:
             self._commit(verdict.tokens)
             if verdict.topk_ids.shape[-1]:
@@ -154,14 +151,7 @@ def _commit_all(sources: Sources, contexts: Contexts, scratch: Scratch, tokens: 
 
 @native
 def _grow(
-    sources: Sources,
-    contexts: Contexts,
-    scratch: Scratch,
-    nodes: Nodes,
-    budget: int,
-    least: float,
-    depth: int,
-    dice: Dice,
+    sources: Sources, contexts: Contexts, scratch: Scratch, nodes: Nodes, budget: int, least: float, depth: int, dice: Dice
 ) -> int:
     """Marks the `budget` likeliest paths, each likelier than `least`; returns the number of nodes, node 0 included.
 

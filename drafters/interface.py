@@ -69,6 +69,7 @@ class Work(NamedTuple):
     invested: float = 0.0  # seconds of reading the text, and of probes: later steps repay them
     beside: bool = False  # whether it drafts beside the verification, too
     reason: str = ""  # for the log
+    slowdown: float = 1.0  # how many times as long the verification takes because of it: the models share caches and cores
 
 
 NO_WORK = Work()
@@ -109,6 +110,13 @@ class DraftTree:
                 break
             path.append(node)
         return np.array(path, np.int32)
+
+    def top(self, count: int) -> DraftTree:
+        """The `count` likeliest nodes. A node is at most as likely as its parent."""
+        if len(self) <= count:
+            return self
+        order = np.lexsort((np.arange(len(self)), -self.probability))[:count]  # parents precede their children
+        return self.keep(np.isin(np.arange(len(self)), order))
 
     def likeliest(self, tokens: Collection[int], least: float = 0.0) -> list[int]:
         """The likeliest path below the end of `tokens`; it stops at the first node less probable than `least`."""

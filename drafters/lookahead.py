@@ -9,8 +9,6 @@ The rows of the window are reserved, and pool n-grams fill the others. Where the
 scaled by the same factor.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import numpy as np

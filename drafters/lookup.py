@@ -1,7 +1,5 @@
 """`lookup`: drafts the continuations of the longest repeated suffix of the session's text (a suffix automaton)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The keys of the target's noise: splitmix64 of a request's seed and an output position, on Python integers."""
 
-from __future__ import annotations
-
 MASK = (1 << 64) - 1
 
 

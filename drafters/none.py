@@ -1,7 +1,5 @@
 """`none`: plain decoding."""
 
-from __future__ import annotations
-
 from outrider.drafters.interface import EMPTY, NOTHING, Corpora, DraftTree, Ints, Sampling
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import Stateless

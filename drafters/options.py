@@ -7,8 +7,6 @@ The server sets few of the options (`outrider.server.settings.speculation.Specul
 (`bench.drafter_options`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
@@ -41,8 +39,6 @@ TextTokens = Annotated[int, Ge(64), Le(1 << 22)]
 
 @dataclass(frozen=True)
 class TrigramOptions:
-    """The `trigram` drafter."""
-
     # Base table file. By default the embedded table, if the model has the embedded tokenizer, otherwise none.
     table: str | None = None
     # Search that builds the draft. The paper's is mcts; best-first drafts better in less time.
@@ -146,8 +142,6 @@ class FusionOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of all drafters."""
-
     trigram: TrigramOptions = field(default_factory=TrigramOptions)
     retrieval: RetrievalOptions = field(default_factory=RetrievalOptions)
     lookup: LookupOptions = field(default_factory=LookupOptions)

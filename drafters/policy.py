@@ -3,8 +3,7 @@
 All means are exponential moving averages (`ema`). Actions that do not pay are probed occasionally, in case they pay again.
 """
 
-from __future__ import annotations
-
+import math
 from bisect import bisect
 from collections.abc import Sequence
 
@@ -25,6 +24,11 @@ CALIBRATION_PRIOR = 4.0
 # Each new observation multiplies the weight of earlier ones by this.
 CALIBRATION_DECAY = 0.999
 OUTLIER = 3.0
+# A cost follows these shares of a deviation. Other work on the machine only adds time, so what took less than expected says
+# more than what took more.
+FALL, RISE = 1 / 6, 1 / 24
+# A single one cannot show a larger factor than this.
+MOST_DEVIATION = 2.0
 # Expected and accepted tokens per step start with the same small value: full trust that the first steps can change.
 TRUST_PRIOR = 0.2
 
@@ -37,6 +41,16 @@ def ema(mean: float | None, value: float, decay: float = DECAY) -> float:
 def bounded(mean: float | None, value: float) -> float:
     """Limits a duration to OUTLIER times its mean, because other work on the machine delays a step now and then."""
     return value if mean is None else min(value, OUTLIER * mean)
+
+
+def deviation(ratio: float) -> float:
+    """The logarithm of measured over expected seconds, as far as a single measurement counts."""
+    return math.log(min(max(ratio, 1 / MOST_DEVIATION), MOST_DEVIATION))
+
+
+def correction(deviation: float) -> float:
+    """The factor by which a cost follows a deviation. All costs that are compared must do so alike."""
+    return math.exp((FALL if deviation < 0 else RISE) * deviation)
 
 
 class Probe:
@@ -66,16 +80,21 @@ class Share:
 
     def __init__(self, mean: float, cases: float, most: float) -> None:
         """`mean` counts as much as `cases` cases; of later ones, about the last `most` count."""
-        self.mean, self._cases, self._most = mean, cases, most
+        self.mean, self.cases, self._most = mean, cases, most
 
     def record(self, success: float) -> None:
         """Records one case: True or False, or a number whose mean is followed."""
-        self._cases = min(self._cases + 1, self._most)
-        self.mean += (success - self.mean) / self._cases
+        self.cases = min(self.cases + 1, self._most)
+        self.mean += (success - self.mean) / self.cases
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the mean."""
+        return math.sqrt(self.mean * (1 - self.mean) / self.cases)
 
     def state(self) -> tuple[float, float, float]:
         """The arguments that create it."""
-        return self.mean, self._cases, self._most
+        return self.mean, self.cases, self._most
 
 
 class Trust:

@@ -4,8 +4,6 @@ When the answer departs from the prediction, the drafter realigns: it looks for 
 nearest to its last position.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from outrider.drafters.interface import EMPTY, NOTHING, Corpora, DraftTree, Ints, Sampling, Source, Verdict, chain

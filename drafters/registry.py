@@ -1,7 +1,5 @@
 """Creates drafters by name, new or with what was saved of them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -21,13 +19,7 @@ from outrider.drafters.model.language_model import LanguageModel
 from outrider.drafters.model.pair import RANKS, Pair
 from outrider.drafters.model.union import UnionDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.options import (
-    INSTALLED,
-    NAMES,
-    NEED_A_MODEL,
-    DrafterName,
-    Options,
-)
+from outrider.drafters.options import INSTALLED, NAMES, NEED_A_MODEL, DrafterName, Options
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.retrieval import RetrievalDrafter
 from outrider.drafters.sequence import Sequence
@@ -53,12 +45,10 @@ class Resources:
 
     @property
     def names(self) -> tuple[DrafterName, ...]:
-        """The drafters that can be created."""
         return tuple(name for name in NAMES if self.model is not None or name not in NEED_A_MODEL)
 
 
 def make(name: DrafterName, resources: Resources) -> Drafter:
-    """A new drafter for one session."""
     if name in INSTALLED:
         drafter: Drafter = INSTALLED[name].load()(resources)
         return drafter

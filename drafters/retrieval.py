@@ -4,8 +4,6 @@ The continuations of all matches form a trie, whose most frequent paths are draf
 match ranges per session.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import numpy as np

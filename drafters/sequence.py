@@ -3,8 +3,6 @@
 The verifier appends to it and truncates it; drafters only read it. Knows nothing about drafts, models or text.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection
 from typing import Literal, Self

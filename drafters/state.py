@@ -54,7 +54,6 @@ def part(saved: State, name: str) -> State:
 
 
 def numbers(*values: float) -> NDArray[np.float64]:
-    """Numbers as an array of a state."""
     return np.array(values, np.float64)
 
 

@@ -6,8 +6,6 @@ The search is best-first or, as in the paper, Monte Carlo. The n-grams of the wh
 learn.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, Corpora, DraftTree, Ints, Sampling, Verdict

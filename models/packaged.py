@@ -4,8 +4,6 @@
 license. The packages are data for Outrider: nothing in them is imported.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

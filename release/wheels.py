@@ -4,8 +4,6 @@
 an old glibc.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -33,13 +33,7 @@ from outrider.server.http import errors
 from outrider.server.http.auth import Authenticator
 from outrider.server.http.exposition import MetricsPage, add_metrics_route
 from outrider.server.http.json_route import BodyPool, JSONRoute
-from outrider.server.http.middleware import (
-    BodyLimit,
-    HeadRequests,
-    PathPrefix,
-    RecordRequests,
-    ResponseHeaders,
-)
+from outrider.server.http.middleware import BodyLimit, HeadRequests, PathPrefix, RecordRequests, ResponseHeaders
 from outrider.server.http.origins import OriginGuard
 from outrider.server.http.protocol import READ_SECONDS
 from outrider.server.http.quotas import HoldQuota, QuotaKeeper, Quotas
@@ -87,7 +81,6 @@ class Endpoints:
 
 
 def new_quotas(settings: Settings, metrics: Metrics, engine: EngineLike) -> QuotaKeeper:
-    """The quotas of a server on one machine."""
     return Quotas(settings.auth, metrics, lambda: engine.seconds_per_request)
 
 
@@ -163,11 +156,7 @@ def new_fastapi(bodies: BodyPool, lifespan: Lifespan[FastAPI] | None = None) -> 
 
 
 def new_corpora(
-    settings: Settings,
-    tokenizer: AnyTokenizer,
-    engine: EngineLike,
-    metrics: Metrics,
-    usage: Usage | None = None,
+    settings: Settings, tokenizer: AnyTokenizer, engine: EngineLike, metrics: Metrics, usage: Usage | None = None
 ) -> Corpora | None:
     """The corpora that clients post; None if the settings or the engine do not allow any. `usage`: as `Corpora`."""
     if not (settings.corpora.total_bytes and engine.shares_files):
@@ -176,7 +165,6 @@ def new_corpora(
 
 
 def add_routes(app: FastAPI, endpoints: Endpoints, corpora: Corpora | None) -> None:
-    """The routes of all endpoints."""
     api = APIRouter(route_class=JSONRoute)
 
     @api.post("/v1/chat/completions")

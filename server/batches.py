@@ -1,7 +1,5 @@
 """Texts in lists of bounded size, so that tokenizing a list takes neither long nor much memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 

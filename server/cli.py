@@ -44,10 +44,7 @@ DrafterOption = Annotated[
 HostOption = Annotated[str | None, typer.Option(help="Address to listen on. Short for --server.host.")]
 PortOption = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free port. Short for --server.port.")]
 
-app = typer.Typer(
-    help="Low-latency LLM server with training-free speculative decoding.",
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(help="Low-latency LLM server with training-free speculative decoding.", pretty_exceptions_enable=False)
 
 
 def print_version(show: bool) -> None:
@@ -193,7 +190,6 @@ def add_plugins(application: typer.Typer) -> None:
 
 
 def main() -> None:
-    """The console script."""
     tolerate_stderr()
     if sys.argv[1:2] not in [[command.name] for command in app.registered_commands]:  # finding the others takes a while
         add_plugins(app)

@@ -1,7 +1,5 @@
 """Shared by all commands: settings as flags, and errors as one sentence."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterator

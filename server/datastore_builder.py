@@ -1,7 +1,5 @@
 """Builds the drafters' tables from text files: reads the files, tokenizes them in blocks, counts or indexes the tokens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

@@ -3,8 +3,6 @@
 git itself applies .gitignore files and .git/info/exclude. A folder outside a repository is read as if it were one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

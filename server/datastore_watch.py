@@ -5,8 +5,6 @@ a manifest, a block and the list of the files in it, in the order of the block. 
 update, for a reader that has just read the previous manifest.
 """
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -188,7 +186,6 @@ class Watcher:
         self._unsettled_polls = 0
 
     def close(self) -> None:
-        """Releases the store."""
         self._store.close()
         self._tree.close()
 

@@ -5,8 +5,6 @@ left is not started. So one client's long work does not delay another's. Without
 have all threads.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -31,7 +29,6 @@ class FairThreads(Generic[R]):
         self._waiting: OrderedDict[str, deque[tuple[Callable[[R], Any], asyncio.Future[Any]]]] = OrderedDict()
 
     def is_idle(self, resource: R) -> bool:
-        """Whether no thread is using the resource."""
         return resource in self._idle
 
     async def run(self, principal: str, work: Callable[[R], T]) -> T:

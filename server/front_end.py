@@ -1,7 +1,5 @@
 """The front end: the HTTP server of one model, with a worker that is already loading it."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import sys

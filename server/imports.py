@@ -1,7 +1,5 @@
 """Makes the start of both processes faster and smaller."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

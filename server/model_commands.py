@@ -150,7 +150,6 @@ def remove(
 
 
 def cache() -> HFCacheInfo:
-    """The models in the hub's cache."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.constants import HF_HUB_CACHE
 

@@ -48,8 +48,6 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What the target answered."""
-
     prompt: Ints  # int32 [P]
     tokens: Ints  # int32 [T]
 
@@ -63,8 +61,7 @@ def pair(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="The model to draft for: a folder, a GGUF file or a Hugging Face id.")],
     draft: Annotated[
-        list[str] | None,
-        typer.Option(help="A model that could draft; may be repeated. Default: smaller ones on this machine."),
+        list[str] | None, typer.Option(help="A model that could draft; may be repeated. Default: smaller ones on this machine.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=8, help="Tokens of each answer.")] = 64,
     config: ConfigOption = None,

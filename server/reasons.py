@@ -1,7 +1,5 @@
 """Why a file of a principal could not be used: in words for a log or an answer, which name no private path."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

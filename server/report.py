@@ -1,7 +1,5 @@
 """The facts about this machine and server that a report of a fault needs, in one paste without secrets."""
 
-from __future__ import annotations
-
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version

@@ -1,7 +1,5 @@
 """Starts the worker process and the front end. Start-up failures print one sentence and return exit code 2."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

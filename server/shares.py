@@ -4,8 +4,6 @@ Promises that a principal which holds nothing is always admitted, that nobody is
 above it only those are refused who would hold more than an equal share. Knows nothing about what is held.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Features of some operating systems only: locks of files between processes, and limits of a process."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

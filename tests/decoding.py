@@ -5,7 +5,7 @@ from random import Random
 
 import numpy as np
 
-from outrider.drafters.interface import Drafter, Ints
+from outrider.drafters.interface import EMPTY, Drafter, DraftTree, Ints, Verdict
 from outrider.drafters.none import NoDrafter
 from outrider.verify.constraints.reasoning import Constraint
 from outrider.verify.decode import Decoded, decode
@@ -17,14 +17,21 @@ from tests.drafts import Chaos, Oracle
 
 
 def answer_of(
-    runner: ModelRunner,
-    prompt: Ints,
-    options: DecodeOptions,
-    drafter: Drafter | None = None,
-    grammar: Constraint | None = None,
+    runner: ModelRunner, prompt: Ints, options: DecodeOptions, drafter: Drafter | None = None, grammar: Constraint | None = None
 ) -> Decoded:
     """The answer of a new session, by plain decoding unless there is a drafter."""
     return decode(Verifier(runner, runner.new_cache()), drafter or NoDrafter(), prompt, options, grammar)
+
+
+def prefill(verifier: Verifier) -> None:
+    """Reads the whole prompt."""
+    while (chunk := verifier.chunk()) is not None:
+        verifier.commit_chunk(chunk, verifier.runner.forward_all([chunk])[0])
+
+
+def verify(verifier: Verifier, tree: DraftTree = EMPTY, feedback: int = 0) -> Verdict:
+    """The verdict on a tree, after a forward of this step alone."""
+    return verifier.judge(tree, verifier.runner.forward_all([verifier.segment(tree)])[0], feedback).verdict()
 
 
 def check_sessions(

@@ -55,9 +55,6 @@ class Oracle(Stateless):
     def observe(self, verdict: Verdict) -> None:
         self._at += len(verdict.tokens)
 
-    def end(self) -> None:
-        pass
-
 
 class Bush(Oracle):
     """Drafts the answer with `wrong` other tokens before each of its own, so accepted rows are far apart."""
@@ -88,12 +85,6 @@ class Chaos(Stateless):
         left, right = self._random.choice(self._vocabulary, (2, 2), replace=False)
         tokens = [left[0], left[1], right[1], right[0], left[1], right[1]]
         return tree_of(tokens, (-1, 0, 0, -1, 3, 3), (0.5, 0.2, 0.1, 0.4, 0.2, 0.1), Source.LOOKUP)
-
-    def observe(self, verdict: Verdict) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
 
 
 class Driven:

@@ -27,7 +27,6 @@ def installed() -> Path:
 
 
 def commit_of(revision: str) -> str:
-    """The commit that a branch or tag points to."""
     return hashlib.sha1(revision.encode()).hexdigest()
 
 
@@ -39,8 +38,6 @@ def entry(file: Path, folder: Path) -> dict[str, object]:
 
 
 class HubHandler(BaseHTTPRequestHandler):
-    """Answers the requests of a download."""
-
     protocol_version = "HTTP/1.1"
     revisions: Mapping[str, Path]  # folder by name and by commit
     asked: list[str]  # the paths of all requests

@@ -39,7 +39,6 @@ def body(server: Served, **fields: Any) -> dict[str, Any]:
 
 
 def complete(server: Served, **fields: Any) -> dict[str, Any]:
-    """Sends a completion request and returns the answer."""
     response = server.http.post("/v1/completions", json=body(server, **fields))
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()

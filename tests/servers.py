@@ -36,8 +36,6 @@ PECULIAR = "def quite_peculiar_name(first_thing, second_thing):\n    return merg
 
 @dataclass
 class Served:
-    """A running server, and clients for it."""
-
     process: subprocess.Popen[str]
     url: str
     http: httpx.Client
@@ -84,7 +82,6 @@ def wait_for_metric(server: Served, text: str) -> None:
 
 
 def read_metrics(server: Served) -> str:
-    """The server's /metrics page."""
     return server.http.get("/metrics", headers={"Authorization": f"Bearer {METRICS}"}).text
 
 

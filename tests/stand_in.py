@@ -34,7 +34,6 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def answering(answers: Answers, keys: list[str | None] | None = None) -> Iterator[str]:
-    """A server with these answers."""
     handler = type("Answering", (Handler,), {"answers": answers, "keys": [] if keys is None else keys})
     with handling(handler) as url:
         yield url

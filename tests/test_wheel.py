@@ -19,12 +19,11 @@ from outrider.verify.model.cpu.native import variants
 from release import wheels
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("server", "drafters", "engines", "verify", "models", "bench", "pyproject.toml", "setup.py", "README.md", "LICENSE")
-FOREIGN = ("server", "drafters", "engines", "verify", "models")
+SOURCES = ("server", "drafters", "verify", "models", "bench", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+FOREIGN = ("server", "drafters", "verify", "models")
 
 
 def copy(folder: Path, copy_file: Callable[[str, str], Any] = shutil.copy2) -> None:
-    """Copies the sources of the checkout."""
     folder.mkdir()
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "results")
     for name in SOURCES:
@@ -40,12 +39,12 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return release(tmp_path_factory.mktemp("released") / "first")
 
 
-def build(folder: Path, part: str = "", **environment: str) -> Path:
-    """A wheel of the checkout, or of the distribution in a folder of it, built without a network."""
+def build(folder: Path, **environment: str) -> Path:
+    """A wheel of the checkout, built without a network."""
     source = folder / "source"
     copy(source)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    command += ["--wheel-dir", str(folder), str(source / part)]
+    command += ["--wheel-dir", str(folder), str(source)]
     subprocess.run(command, check=True, env=os.environ | environment, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
@@ -119,7 +118,6 @@ def test_the_wheel_holds_the_server_alone(released: dict[str, Path]) -> None:
 
 
 def write_package(folder: Path) -> None:
-    """A package that must not be imported."""
     folder.mkdir()
     (folder / "__init__.py").write_text("raise ImportError('this package is of another project')\n")
 
@@ -165,25 +163,6 @@ def test_the_wheel_serves_beside_packages_with_the_folders_names(tmp_path: Path)
         finally:
             process.terminate()
             process.communicate()
-
-
-@pytest.mark.slow
-def test_the_drafters_are_installed_alone(tmp_path: Path) -> None:
-    wheel, environment = build(tmp_path, "drafters"), tmp_path / "environment"
-    assert wheel.name.startswith("outrider_drafters-0.1.0-cp3")  # it holds the compiled library
-    packages = install(wheel, environment)
-    for name in ("numpy", "numpy.libs", "safetensors", "annotated_types"):
-        (packages / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
-    assert {path.name for path in (packages / "outrider").iterdir()} == {"drafters", "engines"}
-    program = (
-        "from outrider.drafters.library import Resources, Session\n"
-        "session = Session('fusion', Resources(vocabulary=64))\n"
-        "session.begin([*range(20), *range(8)])\n"
-        "print(session.propose_chain(4).tokens.tolist())"
-    )
-    python = environment / "bin" / "python"
-    printed = subprocess.run([python, "-I", "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
-    assert printed.strip() == "[8, 9, 10, 11]"
 
 
 COMPILER = """#!/bin/sh

@@ -167,7 +167,8 @@ def divide_nodes(drafts: Sequence[Draft], budgets: Sequence[Budget], most: int |
     roots, measured = len(drafts), max(drafted, FULL_NODES)
     context = sum(draft.context for draft in drafts) // roots
     kinds = np.concatenate([np.full(roots - 1, Kind.ROOT), np.concatenate([kinds_of(draft.tree) for draft in drafts])[order]])
-    costs = curve.of_rows(context, roots, roots + measured, kinds)[roots - 1 :].tolist()  # seconds with 0, 1, ... nodes
+    slowdown = max(draft.work.slowdown for draft in drafts)
+    costs = (slowdown * curve.of_rows(context, roots, roots + measured, kinds)[roots - 1 :]).tolist()  # with 0, 1, ... nodes
     drafting = sum(budget.draft_seconds or 0.0 for budget in budgets) + sum(draft.work.seconds for draft in drafts)
     best, rate, tokens = 0, 0.0 if forced[order[0]] else roots / (costs[0] + drafting), float(roots)
     for count, node in enumerate(order, start=1):
@@ -176,6 +177,9 @@ def divide_nodes(drafts: Sequence[Draft], budgets: Sequence[Budget], most: int |
         if with_node > rate or forced[node]:
             best, rate = count, with_node
     fewest = sum(forced)
+    # Estimates have errors, and the best of many is probably overestimated, so a gain as small as that is none.
+    if not fewest and rate * (costs[0] + drafting) < LEAST_GAIN * roots:
+        best = 0
     worth = set(order[:best])
     kept = worth if most is None else set(order[: max(fewest, min(best, most))])
     break_even = rate * (costs[measured] - costs[0]) / measured  # the tokens that one more node must add

@@ -1,7 +1,5 @@
 """Renders a model's chat templates as transformers does: programs in Jinja, in a sandbox. Imports no transformers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Finds a model's files, and the packages that their format needs. Knows nothing about torch."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping
@@ -53,19 +51,7 @@ QUANTIZATION = "quantization_config"
 MODELOPT = "hf_quant_config.json"
 # Types of models whose answers about pictures were compared with transformers' own.
 READERS = frozenset(
-    {
-        "gemma3",
-        "gemma4",
-        "idefics3",
-        "internvl",
-        "llama4",
-        "llava",
-        "mistral3",
-        "qwen2_5_vl",
-        "qwen2_vl",
-        "qwen3_vl",
-        "smolvlm",
-    }
+    {"gemma3", "gemma4", "idefics3", "internvl", "llama4", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"}
 )
 
 

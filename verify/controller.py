@@ -4,8 +4,6 @@ The cost curve says what rows take, each stream's `Budget` what its drafts are w
 the predictions. A round's `Plan` says what was decided and why.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -129,9 +127,10 @@ class Controller:
         if plan.curve is None or plan.seconds is None:
             return
         if any(choice.work.beside for choice in plan.choices):
-            return  # a draft model has slowed it down
+            return  # it has waited for the draft model, too
         if not plan.reads and times.forward is not None:
-            plan.curve.observe(plan.context, len(plan.choices), rows, times.forward, touched)
+            slowdown = max(choice.work.slowdown for choice in plan.choices)
+            plan.curve.observe(plan.context, len(plan.choices), rows, times.forward / slowdown, touched)
         error = self._errors[plan.reads]
         self._errors[plan.reads] = ema(error, bounded(error, times.whole / plan.seconds))
         if not plan.reads:

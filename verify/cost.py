@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import MAX_NODES, DraftTree, Source
-from outrider.drafters.policy import ema
+from outrider.drafters.policy import FALL, RISE, correction, deviation, ema
 
 COPIES = (Source.RETRIEVAL, Source.LOOKUP, Source.PREDICTION)
 # A forward corrects what it disagrees with by this share.
@@ -115,14 +115,9 @@ def parse_expert_cost(saved: dict[str, Any]) -> ExpertCost:
 
 
 KEPT_SHARE = 0.25
-# The whole curve follows these shares of a step's deviation. Other work on the machine only adds time, so a step that took
-# less than expected says more than one that took more.
-FALL, RISE = 1 / 6, 1 / 24
 # The points around a step follow this share of what it deviates beyond the usual deviation, and more of it in the first steps
 # that took less: a point whose measurement was disturbed is chosen rarely.
 OWN = 1 / 16
-# A single step cannot show a larger factor than this.
-MOST_DEVIATION = 2.0
 # Steps cost the same after any of this many tokens, so that consecutive steps share what the curve says.
 CONTEXT_TOKENS = 64
 
@@ -258,10 +253,9 @@ class CostCurve:
         be chosen, so never be corrected. Therefore all points follow. Where all steps take longer, for example because of the
         rest of the server, the points that are visited most must not approach the others: only their ratios decide.
         """
-        deviation = math.log(min(max(ratio, 1 / MOST_DEVIATION), MOST_DEVIATION))
-        self._usual = ema(self._usual, deviation)
-        own = deviation - self._usual
-        common = math.exp((FALL if deviation < 0 else RISE) * deviation)
+        found = deviation(ratio)
+        self._usual = ema(self._usual, found)
+        own, common = found - self._usual, correction(found)
         self.seconds *= common
         self.row_seconds *= common
         if self.experts is not None:
@@ -269,10 +263,10 @@ class CostCurve:
         self._costs.clear()
         points = self._points(context, nodes)
         shares = [max(OWN, 1 / (2 + self._visits[j])) if own < 0 else OWN for (_, j), _ in points]
-        found = [
+        values = [
             self.seconds.item(point) * math.exp(share * own * wide) for (point, wide), share in zip(points, shares, strict=True)
         ]
-        for ((i, j), _), value in zip(points, found, strict=True):
+        for ((i, j), _), value in zip(points, values, strict=True):
             self._visits[j] += 1
             # The new measurement decides: after a fall, points that should cost less fall with it; after a rise, points that
             # should cost more rise.

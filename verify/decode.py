@@ -1,7 +1,5 @@
 """Decodes one answer alone. Emits the tokens of plain decoding, whatever the drafter proposes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from outrider.drafters.interface import Drafter, Ints
@@ -14,8 +12,6 @@ from outrider.verify.verifier import Verifier
 
 @dataclass(frozen=True)
 class Decoded:
-    """A complete answer and its steps."""
-
     tokens: list[int]
     finish: Finish
     steps: list[Step]

@@ -3,8 +3,6 @@
 The hub's own bars are disabled, because they take several lines on a terminal and thousands in a log.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

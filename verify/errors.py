@@ -1,7 +1,5 @@
 """Errors with a one-sentence message for the user."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A tokenizer of the library tokenizers, with what is used of transformers' interface. Imports no transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias

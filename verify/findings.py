@@ -1,7 +1,5 @@
 """Measurements that are saved for the next start."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

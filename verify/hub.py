@@ -1,7 +1,5 @@
 """Files of the Hugging Face hub, and the errors of its client. Imports the client when a file is not on this machine."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Other work on the machine disturbs measurements and only adds time. So all point
 of each counts, and a point whose smallest times disagree is timed again.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

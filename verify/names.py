@@ -3,8 +3,6 @@
 Looks into the hub's cache and those of other programs first, and asks the hub only for what is in none.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -83,7 +81,6 @@ def is_model(file: str) -> bool:
 
 
 def cached(repository: str, tag: str, revision: str) -> Meant | None:
-    """What the hub's cache has of a repository."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -98,7 +95,6 @@ def cached(repository: str, tag: str, revision: str) -> Meant | None:
 
 
 def stored(repository: str, tag: str) -> Meant | None:
-    """What other programs have of a repository."""
     models = [each for each in stored_models() if each.repository.casefold() == repository.casefold()]
     for each in models:
         if each.path.is_dir() and not tag:

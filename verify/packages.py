@@ -1,7 +1,5 @@
 """Packages that only some models need. Says how to install them where they are missing."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.util import find_spec
 from threading import Lock

@@ -4,8 +4,6 @@ Every stream drafts, the nodes of all drafts share the round's time, one forward
 accepts its own. An error of one stream does not disturb the others.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -97,7 +95,6 @@ class Round:
         return [self._outcomes.get(stream) for stream in self._streams]
 
     def _draft(self, streams: Sequence[Stream]) -> dict[Stream, Draft]:
-        """The drafts of all streams that have tokens left."""
         drafts: dict[Stream, Draft] = {}
         for stream in streams:
             if not stream.remaining:

@@ -14,8 +14,6 @@ MIN_TEMPERATURE = 1e-5
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling parameters of a request."""
-
     temperature: float = 1.0  # greedy below MIN_TEMPERATURE
     top_p: float = 1.0  # keep the smallest set of top tokens whose probabilities sum to at least this
     top_k: int = 0  # keep the k most likely tokens; 0 = all

@@ -1,7 +1,5 @@
 """Says in the log which parts of a start take long."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Models that other programs have downloaded: Ollama, LM Studio, llama.cpp and ModelScope. Reads their folders only."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

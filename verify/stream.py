@@ -44,8 +44,6 @@ def check_prompt(prompt: Sized, context_tokens: int) -> None:
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """Parameters and limits of one answer."""
-
     params: SamplingParams
     max_tokens: int
     stop_ids: frozenset[int] = frozenset()

@@ -3,8 +3,6 @@
 Imports no torch, so that the front end may ask, too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

@@ -5,8 +5,6 @@ templates of transformers' generic class. The classes of some families, which re
 are not followed: the file is what the model was trained with.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -104,7 +102,6 @@ def listed(config: Mapping[str, Any], backend: Tokenizer) -> list[Any]:
 
 
 def is_token(value: Any) -> bool:
-    """Whether this is a token: a text, or an object with its text."""
     return isinstance(value, str) or (isinstance(value, Mapping) and "content" in value)
 
 

@@ -4,8 +4,6 @@ Found by rendering conversations of probes, so every template is read in the sam
 tells nothing. Knows nothing about models.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import pairwise, product
@@ -76,7 +74,6 @@ class SpecialTokens:
 
 
 def message(role: str, text: str, in_parts: bool) -> dict[str, Any]:
-    """A message whose content is a text, or a list of parts."""
     return {"role": role, "content": [{"type": "text", "text": text}] if in_parts else text}
 
 

@@ -103,7 +103,6 @@ class Verifier:
 
     @property
     def rows(self) -> Rows:
-        """The committed keys and values."""
         assert self.sequence.rows is not None
         return self.sequence.rows
 
@@ -207,11 +206,6 @@ class Verifier:
             self._prompt_logprobs.append(logprobs_of(in_place(logits), following, self._params.logprobs or 0))
         self.cache.length += chunk.rows
 
-    def prefill(self) -> None:
-        """Reads the whole prompt."""
-        while (chunk := self.chunk()) is not None:
-            self.commit_chunk(chunk, self.runner.forward_all([chunk])[0])
-
     @property
     def _reads_for_logprobs(self) -> bool:
         """Whether log-probabilities of the prompt's tokens are requested and missing."""
@@ -251,10 +245,6 @@ class Verifier:
         processed = ProcessedLogits(self._processor, rows, tree, position, allowed)
         decision = self._rule.decide(processed, tree, position, likeliest(rows, feedback, together), together)
         return Judgement(tree, rows, decision, self._params.logprobs)
-
-    def verify(self, tree: DraftTree, feedback: int = 0, allowed: NDArray[np.bool_] | None = None) -> Verdict:
-        """`judge` after a forward of this step alone."""
-        return self.judge(tree, self.runner.forward_all([self.segment(tree)])[0], feedback, allowed).verdict()
 
     def commit(self, verdict: Verdict) -> None:
         """Appends a verdict's tokens to the text. The verdict may have been cut."""

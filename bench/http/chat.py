@@ -1,7 +1,5 @@
 """A client of chat completions: streams an answer and times its chunks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

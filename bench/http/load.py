@@ -4,8 +4,6 @@ Closed loop: each client sends its next request once its last one is answered. O
 at a given rate, however slow the server is, which shows queueing. Goodput counts answers whose first token met the target.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -55,7 +53,6 @@ class Outcome:
 
     @property
     def answered(self) -> bool:
-        """Whether the answer is complete."""
         return self.status == 200 and not self.error
 
 

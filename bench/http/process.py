@@ -1,7 +1,5 @@
 """Server processes: starts one on a free port, and reads its log."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys
@@ -23,8 +21,6 @@ TIMEOUT_SECONDS = 600
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """A running server that this process started."""
-
     name: str  # of its module
     url: str
     client: httpx.Client
@@ -59,10 +55,7 @@ def start(arguments: Sequence[str], ready: str = "", environment: Mapping[str, s
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    with (
-        tempfile.NamedTemporaryFile(suffix=".log") as log,
-        httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS) as client,
-    ):
+    with tempfile.NamedTemporaryFile(suffix=".log") as log, httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS) as client:
         started = time.perf_counter()
         # In a session of its own, Ctrl-C reaches this process only, which then ends the server.
         process = subprocess.Popen(
@@ -98,6 +91,5 @@ def free_port() -> int:
 
 
 def children(process_id: int) -> list[int]:
-    """Process ids of a process's children."""
     tasks = Path(f"/proc/{process_id}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]

@@ -1,7 +1,5 @@
 """Counts the reads, writes and launches of a step on a GPU, by part."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 PARTS = ("linear", "attention", "elementwise", "sampling")

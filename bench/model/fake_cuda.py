@@ -4,8 +4,6 @@ Code that reads a value raises, as torch's fake tensors do. A `Device` records w
 they read and write, and what a captured region may not do.
 """
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import tempfile
@@ -81,7 +79,6 @@ class Device(TorchDispatchMode):
         return result
 
     def record(self, func: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        """Counts a launch."""
         self.launches += 1
         self.bytes += sum(each.nbytes for each in inputs + outputs)
         self.operations[str(func)] += 1

@@ -1,7 +1,5 @@
 """What a GPU itself does: products by their tiles, and a step's kernels. Needs Triton."""
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -113,7 +111,6 @@ def compiled(job: Job) -> None:
 
 
 def timed(job: Job, layers: Sequence[Any], rows: torch.Tensor) -> float:
-    """Seconds of a product."""
     with tiles_of(job):
         return replayed(lambda: [layer(rows) for layer in layers]) / len(layers)
 

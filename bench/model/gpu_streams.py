@@ -1,7 +1,5 @@
 """Several streams on a GPU: the forwards that they share, rows that are invariant, and pages in steady state."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from random import Random

@@ -1,7 +1,5 @@
 """Models of known shapes with random weights, whose logits spread as a trained model's do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +19,6 @@ LOGITS_DEVIATION = 3.0
 
 
 def llama(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, **extra: Any) -> LlamaConfig:
-    """The configuration of a Llama."""
     sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
     return LlamaConfig(**sizes, num_key_value_heads=kv_heads, intermediate_size=ffn, **extra)
 
@@ -35,6 +32,7 @@ def qwen3_mixture() -> Qwen3MoeConfig:
 
 SHAPES: dict[str, Callable[[], Any]] = {
     "llama-3-8b": lambda: llama(4096, 32, 32, 8, 14336, vocab_size=128256, max_position_embeddings=8192),
+    "llama-3-70b": lambda: llama(8192, 80, 64, 8, 28672, vocab_size=128256, max_position_embeddings=8192),
     "llama-7m": lambda: llama(256, 8, 4, 2, 704, vocab_size=4096, max_position_embeddings=2048, tie_word_embeddings=True),
     "qwen3-30b-a3b": qwen3_mixture,
 }

@@ -5,8 +5,6 @@ that of the model that wrote the answers. The logits are of other answers, so dr
 has a forward of its own, as if it were alone.
 """
 
-from __future__ import annotations
-
 import gc
 import statistics
 import time
@@ -153,12 +151,7 @@ def in_turns(active: Sequence[Stream]) -> Iterator[bool]:
         yield step(stream).finish is not None
 
 
-def tokens_per_second(
-    lines: Sequence[Line],
-    start: Callable[[Line], Stream],
-    streams: int,
-    advance: Advance,
-) -> float:
+def tokens_per_second(lines: Sequence[Line], start: Callable[[Line], Stream], streams: int, advance: Advance) -> float:
     """Emitted tokens per second of all lines, of which `streams` are decoded at a time; prompts are read, too."""
     waiting, active = list(lines), list[Stream]()
     started = time.perf_counter()

@@ -4,8 +4,6 @@ The forward of `GraphedForward` runs on tensors without values (`bench.model.fak
 memory. Knows nothing about time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,7 +34,7 @@ from outrider.verify.sampling_params import SamplingParams
 PRODUCTS = {"linear", "linear_residual", "matmul", "mm", "addmm", "bmm"}
 # The kernels behind one operation of ours.
 KERNELS = {"tree_attention": 3, "recurrent_scan": 1, "recurrent_convolution": 1, "likeliest_tokens": 2, "choose_tokens": 3}
-KERNELS |= {"choose_experts": 1, "experts": 3, "embed": 1}
+KERNELS |= {"choose_experts": 1, "experts": 3, "embed": 1, "sum_paths": 1}
 # These, too, are kernels of their own in code that torch.compile fuses.
 UNFUSED = {"sort", "topk", "cumsum"}
 # Operations that read as much of their first tensor as they return.
@@ -55,7 +53,6 @@ class Operation:
 
     @property
     def is_apart(self) -> bool:
-        """Whether it is a kernel of its own, or several."""
         return self.layer is None or self.name in PRODUCTS | UNFUSED or self.name in KERNELS
 
 
@@ -70,7 +67,6 @@ class Recorder(Device):
         self.reset()
 
     def reset(self) -> None:
-        """Forgets what has run."""
         self.counts = Counts()
         self.ran: list[Operation] = []
         self._layers: list[int | None] = [None]  # the modules that are running

@@ -3,8 +3,6 @@
 The files are those of the drafters' package, so everybody with the same version asks the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -58,12 +56,10 @@ READ = ("lookup.py", "noise.py", "policy.py", "none.py")
 
 
 def chat(number: int) -> Question:
-    """A question without a file."""
     return Question([user(CHATS[number])])
 
 
 def code(number: int) -> Question:
-    """A function to write."""
     return Question([user(CODE[number])])
 
 
@@ -126,10 +122,8 @@ def tool(name: str, properties: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def folder() -> Path:
-    """The drafters' package."""
     return Path(outrider.drafters.__file__).parent
 
 
 def source(name: str) -> str:
-    """A file of the drafters' package."""
     return (folder() / name).read_text()

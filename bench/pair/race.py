@@ -1,7 +1,5 @@
 """A race as an animated picture: servers' answers to one question side by side, each text as it arrived."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from html import escape
 

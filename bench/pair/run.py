@@ -1,7 +1,5 @@
 """Measures servers question by question in turns, because the machine's speed changes over time, and shows what it found."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -46,7 +44,6 @@ class Server:
         self.program = f"{owner} {found.get('version') or build or ''}".strip()
 
     def close(self) -> None:
-        """Ends its connections."""
         self._client.close()
 
     def _get(self, path: str) -> dict[str, Any]:
@@ -107,12 +104,7 @@ class Part:
 
 
 def run(
-    urls: Sequence[str],
-    choice: Choice,
-    key: str | None,
-    force: bool,
-    out: Path | None,
-    race: Path | None = None,
+    urls: Sequence[str], choice: Choice, key: str | None, force: bool, out: Path | None, race: Path | None = None
 ) -> dict[str, Any]:
     """Measures, prints, and saves the figures and the race where asked. Raises BenchError."""
     if unknown := [task for task in choice.tasks if task not in TASKS]:
@@ -169,7 +161,6 @@ def in_turns(servers: Sequence[Server], question: Question, number: int, tempera
 
 
 def part_rows(part: Part) -> Iterator[dict[str, Any]]:
-    """A row of figures for each server."""
     for number, answers in enumerate(zip(*part.answers, strict=True)):
         rates = [answer.rate for answer in answers if answer.rate]
         steps = [answer.tokens / answer.steps for answer in answers if answer.steps]

@@ -60,7 +60,7 @@ class ModelChain:
         self._acceptance = pair.acceptance(True)
         self._sequence = Sequence()
         self._links: list[Link] = []  # the model has rows for all but the last one
-        self._waited_seconds = 0.0  # seconds that the current verification has waited for the draft model
+        self._waited_seconds = 0.0  # seconds that the target has waited for the draft model
         self._background: Future[None] | None = None
         self._verified = threading.Event()  # ends background drafting
 
@@ -98,6 +98,7 @@ class ModelChain:
     def start(self, sequence: Sequence, sampling: Sampling | None = None) -> None:
         """Starts a request. Nothing is read yet."""
         self._stop()
+        self._waited_seconds = 0.0
         self._links.clear()
         self._acceptance = self._pair.acceptance(sampling is None or sampling.greedy)
         self._sequence = sequence
@@ -154,8 +155,7 @@ class ModelChain:
     def observe(self, verdict: Verdict) -> list[tuple[int, bool]]:
         """Ends background drafting, and keeps what is left of the chain. Raises if drafting has failed.
 
-        Returns the position, and whether the right token was among the model's choices, for each token of the chain up to the
-        first wrong one.
+        Returns the position, and whether the token was right, for each token of the chain up to the first wrong one.
         """
         tokens = verdict.tokens
         drafting = self._stop()
@@ -170,7 +170,7 @@ class ModelChain:
         return found
 
     def take_waited_seconds(self) -> float:
-        """Seconds that the last verification has waited for the draft model."""
+        """Seconds that the target has waited for the draft model since the last call."""
         waited, self._waited_seconds = self._waited_seconds, 0.0
         return waited
 
@@ -226,7 +226,9 @@ class ModelChain:
         """Ends background drafting after the forward that is running."""
         self._verified.set()
         if self._background is not None:
+            started = time.perf_counter()
             wait([self._background])
+            self._waited_seconds += time.perf_counter() - started
 
     def _continuation(self, path: Collection[int]) -> tuple[int, Floats] | None:
         """The chain's token after `path`, maybe sampled during the verification, and its distribution.
@@ -237,9 +239,7 @@ class ModelChain:
         known = self.tokens[:length]
         if known != tokens[: len(known)]:
             return None
-        started = time.perf_counter()
         self._finish_forward()
-        self._waited_seconds += time.perf_counter() - started
         if length >= len(self) or self.tokens[:length] != tokens:
             return None
         found = self._links[length]
@@ -253,7 +253,7 @@ class ModelChain:
             accepted = choices.index(token) if token in choices else None
             shares = [drafted.share, *(share for _, share in drafted.others)]
             self._acceptance.calibration.record(range(len(choices)), shares, accepted)
-            found.append((drafted.position, accepted is not None))
+            found.append((drafted.position, accepted == 0))
             if accepted != 0:
                 break
         return found

@@ -18,6 +18,7 @@ import numpy as np
 from outrider.drafters.interface import (
     EMPTY,
     MAX_NODES,
+    NO_WORK,
     NOTHING,
     Corpora,
     DraftTree,
@@ -27,12 +28,11 @@ from outrider.drafters.interface import (
     Sampling,
     Source,
     Verdict,
-    Work,
     arrange,
 )
 from outrider.drafters.model.expectation import FEW_UNREAD, Expectation
 from outrider.drafters.model.language_model import Candidates, LanguageModel
-from outrider.drafters.model.pair import FEW_TOKENS, Estimate, Pair
+from outrider.drafters.model.pair import FEW_TOKENS, Pair
 from outrider.drafters.options import DraftTreeOptions
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import State
@@ -71,10 +71,7 @@ class DraftTreeDrafter:
         self._greedy = True
         self._nodes: list[Node] = []
         self._q: Floats | None = None  # float32 [V]; the distribution that the first level was sampled from
-        self._costs = pair.step_seconds(0)  # of this step, by nodes
-        self._drafting = 0.0  # seconds of this step's drafting, without the reading of the text
-        self._reading = 0.0  # seconds of the reading
-        self._started = 0.0  # time.perf_counter() at the start of the step
+        self._work = NO_WORK  # of this step
 
     def begin(
         self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None, corpora: Corpora | None = None
@@ -86,13 +83,12 @@ class DraftTreeDrafter:
         self._acceptance = self._expectation.acceptance
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
-        self._nodes, self._q, self._drafting, self._reading = [], None, 0.0, 0.0
+        self._nodes, self._q, self._work = [], None, NO_WORK
         budget = min(budget, self._model.space, MAX_NODES)
-        self._started, self._costs = time.perf_counter(), self._pair.step_seconds(len(self._sequence))
         self._expectation.start_step(self._model.unread)
         if budget <= 0 or not self._is_worth_starting():
             return EMPTY
-        candidates = self._timed(lambda: self._model.root(self._options.children))
+        candidates = self._timed(lambda: self._model.root(self._options.children), 1)
         self._q = None if candidates.q is None else candidates.q[0]
         level = self._add(-1, candidates, 0, budget)
         for _ in range(1, self._options.steps):
@@ -100,14 +96,13 @@ class DraftTreeDrafter:
             if not chosen:
                 break
             level = self._grow(chosen, budget)
-        return replace(self._tree(budget), work=Work(self._drafting))
+        self._work = self._pair.priced(self._work)
+        return replace(self._tree(budget), work=self._work)
 
     def observe(self, verdict: Verdict) -> None:
-        seconds = time.perf_counter() - self._started
-        self._expectation.observe(verdict, seconds - self._reading)
+        self._expectation.observe(verdict, self._work, EMPTY)
         self._learn(verdict)
         self._model.advance(verdict.tokens)
-        self._pair.save_for_probes(seconds)
 
     def end(self) -> None:
         self._nodes, self._q = [], None
@@ -125,27 +120,29 @@ class DraftTreeDrafter:
         share, seconds, unread = self._expectation.share, self._expectation.forward_seconds, self._model.unread
         reading = self._expectation.reading_seconds(unread)
         if self._expectation.repays_reading(unread):
-            estimate, fixed = Estimate.of(EMPTY.probability, self._costs), reading if unread <= FEW_UNREAD else 0.0
+            estimate, fixed = self._expectation.estimate(EMPTY.probability), reading if unread <= FEW_UNREAD else 0.0
             if self._pair.block > 1:
-                pays = estimate.gains_from_block(self._expectation.block(self._options.steps), seconds + fixed)
+                rates = estimate.after_block(self._expectation.block(self._options.steps), seconds + fixed)
             else:
-                pays = estimate.gains_from_chain(share, share, share, seconds, fixed)
-            if pays:
+                rates = estimate.after_chain(share, share, share, seconds, fixed)
+            if estimate.any_gains(rates):
                 return True
         if not self._expectation.may_probe(unread, seconds):
             return False
-        self._pair.spend(reading + seconds)
+        self._expectation.spend(reading + seconds)
         return True
 
-    def _timed(self, forward: Callable[[], Candidates]) -> Candidates:
-        """The result of a forward, whose time counts as drafting."""
+    def _timed(self, forward: Callable[[], Candidates], rows: int) -> Candidates:
+        """The result of a forward over `rows` new rows, whose time counts as drafting."""
         unread, started = self._model.unread, time.perf_counter()
         candidates = forward()
         seconds = time.perf_counter() - started
         if unread <= FEW_TOKENS:
-            self._drafting += seconds
+            self._work = self._work._replace(seconds=self._work.seconds + seconds)
+            if rows == 1:
+                self._pair.record_forward(len(self._sequence), seconds, beside=False)
         else:
-            self._reading += seconds
+            self._work = self._work._replace(invested=self._work.invested + seconds)
         return candidates
 
     def _choose(self, level: list[int], budget: int) -> list[int]:
@@ -162,7 +159,7 @@ class DraftTreeDrafter:
     def _worth(self, paths: list[float]) -> int:
         """How many nodes with these path probabilities, likeliest first, one forward should expand; 0 = it does not pay."""
         probability = np.array([node.path for node in self._nodes], np.float32)
-        estimate = Estimate.of(probability, self._costs, self._drafting)
+        estimate = self._expectation.estimate(probability, self._work.seconds)
         share, best, worth = self._expectation.share, 0.0, 0
         for count, gain in enumerate(accumulate(paths), start=1):
             seconds = 0.0 if self._pair.block > 1 else self._expectation.forward_seconds + (count - 1) * self._pair.read_seconds
@@ -184,7 +181,7 @@ class DraftTreeDrafter:
         first = 1 + sum(node.row >= 0 for node in nodes)
         parents = [0 if nodes[node].parent < 0 else nodes[nodes[node].parent].row for node in chosen]
         tokens = [nodes[node].token for node in chosen]
-        candidates = self._timed(lambda: self._model.expand(tokens, parents, self._options.children))
+        candidates = self._timed(lambda: self._model.expand(tokens, parents, self._options.children), len(tokens))
         level: list[int] = []
         for number, node in enumerate(chosen):
             nodes[node].row = first + number
@@ -217,7 +214,7 @@ class DraftTreeDrafter:
             source=[Source.MERGED if node.merged else Source.DRAFT for node in nodes],
         )
         if self._q is None:
-            return likeliest(tree, budget)
+            return tree.top(budget)
         row_of = {index: row for row, index in enumerate(order)}
         children: dict[int, list[int]] = {}
         for index, node in enumerate(nodes):
@@ -235,17 +232,9 @@ class DraftTreeDrafter:
                 return
             tokens = [self._nodes[index].token for index in children]
             accepted = tokens.index(token) if token in tokens else None
-            self._expectation.learn(accepted is not None, self._nodes[children[0]].depth - 1)
+            self._expectation.learn(accepted == 0, self._nodes[children[0]].depth - 1)
             ranks, shares = zip(*((self._nodes[index].rank, self._nodes[index].share) for index in children), strict=True)
             self._acceptance.calibration.record(ranks, shares, accepted)
             if accepted is None:
                 return
             parent = children[accepted]
-
-
-def likeliest(tree: DraftTree, budget: int) -> DraftTree:
-    """The `budget` likeliest nodes. A node is at most as likely as its parent."""
-    if len(tree) <= budget:
-        return tree
-    order = np.lexsort((np.arange(len(tree)), -tree.probability))[:budget]  # parents precede their children
-    return tree.keep(np.isin(np.arange(len(tree)), order))

@@ -7,8 +7,8 @@ from operator import mul
 
 import numpy as np
 
-from outrider.drafters.interface import Sampling, Verdict
-from outrider.drafters.model.pair import FEW_TOKENS, Acceptance, Pair, kind_of
+from outrider.drafters.interface import EMPTY, MAX_NODES, DraftTree, Floats, Sampling, Verdict, Work
+from outrider.drafters.model.pair import FEW_TOKENS, Acceptance, Estimate, Pair, Savings, cost_of, kind_of
 from outrider.drafters.policy import Share, ema
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import State, array, numbers
@@ -17,8 +17,8 @@ from outrider.drafters.state import State, array, numbers
 OWN_PRIOR, OWN_CASES = 6.0, 60.0
 # A longer part of the text is read apart from the first draft: in chunks, and only if the rest of the answer repays that.
 FEW_UNREAD = 16
-# A probe takes at most this share of the time that the answer has taken so far, so short answers are not probed.
-PROBE_SHARE_OF_ANSWER = 0.05
+# Probes take at most this share of the time that the answer has taken so far, so short answers are not probed.
+ANSWER_SHARE = 0.15
 
 
 class Expectation:
@@ -31,8 +31,10 @@ class Expectation:
         self._greedy = True
         self._own: Share | None = None  # in this session
         self._confidence: float | None = None  # the target's probability of its likeliest token (EMA)
-        self._seconds = 0.0  # that the request's steps have taken
+        self._seconds = 0.0  # that the request's steps have taken, without the reading of the text
+        self._probed = 0.0  # seconds of the request's probes
         self._was_read = False  # whether the model had read the text when this step began
+        self.costs = pair.step_seconds(0)  # seconds of the target's step, by nodes
 
     @property
     def share(self) -> float:
@@ -53,7 +55,7 @@ class Expectation:
         """Starts a request. Keeps the cases of the session's last request if both are greedy, or both sample."""
         greedy = sampling is None or sampling.greedy
         self._own = self._own if greedy == self._greedy else None
-        self._sequence, self._greedy, self._seconds = sequence, greedy, 0.0
+        self._sequence, self._greedy, self._seconds, self._probed = sequence, greedy, 0.0, 0.0
 
     def learn(self, was_right: bool, position: int = 0) -> None:
         """Records whether a token was accepted; `position` is its place among those of a forward."""
@@ -61,27 +63,45 @@ class Expectation:
         self._own.record(was_right)
         self.acceptance.record(self._kind, position, was_right)
 
-    def block(self, most: int) -> list[float]:
-        """The probability that each token of the next block and all before it are accepted, of at most `most` tokens."""
+    def block(self, most: int, share: float | None = None) -> list[float]:
+        """The probability that each token of the next block and all before it are accepted, of at most `most` tokens.
+
+        The session's own acceptance counts unless `share` is given.
+        """
+        share = self.share if share is None else share
         positions = self.acceptance.positions[: min(self._pair.block, most)]
-        return list(accumulate((min(0.999, self.share * position.mean) for position in positions), mul))
+        return list(accumulate((min(0.999, share * position.mean) for position in positions), mul))
 
     def start_step(self, unread: int) -> None:
         """Starts a step before which the model has `unread` tokens to read."""
         self._was_read = unread <= FEW_UNREAD
+        self.costs = self._pair.step_seconds(len(self._sequence))
 
-    def observe(self, verdict: Verdict, seconds: float) -> None:
-        """Updates the target's confidence from the accepted path, and the mean seconds per token.
+    def observe(self, verdict: Verdict, work: Work, without: DraftTree, waits: tuple[float, float] = (0.0, 0.0)) -> None:
+        """Learns what a step has taken, what the model has saved if it had read the text, and the target's confidence.
 
-        `seconds` are the step's, without the reading of the text.
+        Without the model, the step would have verified the tree `without`. The verification has waited for the model for the
+        first of `waits`, and the next step for the second, in seconds. What else the verification took is the measure of both
+        steps, as the machine's speed varies.
         """
+        verification, cost = verdict.seconds - waits[0], cost_of(len(verdict.tree), self.costs)
+        seconds = work.seconds + verification + sum(waits)
         self._seconds += seconds
-        kind = kind_of(self._confidence)
-        self._pair.record_step(self._drafter, self._greedy, kind, self._was_read, len(verdict.tokens), seconds)
+        self._pair.save_for_probes(seconds + work.invested)
+        if cost > 0 and verification > 0:
+            self._pair.record_verification(verification / cost, work)
+            if self._was_read and not work.invested:  # a probe is no sign of what drafts that pay save
+                tokens = min(len(verdict.tokens), 1 + len(without.follow(verdict.tokens)))
+                alone = verification / work.slowdown * cost_of(len(without), self.costs) / cost
+                self._savings.record(len(verdict.tokens), seconds, tokens, alone)
         if verdict.topk_probs.size:
             rows = [0, *(verdict.path + 1).tolist()]
             for probability in verdict.topk_probs[rows, 0].tolist():
                 self._confidence = ema(self._confidence, probability)
+
+    def estimate(self, probability: Floats, drafting: float = 0.0) -> Estimate:
+        """The estimate of this step with nodes of these path probabilities, whose drafting took `drafting` seconds."""
+        return Estimate.of(probability, self.costs, drafting, self._pair.after_slowdown)
 
     def reading_seconds(self, unread: int) -> float:
         """Seconds that the model needs to read `unread` tokens before it drafts."""
@@ -95,13 +115,37 @@ class Expectation:
         if unread <= FEW_UNREAD:
             return True
         rest = min(self._sequence.remaining, self._pair.answer_tokens, self._sequence.emitted)
-        saved = self._pair.saved_seconds(self._drafter, self._greedy, kind_of(self._confidence))
-        return rest * saved > self.reading_seconds(unread)
+        saved = self._saved(rest, self._savings.share(self._expected_share(self.share)))
+        return saved > self.reading_seconds(unread)
+
+    def _saved(self, tokens: float, share: float) -> float:
+        """Seconds saved in these tokens at the answer's pace, if the model saves this share of the time per token."""
+        return tokens * share * self._seconds / max(1, self._sequence.emitted)
+
+    def _expected_share(self, acceptance: float) -> float:
+        """The share of the time per token that the model saves without tables, by its price and this acceptance."""
+        step = self.estimate(EMPTY.probability)
+        if self._pair.block > 1:
+            rates = step.after_block(self.block(MAX_NODES, acceptance), self.forward_seconds)
+        else:
+            rates = step.after_chain(acceptance, acceptance, acceptance, self.forward_seconds)
+        return max(0.0, 1 - step.rate() / max(rates))
 
     def may_probe(self, unread: int, seconds: float) -> bool:
-        """Whether there is time for a probe: a draft of `seconds` that shows how good the model is, but need not pay."""
+        """Whether there is time for a probe: a draft of `seconds` that shows how good the model is, but need not pay.
+
+        With an acceptance one standard deviation above its mean, an answer of the usual length must repay the probe.
+        """
         price = self.reading_seconds(unread) + seconds
-        return price <= PROBE_SHARE_OF_ANSWER * self._seconds and self._pair.may_probe(price)
+        if self._probed + price > ANSWER_SHARE * self._seconds or not self._pair.may_probe(price):
+            return False
+        best = self._expected_share(min(1.0, self.share + self._kind.deviation))
+        return self._saved(min(self._sequence.remaining, self._pair.answer_tokens), best) > price
+
+    def spend(self, seconds: float) -> None:
+        """Records what a probe has taken."""
+        self._probed += seconds
+        self._pair.spend(seconds)
 
     def state(self) -> State:
         own = (0.0, 0.0, 0.0) if self._own is None else self._own.state()
@@ -111,6 +155,11 @@ class Expectation:
         *own, confidence, greedy = array(saved, "own", np.float64, 5).tolist()
         self._own = Share(*own) if own[2] else None
         self._confidence, self._greedy = confidence or None, bool(greedy)
+
+    @property
+    def _savings(self) -> Savings:
+        """What the model saves in text of this kind."""
+        return self._pair.savings(self._drafter, self._greedy, kind_of(self._confidence))
 
     @property
     def _kind(self) -> Share:

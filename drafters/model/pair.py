@@ -6,7 +6,7 @@ All sessions share it, and it is saved for the next start. `Estimate` decides by
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.interface import MAX_NODES, Floats
-from outrider.drafters.policy import Calibration, Share, bounded, ema
+from outrider.drafters.interface import MAX_NODES, Floats, Work
+from outrider.drafters.policy import Calibration, Share, correction, deviation, ema
 
 # Ranks of candidates whose acceptance is told apart; further ones count as the last.
 RANKS = 4
@@ -30,40 +30,35 @@ CASES = 400.0
 PROBE_SHARE, PROBE_SECONDS = 0.02, 2.0
 # Drafting must raise the tokens per second by this much: the estimate has errors, and more nodes have costs of their own.
 LEAST_GAIN = 1.03
+# What is measured replaces what is known where it is less than this share of it.
+DISTURBED = 0.8
 # Answers have about this many tokens until some have ended.
 ANSWER_TOKENS = 200.0
-# Mean seconds per token are those of about the last PACE_TOKENS tokens. Before any are measured, a draft model that has read
-# the text is assumed to save the share PRIOR_SAVED, an assumption that weighs as much as PRIOR_TOKENS tokens.
-PACE_TOKENS, PRIOR_TOKENS, PRIOR_SAVED = 400.0, 32.0, 0.2
+# What a draft model saves is that of about the last SAVED_TOKENS tokens. What is expected before any are measured weighs as
+# much as EXPECTED_TOKENS tokens.
+SAVED_TOKENS, EXPECTED_TOKENS = 400.0, 32.0
 # A forward over up to this many unread tokens takes as long as one over a single row.
 FEW_TOKENS = 2
 # A draft looks at most this many tokens ahead, to see whether later ones pay for the first.
 AHEAD = 16
 
 
-class Pace:
-    """Mean seconds per token while the draft model has not read the text, and while it has."""
+class Savings:
+    """Tokens and seconds of steps before which the draft model had read the text, and of the same steps without it."""
 
     def __init__(self, totals: Sequence[float] = (0.0,) * 4) -> None:
-        self.totals = np.array(totals, np.float64).reshape(2, 2)  # seconds and tokens, without and with the model
+        self.totals = np.array(totals, np.float64).reshape(2, 2)  # with and without the model: tokens and seconds
 
-    def record(self, is_read: bool, tokens: int, seconds: float) -> None:
-        """Records a step."""
-        row = self.totals[int(is_read)]
-        row *= max(0.0, 1 - tokens / PACE_TOKENS)
-        row += seconds, tokens
+    def record(self, tokens: int, seconds: float, tokens_without: int, seconds_without: float) -> None:
+        """Records a step, and what it would have been without the model."""
+        self.totals *= max(0.0, 1 - tokens / SAVED_TOKENS)
+        self.totals += (tokens, seconds), (tokens_without, seconds_without)
 
-    def saved(self, expected: float) -> tuple[float, float]:
-        """The seconds per token without the draft model (0 = not measured yet), and the share of them that it saves.
-
-        `expected` is the share that is assumed before anything is measured.
-        """
-        (alone, alone_tokens), (read, read_tokens) = self.totals.tolist()
-        if not alone_tokens:
-            return 0.0, expected
-        pace = alone / alone_tokens
-        with_model = (read + PRIOR_TOKENS * pace * (1 - expected)) / (read_tokens + PRIOR_TOKENS)
-        return pace, 1 - with_model / pace
+    def share(self, expected: float) -> float:
+        """The share of the seconds per token that it saves; `expected` before anything is measured."""
+        (tokens, seconds), (tokens_without, seconds_without) = self.totals.tolist()
+        taken = seconds * tokens_without / seconds_without if tokens else 0.0  # in units of seconds per token without it
+        return 1 - (taken + EXPECTED_TOKENS * (1 - expected)) / (tokens + EXPECTED_TOKENS)
 
 
 class Acceptance:
@@ -111,12 +106,12 @@ class Pair:
         self._costs = costs
         self.target_seconds, self.draft_seconds, self.read_seconds = target_seconds, draft_seconds, read_seconds
         self.context_seconds = 0.0  # that each token of the text adds to the draft model's forward
-        # How many times as long the target's step, and the draft model's forward, take while both run.
-        self.target_slowdown = self.draft_slowdown = 1.0
+        # How many times as long the target's step and the draft model's forward take while both run, and a step after drafts.
+        self.target_slowdown = self.draft_slowdown = self.after_slowdown = 1.0
         self.answer_tokens = ANSWER_TOKENS  # of a finished answer (EMA)
         self.block = 1  # tokens that a forward of the draft model drafts
         self._acceptance = {greedy: Acceptance() for greedy in (False, True)}
-        self._paces: dict[str, list[Pace]] = {}  # by drafter and sampling: of each kind of text, and of all
+        self._savings: dict[str, list[Savings]] = {}  # of each kind of text, by drafter and sampling
         self._allowance = PROBE_SECONDS  # seconds that probes may take; a pair that is known has to save them up
         self.is_corrected = False  # whether it has changed since it was loaded or saved
 
@@ -128,20 +123,10 @@ class Pair:
         """The acceptance in requests that are greedy, or sample."""
         return self._acceptance[greedy]
 
-    def record_step(self, drafter: str, greedy: bool, kind: int, is_read: bool, tokens: int, seconds: float) -> None:
-        """Records a step of a drafter, without the time in which the draft model has read."""
-        paces = self._paces_of(drafter, greedy)
-        for pace in (paces[kind], paces[-1]):
-            pace.record(is_read, tokens, seconds)
-
-    def saved_seconds(self, drafter: str, greedy: bool, kind: int) -> float:
-        """Seconds per token that the draft model saves this drafter in text of a kind, once it has read the text."""
-        paces = self._paces_of(drafter, greedy)
-        seconds, saved = paces[kind].saved(paces[-1].saved(PRIOR_SAVED)[1])
-        return seconds * saved
-
-    def _paces_of(self, drafter: str, greedy: bool) -> list[Pace]:
-        return self._paces.setdefault(f"{drafter} {'greedy' if greedy else 'sampling'}", [Pace() for _ in range(KINDS + 1)])
+    def savings(self, drafter: str, greedy: bool, kind: int) -> Savings:
+        """What the draft model saves a drafter in text of a kind, in requests that are greedy, or sample."""
+        name = f"{drafter} {'greedy' if greedy else 'sampling'}"
+        return self._savings.setdefault(name, [Savings() for _ in range(KINDS)])[kind]
 
     def step_seconds(self, context: int) -> NDArray[np.float64]:
         """Seconds of the target's step over 0, 1, ... nodes after `context` tokens."""
@@ -156,6 +141,19 @@ class Pair:
         forward = self.forward_seconds(context) * self.draft_slowdown
         return self.block * step_seconds * self.target_slowdown / forward if forward > 0 else float(MAX_NODES)
 
+    def correct(self, found: Mapping[str, float]) -> bool:
+        """Takes measured figures, by name, if they are the first, or if known ones were disturbed; whether it does.
+
+        Other work on the machine only adds time.
+        """
+        known = {name: getattr(self, name) for name in TIMES}
+        if all(known.values()) and all(found[name] >= DISTURBED * seconds for name, seconds in known.items()):
+            return False
+        for name, value in found.items():
+            setattr(self, name, value)
+        self.is_corrected = True
+        return True
+
     def record_forward(self, context: int, seconds: float, beside: bool) -> None:
         """Records a forward of the draft model over few rows after `context` tokens."""
         expected = self.forward_seconds(context)
@@ -164,17 +162,25 @@ class Pair:
         elif beside:
             self.draft_slowdown = slowdown(self.draft_slowdown, seconds / expected)
         else:
-            change = ema(expected, bounded(expected, seconds)) / expected
+            change = correction(deviation(seconds / expected))
             self.draft_seconds, self.context_seconds = self.draft_seconds * change, self.context_seconds * change
 
     def record_reading(self, tokens: int, seconds: float) -> None:
         """Records the reading of a prompt's tokens by the draft model."""
-        self.read_seconds = ema(self.read_seconds or None, bounded(self.read_seconds or None, seconds / tokens))
+        known = self.read_seconds or seconds / tokens
+        self.read_seconds = known * correction(deviation(seconds / tokens / known))
 
-    def record_beside(self, seconds: float, alone: float) -> None:
-        """Records a target's forward beside the draft model, which would have taken `alone` seconds."""
-        if alone > 0:
-            self.target_slowdown = slowdown(self.target_slowdown, seconds / alone)
+    def priced(self, work: Work) -> Work:
+        """The work with the slowdown of the verification that it causes."""
+        ran = work.seconds + work.invested > 0
+        return work._replace(slowdown=self.target_slowdown if work.beside else self.after_slowdown if ran else 1.0)
+
+    def record_verification(self, ratio: float, work: Work) -> None:
+        """Records a target's step that took `ratio` times as long as it would have without the draft model's `work`."""
+        if work.beside:
+            self.target_slowdown = slowdown(self.target_slowdown, ratio)
+        elif work.seconds + work.invested > 0:
+            self.after_slowdown = slowdown(self.after_slowdown, ratio)
 
     def record_answer(self, tokens: int) -> None:
         """Records the length of an answer."""
@@ -204,8 +210,8 @@ class Pair:
             }
             for greedy, each in self._acceptance.items()
         }
-        paces = {name: [pace.totals.ravel().tolist() for pace in paces] for name, paces in self._paces.items()}
-        return {name: getattr(self, name) for name in FIGURES} | {"acceptance": kinds, "paces": paces}
+        savings = {name: [each.totals.ravel().tolist() for each in found] for name, found in self._savings.items()}
+        return {name: getattr(self, name) for name in FIGURES} | {"acceptance": kinds, "savings": savings}
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Restores a state. Raises ValueError if it does not fit."""
@@ -216,18 +222,19 @@ class Pair:
                 each.calibration.load({name: np.array(found[name], np.float64) for name in ("tried", "accepted")})
                 each.kinds = [Share(*map(float, kind)) for kind in found["kinds"]]
                 each.positions = [Share(*map(float, position)) for position in found["positions"]]
-            paces = {str(name): [Pace(each) for each in found] for name, found in saved["paces"].items()}
+            savings = {str(name): [Savings(each) for each in found] for name, found in saved["savings"].items()}
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
         if not all(0 <= value < float("inf") for value in figures.values()):
             raise ValueError("its seconds must be numbers of at least 0")
-        if any(len(each) != KINDS + 1 for each in paces.values()):
-            raise ValueError("its paces are of other kinds of text")
+        if any(len(each) != KINDS for each in savings.values()):
+            raise ValueError("its savings are of other kinds of text")
         for name, value in figures.items():
             setattr(self, name, value)
-        self._paces, self._allowance = paces, 0.0
+        self._savings, self._allowance = savings, 0.0
 
 
+TIMES = "draft_seconds", "read_seconds"
 FIGURES = (
     "target_seconds",
     "draft_seconds",
@@ -235,13 +242,19 @@ FIGURES = (
     "read_seconds",
     "target_slowdown",
     "draft_slowdown",
+    "after_slowdown",
     "answer_tokens",
 )
 
 
+def cost_of(nodes: int, costs: NDArray[np.float64]) -> float:
+    """Seconds of the target's step over these nodes; `costs` are by nodes."""
+    return float(costs[min(nodes, len(costs) - 1)])
+
+
 def slowdown(mean: float, ratio: float) -> float:
     """A slowdown after one more measurement."""
-    return ema(mean, min(max(1.0, ratio), 3 * mean))
+    return max(1.0, mean * correction(deviation(ratio / mean)))
 
 
 @dataclass
@@ -252,44 +265,51 @@ class Estimate:
     nodes: int  # that it verifies
     drafting: float  # seconds of the drafting for it
     costs: NDArray[np.float64]  # seconds of the target's step by nodes
+    slowdown: float = 1.0  # of the target's step after drafts
 
     @classmethod
-    def of(cls, probability: Floats, costs: NDArray[np.float64], drafting: float = 0.0) -> Estimate:
+    def of(cls, probability: Floats, costs: NDArray[np.float64], drafting: float = 0.0, slowdown: float = 1.0) -> Estimate:
         """The estimate of a step that verifies those nodes of a tree that pay, by their path probabilities, float32 [N]."""
         tokens = np.cumsum(np.r_[1.0, np.sort(probability)[::-1]])[: len(costs)]
-        nodes = int(np.argmax(tokens / np.maximum(costs[: len(tokens)] + drafting, 1e-9)))
-        return cls(float(tokens[nodes]), nodes, drafting, costs)
+        seconds = costs[: len(tokens)] * (slowdown if drafting else 1.0) + drafting
+        nodes = int(np.argmax(tokens / np.maximum(seconds, 1e-9)))
+        return cls(float(tokens[nodes]), nodes, drafting, costs, slowdown)
 
     @property
     def seconds(self) -> float:
         """Seconds of drafting and verification."""
-        return self.drafting + float(self.costs[min(self.nodes, len(self.costs) - 1)])
+        return self._seconds(self.drafting, self.nodes)
+
+    def _seconds(self, drafting: float, nodes: int) -> float:
+        return drafting + cost_of(nodes, self.costs) * (self.slowdown if drafting else 1.0)
 
     def rate(self, tokens: float = 0.0, seconds: float = 0.0, nodes: int = 0) -> float:
         """Tokens per second after adding expected tokens, seconds of drafting and nodes to verify."""
-        verification = float(self.costs[min(self.nodes + nodes, len(self.costs) - 1)])
-        return (self.tokens + tokens) / max(self.drafting + seconds + verification, 1e-9)
+        return (self.tokens + tokens) / max(self._seconds(self.drafting + seconds, self.nodes + nodes), 1e-9)
 
     def gains(self, tokens: float, seconds: float, nodes: int) -> bool:
         """Whether these raise the tokens per second."""
         return self.rate(tokens, seconds, nodes) > LEAST_GAIN * self.rate()
 
-    def gains_from_chain(self, gain: float, path: float, share: float, forward: float, fixed: float) -> bool:
-        """Whether one or more forwards of a draft model are worth their time.
+    def after_chain(self, gain: float, path: float, share: float, forward: float, fixed: float = 0.0) -> Iterator[float]:
+        """Tokens per second after 1, 2, ... further forwards of a draft model.
 
         The first one adds `gain` tokens, and all that it adds is accepted with the probability `path`; each further one adds a
         token that is accepted with the probability `share`. A forward takes `forward` seconds, and what precedes it `fixed`.
         """
         for count in range(1, AHEAD + 1):
-            if self.gains(gain, fixed + count * forward, count):
-                return True
+            yield self.rate(gain, fixed + count * forward, count)
             path *= share
             gain += path
-        return False
 
-    def gains_from_block(self, gains: Sequence[float], seconds: float) -> bool:
-        """Whether a block, which one forward drafts in `seconds`, raises the tokens per second.
+    def after_block(self, gains: Sequence[float], seconds: float) -> Iterator[float]:
+        """Tokens per second with 1, 2, ... nodes of a block, which one forward drafts in `seconds`.
 
         `gains` has the expected tokens that each node of the block adds.
         """
-        return any(self.gains(tokens, seconds, nodes) for nodes, tokens in enumerate(accumulate(gains), start=1))
+        return (self.rate(tokens, seconds, nodes) for nodes, tokens in enumerate(accumulate(gains), start=1))
+
+    def any_gains(self, rates: Iterable[float]) -> bool:
+        """Whether one of these clearly is more than the tokens per second now."""
+        least = LEAST_GAIN * self.rate()
+        return any(rate > least for rate in rates)

@@ -19,7 +19,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outrider.drafters.interface import (
     EMPTY,
@@ -37,7 +36,7 @@ from outrider.drafters.interface import (
 )
 from outrider.drafters.model.chain import LEAST_GUESS, ModelChain
 from outrider.drafters.model.expectation import FEW_UNREAD, Expectation
-from outrider.drafters.model.pair import Estimate, Pair
+from outrider.drafters.model.pair import Estimate, Pair, cost_of
 from outrider.drafters.options import DraftTime
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import State, join, part
@@ -73,10 +72,9 @@ class UnionDrafter:
         self._sequence = Sequence()
         self._expectation = Expectation(pair, type(tables).__name__)  # of tokens that the tables lack
         self._table_tree = self._guide = EMPTY
+        self._without = EMPTY  # what this step would verify without the draft model
         self._work = NO_WORK
-        self._alone = 0.0  # predicted seconds of this verification without the draft model beside it
         self._steps = 0  # of this request
-        self._started = 0.0  # time.perf_counter() at the start of the step
 
     def begin(
         self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None, corpora: Corpora | None = None
@@ -87,35 +85,35 @@ class UnionDrafter:
         self._sequence, self._steps = sequence, 0
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
-        self._started, self._work = time.perf_counter(), NO_WORK
+        self._work = NO_WORK
         self._expectation.start_step(self._chain.unread)
-        tree = self._table_tree = self._tables.propose(budget, least)
+        tree = self._table_tree = self._without = self._tables.propose(budget, least)
         self._guide = self._chain.checked(tree)
         if budget <= 0 or not (len(self._chain) or self._chain.can_grow):
             return tree
-        costs = self._pair.step_seconds(len(self._sequence))
+        self._without = tree.top(self._expectation.estimate(tree.probability).nodes)
         if self._time != "during":
-            self._draft(budget, costs)
+            self._draft(budget)
         tree = self._merged(budget)
-        estimate = Estimate.of(tree.probability, costs, self._work.seconds)
+        estimate = self._expectation.estimate(tree.probability, self._work.seconds)
         if self._time != "before" and (not self._only_if_worth or self._pays_beside(estimate)):
             self._work = self._work._replace(beside=True)
-            self._alone = float(costs[min(len(tree), len(costs) - 1)])
+            alone = cost_of(len(tree), self._expectation.costs)
             tree = self._merged(budget, extends=True)
-            self._chain.draft_beside(self._alone, self._guide)
+            self._chain.draft_beside(alone, self._guide)
+        self._work = self._pair.priced(self._work)
         return replace(tree, work=self._work)
 
     def observe(self, verdict: Verdict) -> None:
         self._tables.observe(verdict)
-        seconds = time.perf_counter() - self._started
-        self._expectation.observe(verdict, seconds - self._work.invested)
+        without = self._without if len(self._chain) or self._work.seconds else verdict.tree
+        waited = self._chain.take_waited_seconds()
+        learned = self._chain.observe(verdict)
+        self._expectation.observe(verdict, self._work, without, (waited, self._chain.take_waited_seconds()))
         lacked = len(self._table_tree.follow(verdict.tokens))
-        for number, (position, was_right) in enumerate(self._chain.observe(verdict)):
+        for number, (position, was_right) in enumerate(learned):
             if number >= lacked:  # the tables have no draft there
                 self._expectation.learn(was_right, position)
-        if self._work.beside:
-            self._pair.record_beside(verdict.seconds - self._chain.take_waited_seconds(), self._alone)
-        self._pair.save_for_probes(seconds)
         self._steps += 1
 
     def end(self) -> None:
@@ -132,11 +130,11 @@ class UnionDrafter:
         self._expectation.load(saved)
         self._tables.load(part(saved, "tables"), text)
 
-    def _draft(self, budget: int, costs: NDArray[np.float64]) -> None:
+    def _draft(self, budget: int) -> None:
         """Drafts while one more token is expected to save more time than it takes; otherwise maybe probes."""
         drafted, spent, invested, probes = 0, 0.0, 0.0, False
         while len(self._chain) < self._longest and self._chain.can_grow:
-            estimate = Estimate.of(self._merged(budget).probability, costs, spent)
+            estimate = self._expectation.estimate(self._merged(budget).probability, spent)
             if not probes and not self._pays(estimate):
                 probes = not drafted and self._may_probe()
                 if not probes:
@@ -154,7 +152,7 @@ class UnionDrafter:
             seconds = time.perf_counter() - begun
             spent, invested = (spent, invested + seconds) if probes else (spent + seconds, invested)
         if probes:
-            self._pair.spend(invested)
+            self._expectation.spend(invested)
         why = "to probe" if probes else f"right in {self._expectation.share:.2f}"
         reason = f"the draft model adds {drafted} tokens, {why}, in {1e3 * (spent + invested):.1f} ms"
         self._work = Work(spent, invested, reason=reason)
@@ -171,12 +169,13 @@ class UnionDrafter:
             paths = np.array(self._expectation.block(self._longest))
             covered = np.bincount(self._table_tree.depths, self._table_tree.probability, len(paths) + 1)[1 : len(paths) + 1]
             gains = paths * np.maximum(0, 1 - covered)  # expected tokens beyond the tables', by depth
-            return estimate.gains_from_block(gains.tolist(), fixed + self._expectation.forward_seconds)
+            return estimate.any_gains(estimate.after_block(gains.tolist(), fixed + self._expectation.forward_seconds))
         guessed = self._guide.likeliest(self._chain.tokens, LEAST_GUESS)
         found = prospect(self._table_tree, guessed, self._chain.tokens, self._chain.path, share)
         if guessed:
             fixed += len(guessed) * self._pair.read_seconds + (0.0 if len(self._chain) else self._expectation.forward_seconds)
-        return estimate.gains_from_chain(found.gain, found.path, share, self._expectation.forward_seconds, fixed)
+        forward = self._expectation.forward_seconds
+        return estimate.any_gains(estimate.after_chain(found.gain, found.path, share, forward, fixed))
 
     def _may_probe(self) -> bool:
         """Whether a draft that is not expected to pay may show more about the model."""

@@ -3,7 +3,6 @@
 // `library.py` knows the types of a function from its declaration in Python.
 #include "automaton.h"
 #include "fusion.h"
-#include "keyed.h"
 #include "lookup.h"
 #include "retrieval.h"
 #include "search.h"
@@ -48,7 +47,6 @@ FUNCTION(history, extend_hashes)
 FUNCTION(history, find_copy)
 FUNCTION(history, follow_copy)
 FUNCTION(history, followers)
-FUNCTION(keyed, largest)
 FUNCTION(learned_table, absorb)
 FUNCTION(learned_table, learn)
 FUNCTION(learned_table, successors)

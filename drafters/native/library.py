@@ -4,8 +4,6 @@ A header here is named as the Python module that declares its functions, and def
 types of arrays, but no bounds.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from ctypes import POINTER, byref, c_bool, c_double, c_int64, c_uint64, c_void_p

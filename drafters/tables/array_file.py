@@ -5,8 +5,6 @@ format's version and the tokenizer's fingerprint. Loading rejects files that are
 with another tokenizer. This module does not interpret the arrays.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

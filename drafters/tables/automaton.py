@@ -4,8 +4,6 @@ The suffix link of the newest state leads to the longest suffix of the text that
 tracked from step to step. Memory is bounded: a full automaton is rebuilt from the newest half of its text.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

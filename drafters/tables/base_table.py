@@ -40,7 +40,6 @@ class BaseArrays(NamedTuple):
 
 
 def empty_base() -> BaseArrays:
-    """A table without contexts."""
     return BaseArrays(np.empty(0, np.uint64), np.zeros(1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint16))
 
 
@@ -81,7 +80,6 @@ class Counts:
     counts: NDArray[np.int64]  # [P]
 
     def add(self, other: Counts) -> Counts:
-        """The sum of both counts."""
         pairs, inverse = np.unique(np.concatenate([self.pairs, other.pairs]), return_inverse=True)
         counts = np.bincount(inverse, np.concatenate([self.counts, other.counts]), len(pairs)).astype(np.int64)
         return Counts(pairs, counts)

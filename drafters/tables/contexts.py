@@ -1,7 +1,5 @@
 """Contexts: where the committed text, and each draft node after it, stands in every source that predicts tokens."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +41,6 @@ class Contexts(NamedTuple):
 
 
 def new_contexts(size: int, corpora: int) -> Contexts:
-    """Room for `size` contexts."""
     last = np.full((size, 2 + COPY_STATE), -1, np.int64)
     return zeros(Contexts, (size, corpora, LENGTHS), hashes=(size, LENGTHS), last=last, expected=(size, 2))
 

@@ -5,8 +5,6 @@ complete. A folder that is updated in place has a manifest that names its curren
 block's name is never used again, so a reader sees either the old or the new blocks.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -7,8 +7,6 @@ renormalised. Tokens that no table lists are chosen almost only where their nois
 the same after any text.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -32,8 +30,6 @@ LUCKY_SHARE = 0.16
 
 @structure
 class Dice(NamedTuple):
-    """The noise of a request."""
-
     seed: np.uint64  # mixed
     position: int  # position of the next token in the answer
     strength: float  # weight of the noise's factor, in [0, 1]; 0 = the noise is not used

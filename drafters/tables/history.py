@@ -7,8 +7,6 @@ A *copy* follows one earlier span that the text repeats, longer than any context
 the prompt with small changes. Where the text departs from the span, the copy goes on nearby.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

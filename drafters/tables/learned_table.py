@@ -5,8 +5,6 @@ distributions at verified nodes are blended into it. Memory is bounded: the tabl
 least recently updated row of a short probe window. Results are deterministic.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -45,27 +43,14 @@ def new_rows(capacity: int, successors: int) -> LearnedRows:
 
 @native
 def learn(
-    base: BaseArrays,
-    rows: LearnedRows,
-    text: NDArray[np.int32],
-    fresh: int,
-    order: int,
-    increment: float,
-    maximum: float,
+    base: BaseArrays, rows: LearnedRows, text: NDArray[np.int32], fresh: int, order: int, increment: float, maximum: float
 ) -> None:
     """Raises all n-grams of 2 to `order` tokens that end in the last `fresh` tokens of `text`, int32 [T]."""
 
 
 @native
 def absorb(
-    base: BaseArrays,
-    rows: LearnedRows,
-    text: Ints,
-    tokens: Ints,
-    parents: Ints,
-    ids: Ints,
-    probabilities: Floats,
-    order: int,
+    base: BaseArrays, rows: LearnedRows, text: Ints, tokens: Ints, parents: Ints, ids: Ints, probabilities: Floats, order: int
 ) -> None:
     """Blends the target's distribution at every node of a verified tree, rejected nodes included, into the rows.
 

@@ -6,8 +6,6 @@ q(t). A table gives the trust in a level by source, context length, number of oc
 `outrider.drafters.tables.mixture` interpolates the levels into one distribution.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -10,8 +10,6 @@ sources agree, so P(t) is multiplied by `boost`, the ratio of measured to predic
 same documents.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draft nodes under construction: the searches mark nodes, and the marked nodes become a DraftTree."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -4,8 +4,6 @@ Unlike a memory map, the cache bounds the resident memory, and a file that is tr
 instead of killing the process. Not thread-safe.
 """
 
-from __future__ import annotations
-
 import os
 import weakref
 from collections.abc import Mapping

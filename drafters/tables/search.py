@@ -3,8 +3,6 @@
 Both grow a `Pool` of nodes from the session's tri-gram distribution, and mark the nodes of a draft.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -52,7 +50,6 @@ class Visits(NamedTuple):
 
 
 def new_visits(nodes: int) -> Visits:
-    """Room for the visits of `nodes` search nodes."""
     return zeros(Visits, nodes)
 
 

@@ -4,8 +4,6 @@ Deleting leaves the order of the other positions as it is, and the positions of 
 Here a separator *follows* each document, so that appending a document does not change how an earlier one ends.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

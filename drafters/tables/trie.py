@@ -1,7 +1,5 @@
 """A trie of draft nodes: continuations with a common prefix share its nodes."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -3,8 +3,6 @@
 Promises that the same beginning of a conversation gives the same beginning of a chat, so that prefixes are reused.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, takewhile
@@ -128,7 +126,6 @@ def joined(contents: Sequence[Content | None], separator: str) -> Content:
 
 
 def to_turn(turn: MessageParam) -> Iterable[Message]:
-    """One turn as messages of a chat."""
     match turn.role:
         case "assistant":
             return [from_assistant(turn)]

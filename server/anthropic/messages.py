@@ -1,7 +1,5 @@
 """/v1/messages and /v1/messages/count_tokens: the endpoints, and the format of a message and of its events."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable

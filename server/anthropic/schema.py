@@ -121,7 +121,6 @@ class ToolReferenceBlock(Body):
 
 
 def block_type(block: Any) -> str:
-    """The tag of a content block."""
     given = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
     if isinstance(block, TextDocument) or (given == "document" and is_text(block)):
         return "[document]"
@@ -131,7 +130,6 @@ def block_type(block: Any) -> str:
 
 
 def is_text(document: Any) -> bool:
-    """Whether the source of a document is text."""
     source = document.get("source") if isinstance(document, dict) else None
     return isinstance(source, dict) and source.get("type") == "text"
 

@@ -4,8 +4,6 @@ A prompt begins with what changes least while its user types: files given as con
 the model was trained so, the text after it. Knows nothing about tokenizers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 A schema is relaxed where no grammar can enforce it, and what is not enforced is named. A strict schema is refused then.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -59,8 +57,6 @@ def structure_grammar(job: GrammarJob, structure: Structure, refusal: Refusal) -
 
 
 class CallsBuilder:
-    """Builds the grammar of calls."""
-
     def __init__(self, job: GrammarJob, refusal: Refusal) -> None:
         """Raises ValueError."""
         self._job = job
@@ -95,12 +91,7 @@ class CallsBuilder:
         budget = Budget()
         for name in names:
             try:
-                relax(
-                    self._functions[name],
-                    partial(schema_reason, self._refusal),
-                    budget,
-                    partial(self._reason, name),
-                )
+                relax(self._functions[name], partial(schema_reason, self._refusal), budget, partial(self._reason, name))
             except Exhausted:
                 return
 

@@ -25,7 +25,6 @@ class Structure(NamedTuple):
 
     @property
     def description(self) -> str:
-        """The structure in words."""
         match self.kind:
             case "json_object":
                 return "a JSON object."

@@ -6,8 +6,6 @@ has a smaller stack than the worker and compiles a grammar in the same way, so t
 Imports little, so that it starts quickly and stays small.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -3,8 +3,6 @@
 Promises that a line depends on the type of the content only, so that a conversation which repeats it has the same beginning.
 """
 
-from __future__ import annotations
-
 # Types of content in OpenAI's and Anthropic's APIs, and what each is called.
 MEDIA = {
     "audio": "An audio recording",

@@ -193,12 +193,7 @@ class PromptEncoder:
         return await self._run(principal, text.characters, partial(self._fill_in, tokens, text, context_tokens, room))
 
     def _fill_in(
-        self,
-        tokens: FillInTokens,
-        text: FillInText,
-        context_tokens: int,
-        room: int | None,
-        tokenizer: AnyTokenizer,
+        self, tokens: FillInTokens, text: FillInText, context_tokens: int, room: int | None, tokenizer: AnyTokenizer
     ) -> list[int]:
         parts = encode_parts(tokens, text, partial(self._encode_plain, "prompt", context_tokens, tokenizer))
         start = encode(tokenizer, "")[:1]  # most code models begin a text with nothing, some with a BOS token

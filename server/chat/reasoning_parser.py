@@ -1,7 +1,5 @@
 """Separates an answer's text into reasoning, content and tool calls while it is generated."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 

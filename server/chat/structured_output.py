@@ -5,8 +5,6 @@ request. Promises that no grammar harms the front end, and that many grammars of
 most.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import signal

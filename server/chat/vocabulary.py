@@ -4,8 +4,6 @@ The bytes of an answer's tokens, joined, are the bytes of its text. The text of 
 contains replacement characters.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -68,7 +66,6 @@ class Vocabulary:
         return self.drops_first_space and not (continues and any(token not in self.special_ids for token in prompt))
 
     def text_of(self, token: int) -> str:
-        """The text of a token on its own."""
         return self.bytes_of(token).decode("utf-8", "replace")
 
     def _bytes_of(self, token: int) -> bytes:

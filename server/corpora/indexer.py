@@ -5,8 +5,6 @@ names it, is replaced last, so that a change happens as a whole or not at all. T
 for requests that have just chosen it.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path
@@ -88,7 +86,6 @@ def apply(change: Change) -> Outcome:
 
 
 def block_paths(folder: Path | str) -> list[Path]:
-    """The files of a corpus's blocks."""
     return list(Path(folder).glob("*" + SUFFIX))
 
 

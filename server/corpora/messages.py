@@ -1,7 +1,5 @@
 """Messages between the front end and the process that indexes corpora, and the listing of a corpus in its folder."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from functools import cached_property

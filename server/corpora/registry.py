@@ -4,8 +4,6 @@ Promises that a principal sees, chooses and changes its own corpora only, that a
 and that nothing is encoded or indexed on the event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shutil
@@ -17,14 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.server.corpora.messages import (
-    Change,
-    Listing,
-    NewDocument,
-    Outcome,
-    decode_outcome,
-    encode,
-)
+from outrider.server.corpora.messages import Change, Listing, NewDocument, Outcome, decode_outcome, encode
 from outrider.server.corpora.shelves import DEFAULT, FOLDER, Shelf, Shelves, Usage, short_digest
 from outrider.server.engine.helper import Helper, HelperEnded
 from outrider.server.http.errors import APIError
@@ -151,7 +142,6 @@ class Corpora(Shelves):
         return APIError(503, "The corpus cannot be changed now, and is as before; try again shortly.", code="unavailable")
 
     def _record(self) -> None:
-        """Counts what there is."""
         self._usage.record(self._home, self.sizes)
         self._metrics.corpora.set(sum(len(shelf.corpora) for shelf in self._shelves.values()))
         self._metrics.corpora_bytes.set(sum(shelf.size_bytes() for shelf in self._shelves.values()))

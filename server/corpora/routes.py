@@ -1,7 +1,5 @@
 """The routes of corpora and their bodies."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -95,7 +93,6 @@ def new_reading_router(corpora: Shelves) -> APIRouter:
 
 
 def card(corpora: Shelves, http: Request, corpus: Listing) -> dict[str, Any]:
-    """A corpus, as the routes describe it."""
     return {
         "object": "corpus",
         "name": corpus.name,

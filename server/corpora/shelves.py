@@ -3,8 +3,6 @@
 `outrider.server.corpora.registry` changes them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
@@ -23,8 +21,6 @@ DEFAULT = ".default"
 
 @dataclass
 class Shelf:
-    """The corpora of one principal."""
-
     folder: Path
     corpora: dict[str, Listing] = field(default_factory=dict)  # by name
     default: str | None = None
@@ -35,13 +31,10 @@ class Shelf:
         return self.folder / short_digest(name)
 
     def size_bytes(self, but: str = "") -> int:
-        """The bytes of all corpora but one."""
         return sum(corpus.size_bytes for name, corpus in self.corpora.items() if name != but)
 
 
 class Shelves:
-    """Corpora by principal and name."""
-
     def __init__(self, roots: Iterable[Path] = ()) -> None:
         """Finds the corpora below the folders `roots`, one for each tokenizer. Reads files."""
         self._shelves: dict[str, Shelf] = {}  # by the name of the principal's folder
@@ -58,7 +51,6 @@ class Shelves:
                 shelf.default = name if name in shelf.corpora else None
 
     def of(self, principal: str) -> Mapping[str, Listing]:
-        """The corpora of a principal, by name."""
         shelf = self._find(principal)
         return shelf.corpora if shelf else {}
 
@@ -81,7 +73,6 @@ class Shelves:
         return Counter({name: shelf.size_bytes() for name, shelf in self._shelves.items()})
 
     def _find(self, principal: str) -> Shelf | None:
-        """The corpora of a principal that has posted some."""
         return self._shelves.get(short_digest(principal))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,20 +25,9 @@ NICENESS = 10
 CPU_BATCH, GPU_BATCH = 4, 32
 
 
-class Model(Protocol):
-    """An encoder in memory."""
-
-    @property
-    def loaded(self) -> Loaded:
-        """The model's description for the front end."""
-
-    def answer(self, request: Any) -> Vectors | Scores:
-        """The answer to a request of its kind."""
-
-
 def main(argument: str) -> None:
     """Answers requests from the socket until the front end closes it."""
-    model: list[Model] = []
+    model: list[Embedder | Reranker] = []
 
     def answer(message: bytes) -> bytes:
         request = decode_request(message)
@@ -54,7 +43,7 @@ def main(argument: str) -> None:
     answer_all(argument, answer, NICENESS)
 
 
-def load(request: Load) -> Model:
+def load(request: Load) -> Embedder | Reranker:
     """The model of a request.
 
     Raises ValueError for a classifier or untrusted classes, and whatever sentence-transformers raises.
@@ -83,21 +72,15 @@ def load(request: Load) -> Model:
 
 @dataclass(frozen=True)
 class Embedder:
-    """A model that embeds texts."""
-
     model: SentenceTransformer
 
     @property
     def loaded(self) -> Loaded:
-        """See `Model`."""
         return Loaded(self.model.get_embedding_dimension(), finite(self.model.max_seq_length))
 
     def answer(self, request: Embed) -> Vectors:
         """The vectors of texts, as sentence-transformers computes them. Raises ValueError if a number is not finite."""
-        kinds: dict[str | None, Callable[..., Any]] = {
-            "query": self.model.encode_query,
-            "document": self.model.encode_document,
-        }
+        kinds: dict[str | None, Callable[..., Any]] = {"query": self.model.encode_query, "document": self.model.encode_document}
         found = kinds.get(request.input_type, self.model.encode)(
             request.texts,
             batch_size=batch_size(self.model),
@@ -120,7 +103,6 @@ class Reranker:
 
     @property
     def loaded(self) -> Loaded:
-        """See `Model`."""
         return Loaded(None, finite(self.model.max_length))
 
     def answer(self, request: Score) -> Scores:
@@ -132,12 +114,10 @@ class Reranker:
 
 
 def batch_size(model: torch.nn.Module) -> int:
-    """The texts of one forward."""
     return CPU_BATCH if next(model.parameters()).device.type == "cpu" else GPU_BATCH
 
 
 def finite(tokens: float | None) -> int | None:
-    """A limit of tokens; None if there is none."""
     return None if tokens is None or tokens > 1 << 30 else int(tokens)
 
 

@@ -1,7 +1,5 @@
 """Whether a model writes text or is an encoder, and which classes an encoder names, by its configuration files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

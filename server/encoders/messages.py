@@ -1,7 +1,5 @@
 """Messages between the front end and the process of an encoder."""
 
-from __future__ import annotations
-
 import msgspec
 
 from outrider.server.encoders.kind import Kind

@@ -1,7 +1,5 @@
 """/v1/embeddings, as in OpenAI's API, and /v1/rerank, as in Cohere's and Jina's."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal

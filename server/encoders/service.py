@@ -1,10 +1,9 @@
 """An encoder as the front end sees it: its process, and the requests that wait for it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
+import re
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Sequence
@@ -89,7 +88,6 @@ def fits(part: Part, taken: Sequence[Part]) -> bool:
 
 
 def characters(texts: Sequence[Any]) -> int:
-    """The characters of texts or pairs of texts."""
     return sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts)
 
 
@@ -134,7 +132,7 @@ class EncoderService:
         model = self._model
         if find_spec("sentence_transformers") is None:
             raise WorkerLost(f"{model.served_name} is an encoder, which needs the extra: pip install 'outrider[encoders]'.")
-        device = None if model.device == "auto" else model.device.split(",")[0]
+        device = None if model.device == "auto" else re.split("[,+]", model.device)[0]
         request = Load(self.kind, model.path, model.revision, device, model.dtype, model.threads, model.trust_remote_code)
         try:
             answer = await self._ask(encode(request), LOAD_SECONDS)
@@ -176,7 +174,6 @@ class EncoderService:
             self._running.cancel()
 
     async def stop(self) -> None:
-        """Ends the process."""
         self.abort()
         await self._helper.close()
 
@@ -209,7 +206,6 @@ class EncoderService:
             self._running = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        """Encodes what waits."""
         while parts := self._turns.take():
             await self._serve(parts)
 

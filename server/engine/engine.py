@@ -5,8 +5,6 @@ cancelled, that one whose client does not read takes no turns, that losing the w
 and that every request ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
@@ -156,7 +154,6 @@ class Engine:
         self._supervisor.watch(lambda: self.ready and self._queue.active > 0)
 
     async def stop(self) -> None:
-        """Ends the worker."""
         await self._supervisor.stop()
 
     def drain(self) -> None:
@@ -169,7 +166,6 @@ class Engine:
 
     @property
     def seconds_per_request(self) -> float:
-        """The mean time of a request in the worker."""
         return self._queue.seconds_per_request
 
     async def wait_started(self) -> Ready:
@@ -216,7 +212,6 @@ class Engine:
                 self._supervisor.send(Cancel(request.id))
 
     def forget(self, request: Request) -> None:
-        """Drops the session of a request that has ended."""
         if request.session is not None:
             self._supervisor.send(Forget(request.principal, request.session, request.adapter))
 
@@ -239,7 +234,6 @@ class Engine:
         self._metrics.record_queue(self._queue)
 
     def _run(self, request_id: str) -> None:
-        """The request's turn begins."""
         self._metrics.record_queue(self._queue)
         delivery = self._deliveries[request_id]
         self._supervisor.send(Resume(request_id) if delivery.sent else delivery.request)

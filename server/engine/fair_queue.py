@@ -9,8 +9,6 @@ request. A request whose long prompt is being read delays no other one, while th
 its answer begins, and leaves the last KV cache to a short prompt.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter
@@ -39,8 +37,6 @@ class QueueFull(Exception):
 
 @dataclass(eq=False)
 class Place:
-    """A request in the queue."""
-
     id: str
     principal: str
     tokens: int  # prompt length
@@ -87,12 +83,10 @@ class Queue:
 
     @property
     def waiting(self) -> int:
-        """The number of waiting requests."""
         return len(self._in_state("waiting"))
 
     @property
     def active(self) -> int:
-        """The number of running requests."""
         return len(self._in_state("running"))
 
     @property
@@ -101,13 +95,7 @@ class Queue:
         return self.seconds_per_request * max(1, math.ceil(self.waiting / 2)) / self._max_active
 
     def enter(
-        self,
-        id: str,
-        always: bool = False,
-        priority: int = 0,
-        principal: str = "",
-        tokens: int = 0,
-        session: str | None = None,
+        self, id: str, always: bool = False, priority: int = 0, principal: str = "", tokens: int = 0, session: str | None = None
     ) -> None:
         """Adds a request. Always call `leave` afterwards. Raises QueueFull unless `always`."""
         place = Place(id, principal, tokens, priority, session)

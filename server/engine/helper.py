@@ -3,27 +3,22 @@
 The front end asks it on the event loop, or from a thread that may wait.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
-import logging
 import os
 import time
-from collections import deque
 from collections.abc import Callable
 
 from outrider.server.engine.program import Program, connected
-from outrider.server.engine.transport import FrontSide, WorkerSide, connect
+from outrider.server.engine.transport import WorkerSide
 from outrider.server.system import cpu_seconds
 
-log = logging.getLogger("outrider")
 WAIT_SECONDS = 60.0
 # A program that has something to do and gets no processor time for so long is stopped or stuck.
 STALL_SECONDS = 30.0
+WATCH_SECONDS = 1.0
 # No message takes so long, except one that loads a model.
 ANSWER_SECONDS = 600.0
-WATCH_SECONDS, GRACE_SECONDS = 1.0, 10.0
 # A process that dies of a signal needs a moment, and one whose socket has closed ends by itself.
 SIGNAL_SECONDS = 0.5
 
@@ -38,7 +33,7 @@ class HelperEnded(Exception):
 
 
 class BlockingHelper(Program):
-    """The program as one thread of the front end sees it. A program that is silent or too slow is killed."""
+    """The program as one thread of the front end sees it. A program that is silent, stopped or too slow is killed."""
 
     def __init__(self, module: str) -> None:
         super().__init__(module)
@@ -46,13 +41,16 @@ class BlockingHelper(Program):
 
     def ask(self, message: bytes, seconds: float) -> bytes:
         """The answer to a message. Raises HelperEnded, after which no message may follow."""
-        deadline = time.monotonic() + seconds
-        self.socket.settimeout(seconds)
+        deadline, spent, since = time.monotonic() + seconds, 0.0, time.monotonic()
+        self.socket.settimeout(min(seconds, STALL_SECONDS))
         with contextlib.suppress(OSError, EOFError):
             self._side.send(message)
-            while (left := deadline - time.monotonic()) > 0:
-                for answer in self._side.receive(left):
+            while (now := time.monotonic()) < min(deadline, since + STALL_SECONDS):
+                for answer in self._side.receive(min(deadline - now, WATCH_SECONDS)):
                     return answer
+                before, spent = spent, cpu_seconds(self.pid)
+                if spent != before or not spent:
+                    since = now
         self.socket.close()
         self.wait(SIGNAL_SECONDS)
         self.close()
@@ -60,94 +58,47 @@ class BlockingHelper(Program):
 
 
 class Helper:
-    """The program as the front end sees it: started on first use, and again after it has ended or made no progress.
-
-    All methods are called on the event loop, which they never block.
-    """
+    """The program as the event loop sees it, which it never blocks: started on first use, and again after it has ended."""
 
     def __init__(self, module: str) -> None:
         """The program is `main` of this module."""
         self._module = module
-        self._process: Program | None = None
-        self._side: FrontSide | None = None
-        self._waiting: deque[tuple[asyncio.Future[bytes], float]] = deque()  # for each message that was sent, with its limit
-        self._progress = 0.0  # time.monotonic() of the last answer, or of the first message
-        self._watching: asyncio.Task[None] | None = None
-        self._starting: asyncio.Task[FrontSide] | None = None
+        self._process: BlockingHelper | None = None
+        self._turn = asyncio.Lock()
+        self._closed = False
 
     @property
     def alive(self) -> bool:
-        """Whether the process has been started, and has not ended as far as is known."""
-        return self._side is not None
+        """Whether the process has been started, and has not ended."""
+        return self._process is not None and self._process.alive
 
     async def ask(self, message: bytes, seconds: float = ANSWER_SECONDS) -> bytes:
         """The program's answer, which takes at most `seconds`. Raises HelperEnded, and OSError if no process can be started."""
-        side = self._side or await self._started()
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        if not self._waiting:
-            self._progress = time.monotonic()
-        self._waiting.append((answer, seconds))
-        side.send(message)
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.create_task(self._watch())
-        return await answer
+        asked = asyncio.ensure_future(self._ask(message, seconds))
+        asked.add_done_callback(_retrieve)  # nobody else does if who has asked leaves
+        return await asyncio.shield(asked)  # the answer to who has left must not be the next one's
 
-    async def _watch(self) -> None:
-        """Ends a process that makes no progress while a message waits; returns when none does."""
-        spent, since = 0.0, time.monotonic()
-        while self._waiting and self._side is not None and self._process is not None:
-            await asyncio.sleep(WATCH_SECONDS)
-            now, before = time.monotonic(), spent
-            if (spent := cpu_seconds(self._process.pid)) != before or not spent:
-                since = now
-            if self._waiting and (now - since > STALL_SECONDS or now - self._progress > self._waiting[0][1]):
-                log.error("the process of %s made no progress and is replaced", self._module.rpartition(".")[2])
-                self._process.kill()
-                self._side.close()  # reports the end even if the process is stuck in the kernel
-                return
-
-    async def _started(self) -> FrontSide:
-        """The side of a new process. Its start goes on if who asked is cancelled: otherwise nobody would end the process."""
-        if self._starting is None or self._starting.done():
-            self._starting = asyncio.create_task(self._start())
-        return await asyncio.shield(self._starting)
-
-    async def _start(self) -> FrontSide:
-        if self._process is not None:
-            await asyncio.to_thread(end_process, self._process)
-        self._process = await asyncio.to_thread(Program, self._module)
-        self._side = await connect(self._process.socket, self._on_message, self._on_end)
-        return self._side
-
-    def _on_message(self, message: bytes) -> None:
-        answer, _ = self._waiting.popleft()
-        self._progress = time.monotonic()
-        if not answer.done():  # it is if its client has left
-            answer.set_result(message)
-
-    def _on_end(self) -> None:
-        self._side = None
-        while self._waiting:
-            answer, _ = self._waiting.popleft()
-            if not answer.done():
-                answer.set_exception(HelperEnded())
+    async def _ask(self, message: bytes, seconds: float) -> bytes:
+        async with self._turn:
+            if self._closed:
+                raise HelperEnded
+            if self._process is None or not self._process.alive:
+                self._process = await asyncio.to_thread(BlockingHelper, self._module)
+            return await asyncio.to_thread(self._process.ask, message, seconds)
 
     async def close(self) -> None:
-        """Ends the process. What it has not answered is not done."""
-        if self._watching is not None:
-            self._watching.cancel()
-        if self._starting is not None:
-            await asyncio.wait([self._starting])
-        if self._side is not None:
-            self._side.close()
+        """Ends the process, and what it is asked."""
+        self._closed = True
         if self._process is not None:
-            await asyncio.to_thread(end_process, self._process)
+            await asyncio.to_thread(self._process.close)
+        async with self._turn:  # one that was starting
+            if self._process is not None:
+                await asyncio.to_thread(self._process.close)
 
 
-def end_process(process: Program) -> None:
-    """Kills a process and waits for its end, unless it is stuck in the kernel."""
-    process.kill()
-    process.wait(GRACE_SECONDS)
+def _retrieve(asked: asyncio.Future[bytes]) -> None:
+    if not asked.cancelled():
+        asked.exception()
 
 
 def answer_all(argument: str, answer: Callable[[bytes], bytes], niceness: int = 0) -> None:

@@ -1,7 +1,5 @@
 """The interface of an engine, on this machine or in front of a cluster's replicas."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 

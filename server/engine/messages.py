@@ -3,8 +3,6 @@
 Promises that no message can hold code (no pickle). Knows nothing about HTTP or models.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -32,8 +30,6 @@ class Array(msgspec.Struct, frozen=True):
 
 
 class PictureInput(msgspec.Struct, frozen=True):
-    """A picture in a prompt."""
-
     start: int  # position of its first token
     tokens: list[int]  # from its first token of pixels to its last one; the prompt has a digest's tokens in their place
     arrays: dict[str, Array]

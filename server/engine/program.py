@@ -4,8 +4,6 @@ They are no multiprocessing children: the front end never imports their modules,
 program ends by itself when its socket closes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -5,8 +5,6 @@ successors fail soon after, the delay before each restart doubles. Promises to r
 report when no worker becomes ready.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -4,8 +4,6 @@ Promises that the front end's side never blocks, and that each side detects when
 messages' content.
 """
 
-from __future__ import annotations
-
 import asyncio
 import select
 import socket

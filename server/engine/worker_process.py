@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 class WorkerProcess(Program):
-    """A running worker."""
-
     module: ClassVar[str] = "outrider.server.worker.main"  # the process runs this module's `main`
 
     def __init__(self, settings: Settings | None = None) -> None:

@@ -4,8 +4,6 @@ Promises that a request without a valid key is refused before its body is read a
 compared in constant time and appear in no message.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import re
@@ -67,7 +65,6 @@ class Authenticator:
 
 
 def is_open(method: str, path: str) -> bool:
-    """Whether a request needs no key."""
     return method in OPEN_METHODS and (path in OPEN_PATHS or path.startswith(OPEN_PREFIX))
 
 
@@ -83,7 +80,6 @@ def key_digest(header: str | None, api_key: str | None = None) -> bytes:
 
 
 def wrong_key() -> APIError:
-    """The error response to a key that is not valid."""
     return APIError(401, "The API key is wrong; check the header `Authorization` or `x-api-key`.", code="invalid_api_key")
 
 

@@ -4,8 +4,6 @@ Small bodies are not counted: the number of connections bounds them. A large bod
 bytes, so bodies that never end keep no others from ending, except those of the same client.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import sys

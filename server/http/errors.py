@@ -4,16 +4,12 @@ OpenAI's is `{"error": {"message", "type", "param", "code"}}`. The paths of Anth
 `{"type": "error", "error": {"type", "message"}, "request_id"}`, and those of Ollama's API have `{"error": message}`.
 """
 
-from __future__ import annotations
-
 import math
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
@@ -88,7 +84,6 @@ class APIError(HTTPException):
         return 529 if self.status_code == 503 else self.status_code
 
     def anthropic_body(self, request_id: str | None) -> dict[str, Any]:
-        """The body in Anthropic's format."""
         status = self.anthropic_status
         error_type = ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
         return {"type": "error", "error": {"type": error_type, "message": self.message}, "request_id": request_id}
@@ -132,42 +127,19 @@ class ContextExceeded(APIError):
         return body | {"error": body["error"] | {"message": self._anthropic_message}}
 
 
-class ErrorDetail(BaseModel):
-    """Details of an error."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+def schema_of(**properties: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of an object that has all of these properties."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-class ErrorBody(BaseModel):
-    """The body of every error."""
-
-    error: ErrorDetail
-
-
-class OllamaErrorBody(BaseModel):
-    """The body of every error on the paths of Ollama's API."""
-
-    error: str
-
-
-class AnthropicErrorDetail(BaseModel):
-    """Details of an error in Anthropic's format."""
-
-    type: str
-    message: str
-
-
-class AnthropicErrorBody(BaseModel):
-    """The body of every error on the paths of Anthropic's API."""
-
-    type: Literal["error"]
-    error: AnthropicErrorDetail
-    request_id: str | None
-
-
+TEXT = {"type": "string"}
+OPTIONAL = {"anyOf": [TEXT, {"type": "null"}]}
+# The bodies of errors.
+SCHEMAS = {
+    "ErrorBody": schema_of(error=schema_of(message=TEXT, type=TEXT, param=OPTIONAL, code=OPTIONAL)),
+    "OllamaErrorBody": schema_of(error=TEXT),
+    "AnthropicErrorBody": schema_of(type={"const": "error"}, error=schema_of(type=TEXT, message=TEXT), request_id=OPTIONAL),
+}
 # The OpenAPI description lists these error responses for every endpoint.
 DESCRIPTIONS = {
     400: "The request is invalid; `param` names the field.",
@@ -182,18 +154,15 @@ DESCRIPTIONS = {
     500: "The server failed.",
     503: "The model is unavailable; retry after `Retry-After` seconds.",
 }
-BODIES = (ErrorBody, OllamaErrorBody, AnthropicErrorBody)
-SCHEMAS = "#/components/schemas/"
 
 
 def described(openapi: dict[str, Any]) -> dict[str, Any]:
     """An OpenAPI description with the error responses added to it, in the format of each path."""
-    _, schemas = models_json_schema([(body, "serialization") for body in BODIES], ref_template=f"{SCHEMAS}{{model}}")
-    openapi.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+    openapi.setdefault("components", {}).setdefault("schemas", {}).update(SCHEMAS)
     for path, operations in openapi["paths"].items():
         is_anthropic = path in ANTHROPIC_PATHS
-        body = AnthropicErrorBody if is_anthropic else OllamaErrorBody if path.startswith(OLLAMA_PREFIX) else ErrorBody
-        content = {"application/json": {"schema": {"$ref": f"{SCHEMAS}{body.__name__}"}}}
+        api = "Anthropic" if is_anthropic else "Ollama" if path.startswith(OLLAMA_PREFIX) else ""
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{api}ErrorBody"}}}
         texts = DESCRIPTIONS | ({529: DESCRIPTIONS[503]} if is_anthropic else {})
         responses = {str(status): {"description": text, "content": content} for status, text in texts.items()}
         for operation in operations.values():

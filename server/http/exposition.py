@@ -1,7 +1,5 @@
 """The page of Prometheus metrics: on which port it is, and who may read it."""
 
-from __future__ import annotations
-
 import hmac
 import re
 from collections.abc import Awaitable, Callable, Iterable
@@ -52,7 +50,6 @@ def create_metrics_app(settings: Settings, page: MetricsPage) -> FastAPI:
 
 
 def add_metrics_route(app: FastAPI, page: MetricsPage) -> None:
-    """/metrics."""
 
     @app.get("/metrics")
     async def metrics(http: Request) -> Response:
@@ -72,7 +69,6 @@ def merged(pages: Iterable[tuple[str, bytes]], label: str) -> bytes:
 
 
 def labelled(samples: bytes, label: str, value: str) -> bytes:
-    """The samples with one more label."""
     escaped = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
     def add(name: re.Match[bytes]) -> bytes:

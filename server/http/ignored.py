@@ -1,7 +1,5 @@
 """Names what a request has and the server leaves out or does not enforce, in a header of the response and in the log."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Promises that no text makes the decoder recurse deeply or build more than `MAX_N
 is NaN or infinite.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate
 from typing import Any
 

@@ -4,8 +4,6 @@ Promises that the time of a body costs its own principal: one large body per pri
 take turns. A list that is longer than its limit is refused before it is validated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """ASGI middleware: body limit, response headers, request metrics and log."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

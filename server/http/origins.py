@@ -8,8 +8,6 @@ From a foreign page, it may read what needs no key, as a link may. A page may su
 which changes nothing and loads no model, and whose answer the browser hides.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Collection
 

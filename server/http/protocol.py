@@ -217,7 +217,6 @@ class LimitedProtocol(HttpToolsProtocol):
             raise APIError(429, message, code="too_many_pipelined")
 
     def on_chunk_header(self) -> None:
-        """The parser calls it for each chunk."""
         self._beside_bytes = max(0, self._beside_bytes - CHUNK_BYTES)
 
     def on_body(self, body: bytes) -> None:
@@ -250,7 +249,6 @@ class LimitedProtocol(HttpToolsProtocol):
             self._watch_unsent()
 
     def _wait(self) -> None:
-        """Waits for the next request."""
         self._shared.mark_idle(self)
         self._reading.start()
 

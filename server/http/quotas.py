@@ -3,8 +3,6 @@
 Promises that a request beyond its key's quota is refused before its body is read.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,8 +33,6 @@ class QuotaKeeper(Protocol):
 
 @dataclass
 class Usage:
-    """One principal's use of its quotas."""
-
     concurrent: int = 0  # HTTP requests that have not been answered completely
     allowance: float = 0.0  # requests that may arrive now: the token bucket's level; negative after many choices
     updated_at: float = 0.0  # the clock's time at the last update of `allowance`

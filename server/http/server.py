@@ -1,7 +1,5 @@
 """The HTTP server around an application: bounded connections, metrics on a port of their own, and a drain at signals."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal
@@ -157,7 +155,6 @@ def new_config(app: FastAPI, settings: Settings, metrics: Metrics, grace_seconds
 
 
 def max_connections(settings: Settings) -> int:
-    """The most open connections."""
     return max(MAX_CONNECTIONS, 2 * (settings.scheduling.most_active + settings.scheduling.max_waiting))
 
 

@@ -3,8 +3,6 @@
 Knows nothing about the events' content.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
@@ -32,8 +30,6 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
-    """One event of a stream."""
-
     data: dict[str, Any] | Literal["[DONE]"]
     name: str | None = None  # the `event:` field
     padded: bool = False  # contains generated text, so its size is hidden if the client requests it

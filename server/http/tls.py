@@ -4,8 +4,6 @@ Promises that handshakes after a renewal get the new certificate, that open conn
 used change nothing while the server runs.
 """
 
-from __future__ import annotations
-
 import logging
 import ssl
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The programs that `outrider launch` starts, as programs.yaml describes them, and what one run of a program gets."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping
@@ -30,8 +28,6 @@ class Program:
 
 @dataclass(frozen=True)
 class Server:
-    """A server and one of its models."""
-
     url: str  # without /v1
     model: str
     context_tokens: int
@@ -52,7 +48,6 @@ class Run:
 
 
 def read_programs() -> dict[str, Program]:
-    """All programs by name."""
     table = yaml.safe_load(TABLE.read_text())
     return {name: Program(name, **{**row, "command": tuple(row["command"])}) for name, row in table.items()}
 

@@ -3,8 +3,6 @@
 Its answer is one object, or a stream of objects that ends with a `stop` and without [DONE].
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,13 +51,7 @@ class InfillEndpoint:
         eos_ids = self.prompts.eos_ids.union(requests[0].stop_token_ids)
         formatter = InfillFormatter(body, requests[0], arrived, stats, eos_ids)
         task = GenerationTask(
-            requests,
-            formatter,
-            arrived,
-            choices=body.candidates,
-            padded=body.pads_stream,
-            new_stop=body.new_stop,
-            stats=stats,
+            requests, formatter, arrived, choices=body.candidates, padded=body.pads_stream, new_stop=body.new_stop, stats=stats
         )
         return report_ignored(http, await self.runner.respond(http, task, bool(body.stream)), ignored)
 

@@ -1,7 +1,5 @@
 """The body of /infill, as llama-server's: the text around the cursor, and the fields of /completion."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
@@ -10,14 +8,7 @@ from pydantic import Field, model_validator
 
 from outrider.server.chat.fill_in import ContextFile, FillInText
 from outrider.server.openai import unsupported
-from outrider.server.openai.fields import (
-    LLAMA_SERVER_DEFAULTS,
-    MAX_PARTS,
-    Body,
-    SamplingFields,
-    Strings,
-    UntracedSpeculation,
-)
+from outrider.server.openai.fields import LLAMA_SERVER_DEFAULTS, MAX_PARTS, Body, SamplingFields, Strings, UntracedSpeculation
 from outrider.server.openai.generation import Cut
 from outrider.server.openai.schema import GenerationBody
 

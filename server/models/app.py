@@ -1,7 +1,5 @@
 """The HTTP application of several models: what belongs to the server, and the dispatcher for all else."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -29,7 +27,7 @@ from outrider.server.http.server import announce, new_server
 from outrider.server.models.catalog import Entry
 from outrider.server.models.dispatcher import Dispatcher
 from outrider.server.models.gate import Gate
-from outrider.server.models.loaded import Served, Shared, load, reader_of, settings_of
+from outrider.server.models.loaded import Shared, load, reader_of, settings_of
 from outrider.server.models.pool import Model, Pool
 from outrider.server.ollama.description import Description
 from outrider.server.ollama.routes import new_models_router
@@ -102,12 +100,12 @@ def with_folder(settings: Settings, stack: contextlib.ExitStack) -> Settings:
     return settings.model_copy(update={"sessions": settings.sessions.model_copy(update={"folder": folder})})
 
 
-def seconds_per_request(pool: Pool[Served]) -> float:
+def seconds_per_request(pool: Pool) -> float:
     """The longest mean time of a request among the loaded models."""
     return max((model.loaded.engine.seconds_per_request for model in pool.models.values() if model.loaded), default=1.0)
 
 
-def add_model_routes(app: FastAPI, pool: Pool[Served]) -> None:
+def add_model_routes(app: FastAPI, pool: Pool) -> None:
     created = int(time.time())
 
     @app.get("/v1/models")
@@ -121,7 +119,7 @@ def add_model_routes(app: FastAPI, pool: Pool[Served]) -> None:
         return card(pool.find(name), created, name)
 
 
-def card(model: Model[Served], created: int, name: str) -> dict[str, Any]:
+def card(model: Model, created: int, name: str) -> dict[str, Any]:
     """A model, or its adapter of this name, in /v1/models. Its status has the words of llama-server's router."""
     status = "loaded" if model.loaded else "loading" if model.loading else "unloaded"
     found: dict[str, Any] = {"id": model.entry.name, "object": "model", "created": created, "owned_by": "outrider"}
@@ -136,7 +134,7 @@ def card(model: Model[Served], created: int, name: str) -> dict[str, Any]:
 class PooledModels:
     """Implements `outrider.server.ollama.routes.Models`."""
 
-    pool: Pool[Served]
+    pool: Pool
 
     def describe_all(self) -> list[Description]:
         return [self.describe(name) for model in self.pool.models.values() for name in model.names]
@@ -156,7 +154,7 @@ class PooledModels:
         )
 
 
-def add_status_routes(app: FastAPI, pool: Pool[Served]) -> None:
+def add_status_routes(app: FastAPI, pool: Pool) -> None:
     """/health, /ready and /version, which need no key. The server is ready before any model is loaded."""
 
     @app.get("/health")

@@ -1,7 +1,5 @@
 """The models that requests may name: those of `models.paths`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,15 +19,12 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(/.+\.gguf)?")
 
 @dataclass(frozen=True)
 class Entry:
-    """A model that is not loaded yet."""
-
     settings: Settings  # of this model
     size_bytes: int | None  # of the weights' files, with those of its draft model; None if they are not here yet
     kind: Kind | None = None  # what an encoder does; None also for a model whose files are not here yet
 
     @property
     def name(self) -> str:
-        """The model's name in the API."""
         return self.settings.model.served_name
 
     @property
@@ -102,5 +97,4 @@ def named(path: str) -> str:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether this is the folder of a checkpoint."""
     return any((path / name).is_file() for name in (MODEL, MODULES))

@@ -1,7 +1,5 @@
 """Passes each valid request to the model that it names, which is loaded first. Meanwhile, a stream has comments."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
@@ -21,7 +19,6 @@ from outrider.server.http.json_route import INLINE_BYTES, BodyPool, turn_of
 from outrider.server.http.sse import HEADERS
 from outrider.server.models.catalog import Entry
 from outrider.server.models.gate import Gate
-from outrider.server.models.loaded import Served
 from outrider.server.models.pool import DOES, Model, Pool
 from outrider.server.ollama.endpoint import DISPATCHED
 from outrider.server.ollama.schema import seconds_of
@@ -58,7 +55,7 @@ class Named(msgspec.Struct):
 class Dispatcher:
     """An ASGI application."""
 
-    def __init__(self, pool: Pool[Served], bodies: BodyPool, gate: Gate, reader_of: Callable[[Entry], ASGIApp]) -> None:
+    def __init__(self, pool: Pool, bodies: BodyPool, gate: Gate, reader_of: Callable[[Entry], ASGIApp]) -> None:
         """`reader_of` returns what answers a GET for a model that is not loaded."""
         self._pool, self._bodies, self._gate, self._reader_of = pool, bodies, gate, reader_of
 
@@ -98,7 +95,7 @@ class Dispatcher:
             return named_in(data)
         return await self._bodies.run(turn_of(Request(scope)), lambda: named_in(data))
 
-    async def _stream(self, model: Model[Served], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _stream(self, model: Model, scope: Scope, receive: Receive, send: Send) -> None:
         """A stream of a model that is not loaded. Its status is 200 from the start, so an error is an event."""
         await send(STREAM_START)
         rest = RestOfStream(scope, send)
@@ -131,7 +128,6 @@ class RestOfStream:
                 await self._end(self._body)
 
     async def end(self, error: APIError) -> None:
-        """Ends the stream with an error."""
         await self._end(bytes(error.response(self._scope).body))
 
     async def _end(self, body: bytes) -> None:
@@ -139,7 +135,7 @@ class RestOfStream:
         await self._send({"type": "http.response.body", "body": name + b"data: " + body + b"\n\n", "more_body": False})
 
 
-def check_kind(model: Model[Served], kind: Kind | None) -> None:
+def check_kind(model: Model, kind: Kind | None) -> None:
     """Raises APIError if the model does something else than a path is for."""
     if model.kind == kind:
         return

@@ -1,7 +1,5 @@
 """A model in memory: its worker or its encoder, and the application of its routes, which the dispatcher calls."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -33,8 +31,6 @@ from outrider.verify.errors import ModelError
 
 @dataclass(frozen=True)
 class Shared:
-    """Objects that all models share."""
-
     settings: Settings
     grammars: GrammarChecker
     bodies: BodyPool
@@ -45,9 +41,7 @@ class Shared:
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """A model in memory. Implements `outrider.server.models.pool.Loaded`."""
-
-    kind: Kind | None
+    kind: Kind | None  # the task of an encoder; None for a model that writes text
     app: FastAPI  # of its routes
     registry: CollectorRegistry  # of its metrics
     engine: Engine | EncoderService
@@ -56,19 +50,18 @@ class Served:
 
     @property
     def failure(self) -> str | None:
-        """See `Loaded`."""
+        """Why it does not serve any more, one sentence."""
         return self.engine.failure
 
     def drain(self) -> None:
-        """See `Loaded`."""
+        """Refuses new requests from now on; accepted ones continue."""
         self.engine.drain()
 
     def abort(self) -> None:
-        """See `Loaded`."""
         self.engine.abort()
 
     async def stop(self) -> None:
-        """See `Loaded`."""
+        """Unloads it. Its sessions are saved."""
         await self.engine.stop()
         for close in self.closed_with_it:
             await close()

@@ -4,8 +4,6 @@ Promises that a model with a running request is never unloaded, that requests fo
 load, and that a model which cannot be loaded fails its own requests only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging
@@ -15,12 +13,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol, TypeVar
 
 from outrider.server.encoders.kind import Kind
 from outrider.server.engine.engine import ShuttingDown
 from outrider.server.http.errors import APIError, shortened
 from outrider.server.models.catalog import Entry
+from outrider.server.models.loaded import Served
 from outrider.server.settings.models import NAME_CHARACTERS
 
 log = logging.getLogger("outrider")
@@ -32,35 +30,11 @@ IDLE_CHECK_SECONDS = 1.0
 DOES: dict[Kind | None, str] = {None: "writes text", "embeddings": "makes embeddings", "rerank": "ranks documents"}
 
 
-class Loaded(Protocol):
-    """A model in memory."""
-
-    @property
-    def kind(self) -> Kind | None:
-        """The task of an encoder; None for a model that writes text."""
-
-    @property
-    def failure(self) -> str | None:
-        """Why it does not serve any more, one sentence."""
-
-    def drain(self) -> None:
-        """Refuses new requests from now on; accepted ones continue."""
-
-    def abort(self) -> None:
-        """Fails all requests."""
-
-    async def stop(self) -> None:
-        """Unloads it. Its sessions are saved."""
-
-
-L = TypeVar("L", bound=Loaded)
-
-
 @dataclass(eq=False)
-class Model(Generic[L]):
+class Model:
     entry: Entry
-    loaded: L | None = None
-    loading: asyncio.Task[L] | None = None
+    loaded: Served | None = None
+    loading: asyncio.Task[Served] | None = None
     users: int = 0  # requests that run or wait
     used_at: float = 0.0  # time.monotonic() of the end of the last one
     idle_seconds: float = math.inf  # without a request, after which it is unloaded
@@ -72,7 +46,6 @@ class Model(Generic[L]):
 
     @property
     def names(self) -> list[str]:
-        """Its own name, and those of its adapters."""
         return [self.entry.name, *self.entry.settings.model.adapters]
 
     @property
@@ -86,25 +59,25 @@ class Model(Generic[L]):
         return WORKER_BYTES + int(PACKED_SHARE * (self.entry.size_bytes or 0))
 
 
-class Pool(Generic[L]):
+class Pool:
     """All models. Its methods are called on the event loop."""
 
     def __init__(
         self,
         entries: Iterable[Entry],
-        load: Callable[[Entry], Awaitable[L]],
+        load: Callable[[Entry], Awaitable[Served]],
         free_bytes: Callable[[], int],
         idle_seconds: float | None = None,
     ) -> None:
         """`load` returns a model that serves, or raises EngineError."""
-        self.models: dict[str, Model[L]] = {entry.name: Model(entry) for entry in entries}
+        self.models: dict[str, Model] = {entry.name: Model(entry) for entry in entries}
         self._load, self._free_bytes = load, free_bytes
         self._idle_seconds = math.inf if idle_seconds is None else idle_seconds
         self._changing = asyncio.Lock()  # one model is loaded or unloaded at a time, so that its memory counts for the next
         self._ended = asyncio.Condition()  # notified when a request ends
         self.draining = False  # whether new requests are refused
 
-    def find(self, name: str | None, kind: Kind | None = None) -> Model[L]:
+    def find(self, name: str | None, kind: Kind | None = None) -> Model:
         """The model of this name, or the first with such an adapter or alias; without a name, the one of this kind used last.
 
         Raises APIError.
@@ -126,7 +99,7 @@ class Pool(Generic[L]):
         raise APIError(404, message, "model", "model_not_found")
 
     @asynccontextmanager
-    async def use(self, model: Model[L], idle_seconds: float | None = None) -> AsyncIterator[L]:
+    async def use(self, model: Model, idle_seconds: float | None = None) -> AsyncIterator[Served]:
         """The model in memory, where it stays until the end, and then for `idle_seconds`; None = the pool's.
 
         Raises APIError if there is no room, and what loading raises.
@@ -154,7 +127,6 @@ class Pool(Generic[L]):
                 model.loaded.drain()
 
     def abort(self) -> None:
-        """Fails all requests."""
         for model in self.models.values():
             if model.loading is not None:
                 model.loading.cancel()
@@ -171,18 +143,17 @@ class Pool(Generic[L]):
                         await self._unload(model, f"no request for {model.idle_seconds:g} s")
 
     async def close(self) -> None:
-        """Unloads all models."""
         self.abort()
         await asyncio.gather(*(self._unload(model, "shutdown") for model in self.models.values()))
 
-    async def _loaded(self, model: Model[L]) -> L:
+    async def _loaded(self, model: Model) -> Served:
         """Loads the model, also if the request that asked for it is cancelled meanwhile."""
         if model.loading is None:
             model.loading = asyncio.create_task(self._load_in_turn(model))
             model.loading.add_done_callback(partial(_end_loading, model))
         return await asyncio.shield(model.loading)
 
-    async def _load_in_turn(self, model: Model[L]) -> L:
+    async def _load_in_turn(self, model: Model) -> Served:
         """Loads the model once there is room. Raises APIError if running requests hold the memory for ROOM_SECONDS."""
         deadline = asyncio.get_running_loop().time() + ROOM_SECONDS
         while True:
@@ -206,7 +177,7 @@ class Pool(Generic[L]):
                 )
                 raise APIError(503, message, code="no_room", retry_seconds=ROOM_SECONDS) from None
 
-    async def _made_room(self, model: Model[L]) -> bool:
+    async def _made_room(self, model: Model) -> bool:
         """Unloads idle models until this one fits; False if it does not beside those that are answering."""
         while self._free_bytes() < model.needed_bytes and any(each.loaded is not None for each in self.models.values()):
             idle = self._idle()
@@ -215,12 +186,12 @@ class Pool(Generic[L]):
             await self._unload(idle[0], f"{model.entry.name} needs its memory")
         return True
 
-    def _idle(self) -> list[Model[L]]:
+    def _idle(self) -> list[Model]:
         """Loaded models without requests, the least recently used first."""
         idle = [model for model in self.models.values() if model.loaded is not None and not model.users]
         return sorted(idle, key=lambda model: model.used_at)
 
-    async def _unload(self, model: Model[L], reason: str) -> None:
+    async def _unload(self, model: Model, reason: str) -> None:
         loaded, model.loaded = model.loaded, None
         if loaded is not None:
             log.info("unloading %s: %s", model.entry.name, reason)
@@ -229,7 +200,7 @@ class Pool(Generic[L]):
             gc.collect()  # an application has cycles of references, in which a tokenizer's megabytes would wait
 
 
-def _end_loading(model: Model[L], task: asyncio.Task[L]) -> None:
+def _end_loading(model: Model, task: asyncio.Task[Served]) -> None:
     model.loading = None
     if not task.cancelled():
         task.exception()  # it belongs to the requests that wait, of which there may be none any more

@@ -1,7 +1,5 @@
 """What Ollama's API tells of a model: its names, its files, what it is able to, and its memory."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re
@@ -51,8 +49,6 @@ class Files:
 
 @dataclass(frozen=True)
 class Description:
-    """A model of the server."""
-
     name: str
     model: Model
     card: Mapping[str, Any]  # as /v1/models has it; without capabilities while they are not known
@@ -134,7 +130,6 @@ class ServedModel:
 
 
 def details(files: Files) -> dict[str, Any]:
-    """The `details` of a model."""
     size = f"{files.parameters / 1e9:.1f}B" if files.parameters >= 1e9 else f"{files.parameters / 1e6:.2f}M"
     return {
         "parent_model": "",

@@ -1,7 +1,5 @@
 """POST /api/embed, and its older form /api/embeddings. A text that is too long is cut, and a header of the answer names it."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

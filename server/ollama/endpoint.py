@@ -1,7 +1,5 @@
 """POST /api/chat and /api/generate: the requests run as chats, or as completions where no chat template is wanted."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -120,7 +118,6 @@ def to_completion(body: GenerateRequest) -> CompletionBody:
 
 
 def to_messages(body: GenerateRequest) -> Iterator[Message]:
-    """The system prompt and the prompt as messages."""
     if body.system:
         yield Message(role="system", content=body.system)
     yield to_message(ChatMessage(role="user", content=body.prompt, images=body.images))

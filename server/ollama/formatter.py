@@ -1,7 +1,5 @@
 """The format of Ollama's answers: one object, or a stream of one object per line, of which the last one has the times."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -143,7 +141,6 @@ def answer(body: AnswerBody, piece: Piece) -> dict[str, Any]:
 
 
 def now_text() -> str:
-    """The time, in UTC."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 

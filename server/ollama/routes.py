@@ -1,7 +1,5 @@
 """The routes of Ollama's API. Those about models are the same for one model and for several."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from importlib.metadata import version
@@ -21,8 +19,6 @@ API_VERSION = "0.12.11"
 
 
 class Models(Protocol):
-    """The models of a server."""
-
     def describe_all(self) -> Iterable[Description]:
         """All models and adapters."""
 
@@ -45,12 +41,10 @@ class AnyTypeRoute(JSONRoute):
 
 
 def new_router() -> APIRouter:
-    """A router of paths under /api."""
     return APIRouter(prefix=OLLAMA_PREFIX.rstrip("/"), route_class=AnyTypeRoute)
 
 
 def new_generation_router(endpoint: OllamaEndpoint) -> APIRouter:
-    """/api/chat and /api/generate."""
     router = new_router()
 
     @router.post("/chat")

@@ -69,7 +69,6 @@ class Options(SamplingFields):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of chats and completions."""
         named = {name: getattr(self, name) for name in type(self).model_fields if name != "num_predict"}
         limit = self.num_predict if self.num_predict is not None and self.num_predict > 0 else -1
         return {**named, "seed": None if self.seed == -1 else self.seed, "n_predict": limit}
@@ -125,7 +124,6 @@ class AnswerBody(ModelBody):
 
     @property
     def ignored(self) -> list[str]:
-        """Names of the options that are not used."""
         return [f"options.{name}" for name in (self.options and self.options.model_extra) or ()]
 
 

@@ -1,7 +1,5 @@
 """/v1/chat/completions: the endpoint."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -17,15 +15,7 @@ from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
 from outrider.server.chat.reasoning_parser import THINK, ReasoningParser, detect_reasoning
 from outrider.server.chat.structured_output import Enforced, GrammarChecker, only
 from outrider.server.chat.template import ChatTemplates, with_structures
-from outrider.server.chat.tools import (
-    FORMATS,
-    ToolFormat,
-    ToolParser,
-    detect_format,
-    markers_of,
-    tool_parser,
-    with_model_ids,
-)
+from outrider.server.chat.tools import FORMATS, ToolFormat, ToolParser, detect_format, markers_of, tool_parser, with_model_ids
 from outrider.server.chat.tools.grammar import MAX_CALLS
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import PictureInput, Request
@@ -48,8 +38,6 @@ MAX_MESSAGES = 2048
 
 @dataclass(frozen=True)
 class EncodedChat:
-    """The prompt of a chat."""
-
     tokens: list[int]
     pictures: list[PictureInput]
     reads_pictures: bool  # whether the model reads all pictures of the chat
@@ -62,8 +50,6 @@ class EncodedChat:
 
 @dataclass(frozen=True)
 class PreparedChat:
-    """A chat that is ready to run."""
-
     requests: list[Request]
     prompt: EncodedChat
     new_parser: Callable[[], ToolParser]  # a parser for one choice

@@ -1,7 +1,5 @@
 """The format of chat completions and their chunks."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -89,7 +87,6 @@ class ChatFormatter(ChoicesFormatter):
 
 
 def chunk_choice(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-    """A choice of a chunk."""
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 

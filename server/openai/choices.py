@@ -1,7 +1,5 @@
 """The format that chats and completions share: an envelope around `choices`."""
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -53,10 +51,7 @@ class ChoicesFormatter(ABC):
 
     def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
         choices = [self.choice(output) for output in outputs]
-        body = self._envelope(self.body_object) | {
-            "choices": choices,
-            "usage": usage.completion_body(self.reasoning_tokens),
-        }
+        body = self._envelope(self.body_object) | {"choices": choices, "usage": usage.completion_body(self.reasoning_tokens)}
         return self._with_report(body, usage)
 
     def start(self) -> list[ServerSentEvent]:

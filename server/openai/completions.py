@@ -1,7 +1,5 @@
 """/v1/completions: the endpoint, and the format of its answers."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -121,7 +119,6 @@ class CompletionFormatter(ChoicesFormatter):
 def choice(
     index: int, text: str = "", logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
 ) -> dict[str, Any]:
-    """A choice of a completion or of a chunk."""
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 

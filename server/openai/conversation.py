@@ -42,7 +42,6 @@ class PicturePart(MediaPart):
 
 
 def part_type(part: Any) -> str:
-    """The tag of a part of content."""
     given = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
     if isinstance(given, str) and given in MEDIA:
         return "[picture]" if given in PICTURES else "[media]"
@@ -83,7 +82,6 @@ def content_text(content: str | Sequence[TextPart | MediaPart] | None) -> str:
 
 
 def picture_url(part: TextPart | MediaPart) -> str | None:
-    """The URL of a picture; None for other parts."""
     return part.image_url if isinstance(part, PicturePart) else None
 
 
@@ -140,7 +138,6 @@ class CustomToolCall(Body):
 
     @property
     def function(self) -> CalledFunction:
-        """The call of the function that stands for the tool."""
         arguments = msgspec.json.encode({INPUT: self.custom.input}).decode()
         return CalledFunction(name=self.custom.name, arguments=arguments)
 
@@ -218,7 +215,6 @@ class Message(Body):
 
     @property
     def calls(self) -> list[AnyToolCall]:
-        """The calls, in either form."""
         legacy = [] if self.function_call is None or self.tool_calls else [ToolCall(function=self.function_call)]
         return [*(self.tool_calls or ()), *legacy]
 
@@ -257,7 +253,6 @@ class Message(Body):
 
     @property
     def picture_urls(self) -> list[str]:
-        """The URLs of its pictures, in order."""
         urls = map(picture_url, () if isinstance(self.content, str) else self.content or ())
         return [url for url in urls if url is not None]
 

@@ -4,8 +4,6 @@ Promises that the cost of validation is bounded: every list and dict has a maxim
 validation, and a look at the value picks the branch of a union.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 

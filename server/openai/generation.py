@@ -50,7 +50,6 @@ class ChoiceOutput:
     step: StepReport | None = None  # step of the last event
 
     def add(self, event: TokenEvent) -> None:
-        """Appends an event of the same choice."""
         self.pieces.append((event.text, len(event.tokens)))
         self.finish, self.stop_string, self.step = event.finish, event.stop_string, event.step
         self.tokens += event.tokens
@@ -87,7 +86,6 @@ class ChoiceOutput:
 
     @property
     def mean_logprob(self) -> float:
-        """Mean log-probability of the generated tokens."""
         chosen = self.logprobs.chosen[self.echoed_tokens :] if self.logprobs else []
         return sum(chosen) / max(1, len(chosen))
 
@@ -157,8 +155,6 @@ class GenerationTask:
 
 @dataclass(frozen=True)
 class GenerationRunner:
-    """Runs tasks on the engine."""
-
     engine: EngineLike
     metrics: Metrics
     tick_seconds: float = 0.0  # > 0 coalesces streams into one batch of events per tick
@@ -301,13 +297,7 @@ def new_output(task: GenerationTask, choice: int) -> ChoiceOutput:
     echo, tokens, logprobs = task.echoes[number], task.requests[choice].prompt, task.prompt_logprobs.get(number)
     if logprobs is not None:  # the first token has none
         logprobs = TokenLogprobs([0.0, *logprobs.chosen], [[], *logprobs.ids], [[], *logprobs.values])
-    return ChoiceOutput(
-        choice,
-        tokens=list(tokens),
-        logprobs=logprobs,
-        echoed_tokens=len(tokens),
-        pieces=[(echo, len(tokens))],
-    )
+    return ChoiceOutput(choice, tokens=list(tokens), logprobs=logprobs, echoed_tokens=len(tokens), pieces=[(echo, len(tokens))])
 
 
 def outputs_of(task: GenerationTask, batch: Sequence[ChoiceEvent], begun: Collection[int]) -> Iterator[ChoiceOutput]:

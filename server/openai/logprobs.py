@@ -1,7 +1,5 @@
 """Log-probabilities of tokens, in the formats of OpenAI's endpoints."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple

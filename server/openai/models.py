@@ -71,8 +71,6 @@ class DetokenizeBody(Body):
 
 
 class ModelEndpoint:
-    """The endpoints about the served model."""
-
     def __init__(
         self,
         names: ModelNames,
@@ -106,7 +104,6 @@ class ModelEndpoint:
         return self._card(name)
 
     def card(self) -> dict[str, Any]:
-        """The model under its own name."""
         return self._card(self._names.listed[0])
 
     def _card(self, name: str) -> dict[str, Any]:

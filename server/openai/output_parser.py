@@ -1,7 +1,5 @@
 """Parses the text of an answer into reasoning, content and tool calls, and these into the items of some APIs' answers."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -27,7 +25,6 @@ class OutputParser:
         self.reasoning_tokens = 0
 
     def parse(self, output: ChoiceOutput) -> list[Part]:
-        """The parts that the output completes."""
         if output.index not in self._parsers:
             self._parsers[output.index] = self._new_parser()
             self._inputs[output.index] = CustomInputs(self._custom_tools)
@@ -85,7 +82,6 @@ class ItemsFormatter(Formatter, ABC):
         """Completes the last item; it is whole unless a limit has cut it."""
 
     def _write(self, parts: Sequence[Part]) -> list[ServerSentEvent]:
-        """Adds parts of the answer to the items."""
         events: list[ServerSentEvent] = []
         for part in parts:
             kind = "arguments" if part.kind == "call" else part.kind
@@ -107,7 +103,6 @@ class ItemsFormatter(Formatter, ABC):
 
     @property
     def _index(self) -> int:
-        """The number of the last item."""
         return len(self._items) - 1
 
 

@@ -1,7 +1,5 @@
 """Builds the engine's requests from a validated body; checks the bounds that the settings and the model impose."""
 
-from __future__ import annotations
-
 import hashlib
 import uuid
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """llama-server's `samplers`: the list of the samplers that a request uses; the others are off."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations

@@ -5,8 +5,6 @@ the defaults. `do_sample` is not read. It is a switch of transformers' `generate
 following it would make most models greedy; `"temperature": 0` states greedy decoding as a default.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -123,7 +123,6 @@ class GenerationBody(CheckedBody, SamplingFields, StructureFields):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether the stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
@@ -234,12 +233,10 @@ class ChatBody(GenerationBody):
 
     @property
     def custom_tools(self) -> frozenset[str]:
-        """The names of the custom tools."""
         return frozenset(tool.name for tool in self.tools or () if isinstance(tool, CustomTool))
 
     @property
     def requires_call(self) -> bool:
-        """Whether the answer must have a call."""
         choice = self.tool_choice
         return (choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else choice) not in (None, "none", "auto")
 

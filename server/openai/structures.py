@@ -93,7 +93,6 @@ class StructureFields(Body):
 
     @property
     def structures(self) -> dict[str, Structure]:
-        """The requested structured outputs, by field."""
         options = self.structured_outputs or StructuredOutputs()
         found: dict[str, tuple[str, Any]] = {
             "regex": ("regex", self.regex),

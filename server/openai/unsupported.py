@@ -4,8 +4,6 @@ No field that changes an answer is ignored in silence: it is rejected by name, u
 the table.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 # These fields are rejected by name, unless they have one of these values, which have no effect.

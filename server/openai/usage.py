@@ -1,7 +1,5 @@
 """Token usage of one answer, in the formats of OpenAI's endpoints."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +31,6 @@ class Usage:
             self.accepted.update(event.step.accepted)
 
     def completion_body(self, reasoning_tokens: int = 0) -> dict[str, Any]:
-        """The usage object of chats and completions."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,

@@ -4,8 +4,6 @@ Promises that a browser runs no script and no style but these files, and connect
 about the API, which the page uses like any other client.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response

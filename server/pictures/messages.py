@@ -1,7 +1,5 @@
 """Messages between the front end and the process that prepares pictures."""
 
-from __future__ import annotations
-
 import msgspec
 
 from outrider.server.engine.messages import Array

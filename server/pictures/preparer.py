@@ -4,8 +4,6 @@ A picture that makes a decoder crash ends this process only. Nothing needs torch
 processors of transformers work without their part for videos, and most of them prepare images by Pillow and numpy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io
@@ -77,8 +75,6 @@ def limit_growth() -> None:
 
 
 class Preparer:
-    """The processor of one model."""
-
     def __init__(self, request: Load) -> None:
         """Raises whatever transformers raises."""
         source: dict[str, Any] = {"revision": request.revision, "trust_remote_code": request.trust_remote_code}

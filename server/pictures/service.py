@@ -4,8 +4,6 @@ Promises that principals take turns, each with one picture at a time, that the e
 pictures of all running requests are bounded. A kept picture is used for the principal that has sent it only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import importlib.util
@@ -24,15 +22,7 @@ from outrider.server.engine.engine import Overloaded, WorkerLost
 from outrider.server.engine.helper import BlockingHelper, HelperEnded
 from outrider.server.engine.messages import Array, PictureInput
 from outrider.server.fair_threads import FairThreads
-from outrider.server.pictures.messages import (
-    Failed,
-    Load,
-    Loaded,
-    Prepare,
-    Prepared,
-    decode_answer,
-    encode,
-)
+from outrider.server.pictures.messages import Failed, Load, Loaded, Prepare, Prepared, decode_answer, encode
 from outrider.server.pictures.source import invalid, read_picture
 from outrider.server.settings import Settings
 from outrider.server.shares import Ledger, NoRoom

@@ -3,8 +3,6 @@
 Fetching is limited in bytes and time. Only public addresses are asked: a request must not reach the server's own network.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

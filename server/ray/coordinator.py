@@ -4,8 +4,6 @@ A member reports every few seconds. Promises that a member which has ended holds
 report corrects what was counted for its member, so that a new coordinator learns which requests run. Knows nothing about Ray.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -52,7 +50,6 @@ class Coordinator:
             self._quotas.adopt(principal, -1)
 
     async def charge(self, principal: str, requests: int) -> None:
-        """Counts further requests."""
         self._quotas.charge(principal, requests)
 
     async def report(self, member: str, page: bytes, held: Mapping[str, int]) -> None:

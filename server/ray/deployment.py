@@ -118,8 +118,6 @@ INGRESS_CALLS = 1024
 
 
 class Replica(ModelReplica):
-    """A model replica as a Serve deployment."""
-
     async def __init__(self, settings: dict[str, Any], coordinator: DeploymentHandle[Any]) -> None:  # type: ignore[misc]
         super().__init__(settings)
         await self.start()
@@ -131,8 +129,6 @@ class Replica(ModelReplica):
 
 
 class Ingress:
-    """The HTTP application as a Serve deployment."""
-
     async def __init__(  # type: ignore[misc]
         self, settings: Settings, replicas: DeploymentHandle[Any], coordinator: DeploymentHandle[Any]
     ) -> None:

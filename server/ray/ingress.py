@@ -1,7 +1,5 @@
 """The ingress: the HTTP application of one machine's server, on the engine, the quotas and the metrics of a cluster."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine

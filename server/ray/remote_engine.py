@@ -4,8 +4,6 @@ Promises that a request whose replica is lost before its first token is served b
 an error, and that every request ends. Knows Ray only through `Replicas`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -13,14 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Protocol
 
-from outrider.server.engine.engine import (
-    KEEP_ALIVE_SECONDS,
-    EngineError,
-    Overloaded,
-    ShuttingDown,
-    WorkerLost,
-    seconds_left,
-)
+from outrider.server.engine.engine import KEEP_ALIVE_SECONDS, EngineError, Overloaded, ShuttingDown, WorkerLost, seconds_left
 from outrider.server.engine.fair_queue import EMA_WEIGHT
 from outrider.server.engine.messages import Event, Ready, Request, TokenEvent
 from outrider.server.ray import wire

@@ -4,8 +4,6 @@ Promises that a request whose ingress has gone is cancelled, and that events wai
 nothing about Ray.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator
@@ -38,7 +36,6 @@ class ModelReplica:
         await self._engine.wait_started()
 
     async def stop(self) -> None:
-        """Ends the worker."""
         await self._engine.stop()
 
     def check_health(self) -> None:

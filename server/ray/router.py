@@ -1,7 +1,5 @@
 """Chooses the replica of a request by consistent hashing; a busy machine is not a full one."""
 
-from __future__ import annotations
-
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
 

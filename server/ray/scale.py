@@ -26,7 +26,6 @@ class Scale(BaseModel):
 
     @property
     def reserved_gpus(self) -> float:
-        """GPUs of the fewest replicas."""
         return self.replicas * self.gpus
 
     @model_validator(mode="after")

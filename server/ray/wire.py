@@ -3,8 +3,6 @@
 A call is one request. Its answer is a stream of batches: events, and at most one error at the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec
@@ -25,8 +23,6 @@ KINDS = {each.__name__: each for each in (InvalidRequest, WorkerLost, DeadlineEx
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A request on its way to a replica."""
-
     request: Request
     age_seconds: float  # age since its arrival, because the machines' clocks differ
     admitted: bool  # exempt from the queue's bounds
@@ -50,7 +46,6 @@ _decode_batch = msgspec.msgpack.Decoder(Batch).decode
 
 
 def encode_batch(items: Sequence[Event | EngineError]) -> bytes:
-    """One item of a stream."""
     return encode([_plain(item) if isinstance(item, EngineError) else item for item in items])
 
 

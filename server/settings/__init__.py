@@ -6,13 +6,7 @@ from outrider.server.settings.section import SettingsError
 from outrider.server.settings.sources import load_settings, parse_flags
 from outrider.server.settings.speculation import Speculation
 from outrider.server.settings.stores import Corpora, Sessions
-from outrider.server.settings.tree import (
-    Limits,
-    Logging,
-    Scheduling,
-    Settings,
-    Tracing,
-)
+from outrider.server.settings.tree import Limits, Logging, Scheduling, Settings, Tracing
 
 __all__ = [
     "ApiKey",

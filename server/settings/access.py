@@ -1,7 +1,5 @@
 """Settings of who may reach the server: addresses, TLS, connections, API keys with their quotas, and the metrics page."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from pathlib import Path
@@ -106,9 +104,7 @@ class Auth(Section):
     )
     open: bool = Field(False, description="Allow a public address without API keys.")
     max_concurrent: int | None = Field(
-        64,
-        ge=1,
-        description="Maximum concurrent requests per key; null sets no limit, like the default without keys.",
+        64, ge=1, description="Maximum concurrent requests per key; null sets no limit, like the default without keys."
     )
     requests_per_minute: int | None = Field(
         None,

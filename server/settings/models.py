@@ -1,7 +1,5 @@
 """Settings of the models: the target and the draft model, how they are loaded, and on which devices."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -22,15 +20,16 @@ KVDtype = Literal["auto", "int8", "fp8"]
 
 
 def check_devices(names: str) -> str:
-    """The devices of a model, in a comma list, without spaces. Raises ValueError."""
-    devices = names.replace(" ", "").split(",")
-    if len(devices) == 1 and re.fullmatch(r"auto|cpu|cuda(:\d+)?", devices[0]):
-        return devices[0]
-    if len(devices) == 1 or not all(re.fullmatch(r"cuda:\d+", each) for each in devices):
-        raise ValueError("it must be auto, cpu, cuda, cuda:N, or several GPUs such as cuda:0,cuda:1")
+    """The devices of a model, separated by commas or plus signs, without spaces. Raises ValueError."""
+    names = names.replace(" ", "")
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", names):
+        return names
+    if not re.fullmatch(r"cuda:\d+((,cuda:\d+)+|(\+cuda:\d+)+)", names):
+        raise ValueError("it must be auto, cpu, cuda, cuda:N, or several GPUs such as cuda:0,cuda:1 or cuda:0+cuda:1")
+    devices = re.split(r"[,+]", names)
     if len(set(devices)) < len(devices):
         raise ValueError("it must name each GPU once")
-    return ",".join(devices)
+    return names
 
 
 Devices = Annotated[str, AfterValidator(check_devices)]
@@ -100,25 +99,20 @@ class Model(Section):
     )
     name: str | None = Field(None, description="Model name in the API; null uses the last part of the path.")
     aliases: tuple[str, ...] = Field(
-        (),
-        description="Further names of the model; * and ? are wildcards, and * alone allows every name.",
+        (), description="Further names of the model; * and ? are wildcards, and * alone allows every name."
     )
     adapters: Mapping[str, str] = Field(
-        {},
-        description="LoRA adapters, as peft saves them: folders or Hugging Face ids by name.",
+        {}, description="LoRA adapters, as peft saves them: folders or Hugging Face ids by name."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Data type of the weights, also of a draft model's; auto uses the checkpoints'."
     )
-    quantize: Quantize = Field(
-        "none",
-        description="Format of the linear layers' weights.",
-    )
+    quantize: Quantize = Field("none", description="Format of the linear layers' weights.")
     kv_dtype: KVDtype = Field("auto", description="Data type of cached keys and values; auto uses the model's.")
     device: Devices = Field(
         "auto",
-        description="auto (a GPU if there is one), cpu, cuda, cuda:N, or several GPUs that share the layers, such as "
-        "cuda:0,cuda:1.",
+        description="auto (a GPU if there is one), cpu, cuda, cuda:N, or several GPUs: cuda:0,cuda:1 share the layers, and "
+        "cuda:0+cuda:1 each layer, for speed.",
     )
     context_tokens: int | None = Field(
         None, ge=16, description="Context length; null uses the model's maximum, or less if memory does not hold it."
@@ -140,8 +134,7 @@ class Model(Section):
         "auto", description="Format of the model's tool calls, see docs/tools.md; auto detects it from the chat template."
     )
     generation_config: Literal["auto", "none"] = Field(
-        "auto",
-        description="Sampling defaults: auto uses those of generation_config.json or the GGUF file, none the API's.",
+        "auto", description="Sampling defaults: auto uses those of generation_config.json or the GGUF file, none the API's."
     )
     packed_folder: Path | None = Field(
         Path("~/.cache/outrider/packed"),
@@ -153,12 +146,10 @@ class Model(Section):
 
     @property
     def place(self) -> tuple[str, str]:
-        """The path and the revision."""
         return self.path, self.revision
 
     @property
     def served_name(self) -> str:
-        """The model's name in the API."""
         file = self.path.rstrip("/").rsplit("/", 1)[-1].removesuffix(GGUF)
         return (
             self.name

@@ -1,7 +1,5 @@
 """Prints the settings: all of them as help text, and the effective ones as YAML with the origin of each value."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any

@@ -1,7 +1,5 @@
 """A flat list of every setting, for help texts and documentation. Derived from the tree's JSON schema."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -31,14 +29,12 @@ class SettingsSection:
 
 @cache
 def sections() -> tuple[SettingsSection, ...]:
-    """All sections, in the order of the tree."""
     schema = Settings.model_json_schema()
     return tuple(_sections(schema, schema["$defs"], ""))
 
 
 @cache
 def setting_names() -> tuple[str, ...]:
-    """The dotted names of all settings."""
     return tuple(setting.name for section in sections() for setting in section.settings)
 
 

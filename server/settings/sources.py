@@ -4,8 +4,6 @@ A setting has one name in YAML (`speculation.drafter`), in the environment (`OUT
 flag (`--speculation.drafter`). Unknown names are errors. Nothing else in the project reads settings from the environment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -21,7 +19,7 @@ from outrider.drafters.options import NEED_A_MODEL
 from outrider.models import packaged
 from outrider.server.settings.access import Auth
 from outrider.server.settings.reference import setting_names
-from outrider.server.settings.section import SettingsError, parse_list
+from outrider.server.settings.section import SettingsError
 from outrider.server.settings.tree import Settings
 
 Origin = Literal["default", "file", "environment", "flag"]
@@ -144,7 +142,7 @@ def _check(settings: Settings) -> None:
 def parse_flags(arguments: Sequence[str], options: Iterable[str] = ()) -> dict[str, Any]:
     """Parses `--section.name VALUE`, `--section.name=VALUE` and SHORT_FLAGS into values by dotted name.
 
-    Lists of several texts, and null, are JSON. `options` are the command's other flags, which an error may suggest.
+    `options` are the command's other flags, which an error may suggest.
     Raises SettingsError.
     """
     found: dict[str, Any] = {}
@@ -160,8 +158,7 @@ def parse_flags(arguments: Sequence[str], options: Iterable[str] = ()) -> dict[s
             if not rest:
                 raise SettingsError(f"{flag} needs a value.")
             value = rest.pop(0)
-        known = None if value == "null" else parse_list(flag, value) if value.startswith("[") else value
-        found[flag.removeprefix("--")] = known
+        found[flag.removeprefix("--")] = None if value == "null" else value
     return found
 
 
@@ -233,4 +230,5 @@ def _sentence(error: ValidationError, *section: str) -> str:
         near = next(iter(get_close_matches(name, setting_names(), n=1)), None)
         return f"There is no setting {name!r}{_did_you_mean(near)} `outrider serve --help` lists all settings."
     value = "" if "key" in name else f" (got {first['input']!r})"  # keys never appear in messages
-    return f"The setting {name!r} is invalid: {first['msg'].removeprefix('Value error, ')}{value}."
+    message = 'it takes a JSON list such as \'["a", "b"]\'' if first["type"] == "tuple_type" else first["msg"]
+    return f"The setting {name!r} is invalid: {message.removeprefix('Value error, ')}{value}."

@@ -1,30 +1,18 @@
 """Settings of speculative decoding: the drafter, what it drafts from, and how many nodes it may draft."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from outrider.drafters.options import (
-    MAX_NODES,
-    DrafterName,
-    Options,
-    PearlOptions,
-    RetrievalOptions,
-    TrigramOptions,
-)
-from outrider.server.settings.section import Section, parse_list
+from outrider.drafters.options import MAX_NODES, DrafterName, Options, PearlOptions, RetrievalOptions, TrigramOptions
+from outrider.server.settings.section import Section
 
 
 class Trigram(Section):
     """The n-grams of the `trigram` and `fusion` drafters."""
 
-    table: str | None = Field(
-        None,
-        description="Base table file; null uses the embedded one if the model has its tokenizer.",
-    )
+    table: str | None = Field(None, description="Base table file; null uses the embedded one if the model has its tokenizer.")
 
 
 class Retrieval(Section):
@@ -58,23 +46,11 @@ class Speculation(Section):
         description="Folder of measured step costs, kernels and tried chat templates; null finds them at every start.",
     )
     trace: bool | None = Field(
-        None,
-        description="Let requests see the drafts of their steps; null allows it if there are no API keys.",
+        None, description="Let requests see the drafts of their steps; null allows it if there are no API keys."
     )
     trigram: Trigram = Trigram()
     retrieval: Retrieval = Retrieval()
     pearl: Pearl = Pearl()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _decode_nested_lists(cls, given: Any) -> Any:
-        """Decodes lists of nested sections, which pydantic-settings passes on as JSON text."""
-        if isinstance(given, dict):
-            for section in given.values():
-                for name, value in section.items() if isinstance(section, dict) else ():
-                    if isinstance(value, str) and value.startswith("["):
-                        section[name] = parse_list(name, value)
-        return given
 
     @property
     def options(self) -> Options:

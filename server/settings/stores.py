@@ -1,7 +1,5 @@
 """Settings of what the server keeps between requests: sessions and corpora, and the bound of stored responses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 
@@ -34,8 +32,7 @@ class Sessions(Section):
     )
     ttl_seconds: float = Field(1800.0, gt=0, description="Idle time after which a session is evicted.")
     folder: Path | None = Field(
-        None,
-        description="Folder where sessions are saved, so that they outlive a restart; null saves nothing.",
+        None, description="Folder where sessions are saved, so that they outlive a restart; null saves nothing."
     )
     folder_bytes: int = Field(
         16 << 30, ge=0, description="Maximum bytes of sessions.folder per model; the oldest files are removed first."
@@ -52,7 +49,5 @@ class Corpora(Section):
     """Texts that clients post for the drafts of their requests."""
 
     total_bytes: int = Field(
-        64 << 20,
-        ge=0,
-        description="Maximum size of all corpora, as indexed; each key may use an equal share. 0 keeps none.",
+        64 << 20, ge=0, description="Maximum size of all corpora, as indexed; each key may use an equal share. 0 keeps none."
     )

@@ -1,7 +1,5 @@
 """Every setting with its type, default, bounds and description, in one frozen tree. `sources` says where values come from."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field

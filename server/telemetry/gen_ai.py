@@ -4,8 +4,6 @@ Names, units and buckets are those of semantic-conventions-genai 0.1. Promises t
 model is the server's own name, not the one that was asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,8 +63,6 @@ def of_answer(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ServerMetrics:
-    """The metrics of a model server."""
-
     def __init__(self, meter: Any) -> None:
         def histogram(name: str, text: str, buckets: Sequence[float]) -> Any:
             return meter.create_histogram(

@@ -3,8 +3,6 @@
 Promises that no line holds what clients send, unless `logging.prompts` is set, and that no text can look like another line.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -3,8 +3,6 @@
 Each server has its own registry, so two servers in one process do not share counters. No label holds a client's value.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -78,10 +76,7 @@ FAILURES = ("500", "503", "529")
 SNAPSHOT_SECONDS = 10.0
 
 
-def makers(
-    registry: CollectorRegistry,
-) -> tuple[Callable[..., Counter], Callable[..., Gauge], Callable[..., Histogram]]:
-    """Make the metrics of a registry."""
+def makers(registry: CollectorRegistry) -> tuple[Callable[..., Counter], Callable[..., Gauge], Callable[..., Histogram]]:
     options: dict[str, Any] = {"namespace": "outrider", "registry": registry}
     return partial(Counter, **options), partial(Gauge, **options), partial(Histogram, **options)
 
@@ -180,7 +175,6 @@ class Metrics:
             position.inc()
 
     def record_queue(self, queue: Queue) -> None:
-        """Sets the queue's gauges."""
         self.running.set(queue.active)
         self.waiting.set(queue.waiting)
         self._picker.running, self._picker.waiting = queue.active, queue.waiting
@@ -202,7 +196,6 @@ class Metrics:
         return self.render()
 
     def render(self) -> bytes:
-        """The metrics in Prometheus' text format."""
         if not self._coarse:
             return generate_latest(self.registry)
         if time.monotonic() - self._snapshot_time >= SNAPSHOT_SECONDS:
@@ -219,7 +212,6 @@ class EncoderMetrics:
         self.seconds = histogram("encoding_seconds", "Time of one batch of texts.", buckets=LATENCY_BUCKETS)
 
     def record(self, texts: int, tokens: int, seconds: float) -> None:
-        """Counts a batch."""
         self.texts.inc(texts)
         self.tokens.inc(tokens)
         self.seconds.observe(seconds)

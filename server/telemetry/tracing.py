@@ -3,8 +3,6 @@
 Continues the trace of a client that sends `traceparent`. Promises that no span holds what clients send.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Sequence

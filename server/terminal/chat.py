@@ -1,7 +1,5 @@
 """The chat: reads questions and commands, shows answers and what they cost. Ctrl-C stops an answer, Ctrl-D ends the chat."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time
@@ -44,7 +42,6 @@ class Answer:
             self.seconds = self.clock() - asked
 
     def stats(self) -> str:
-        """The cost of the answer as text."""
         if not self.usage:
             return f"The answer was stopped after {self.seconds:.2f} s."
         try:
@@ -99,8 +96,6 @@ Ctrl-C stops an answer, Ctrl-D ends the chat."""
 
 @dataclass
 class Chat:
-    """A conversation with a model."""
-
     client: Client
     model: str
     check: Callable[[], None] = lambda: None  # raises ChatError if the chat cannot go on
@@ -127,7 +122,6 @@ class Chat:
                 return
 
     def command(self, line: str) -> None:
-        """Runs a command, and shows its result."""
         name, _, argument = line[1:].partition(" ")
         commands: dict[str, Callable[[str], str]] = {
             "drafter": self._set_drafter,
@@ -223,7 +217,6 @@ class Chat:
 
 
 def show(text: str) -> None:
-    """Writes to the terminal at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -3,8 +3,6 @@
 Every failure is a ChatError with one sentence. Uses the standard library only, so that the chat starts at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
@@ -36,8 +34,6 @@ class NoServer(ChatError):
 
 
 class UnixConnection(http.client.HTTPConnection):
-    """HTTP on a UNIX socket."""
-
     def __init__(self, path: str, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)
         self._path = path
@@ -177,7 +173,6 @@ class Client:
             ) from None
 
     def _reason(self, response: http.client.HTTPResponse) -> str:
-        """The sentence of an error response."""
         if response.status == 401:
             needs = f"The server at {self.url} needs an API key that it knows"
             return f"{needs}; give it with --api-key, or with --url and OPENAI_API_KEY."

@@ -1,7 +1,5 @@
 """The figures of a running server, from its answers to /version, /v1/models, /ready and /metrics. Knows nothing of a screen."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -52,8 +50,6 @@ class ModelFigures:
 
 @dataclass(frozen=True)
 class ServerFigures:
-    """A server and its models."""
-
     url: str
     version: str
     memory: Memory | None

@@ -3,8 +3,6 @@
 Only the chat can use it: it listens on the loopback address and knows one key, which no other process can read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -52,8 +50,6 @@ def end_with_chat() -> None:
 
 
 class OwnServer:
-    """A running server process."""
-
     def __init__(self, config: Path | None, flags: dict[str, Any]) -> None:
         """Starts the process with these settings; returns at once."""
         self.key = secrets.token_urlsafe()

@@ -57,7 +57,6 @@ def status(
 
 
 def show(found: ServerFigures, as_json: bool) -> None:
-    """Prints the figures."""
     if as_json:
         import msgspec
 

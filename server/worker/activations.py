@@ -1,7 +1,5 @@
 """What activations have taken of each GPU, for the memory plan of the next start: the first one plans with a share."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

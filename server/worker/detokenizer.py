@@ -4,8 +4,6 @@ Promises that the text depends on the tokens alone, not on how they are divided 
 although it is the text of hidden tokens, or has such text in it. Knows nothing about models.
 """
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -40,7 +38,6 @@ class Detokenizer:
         return token in self._hidden
 
     def text_of(self, token: int) -> str:
-        """The text of a token on its own."""
         return self._bytes_of(token).decode("utf-8", "replace")
 
     def flush(self) -> str:
@@ -64,7 +61,6 @@ class StopStrings:
 
     @property
     def stopped(self) -> bool:
-        """A stop string has been found."""
         return self.found is not None
 
     def feed(self, text: str, hidden: str = "") -> str:
@@ -113,13 +109,7 @@ def occurrences(text: str, part: str) -> Iterator[int]:
 class AnswerText:
     """The text of one answer: a detokenizer followed by the stop strings."""
 
-    def __init__(
-        self,
-        detokenizer: Detokenizer,
-        stops: Sequence[str],
-        keep_stop: bool = False,
-        min_tokens: int = 0,
-    ) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], keep_stop: bool = False, min_tokens: int = 0) -> None:
         """Stop strings count only after the first `min_tokens` tokens."""
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops, keep_stop)

@@ -1,7 +1,5 @@
 """Draft models and draft heads: loaded beside the target, and shared by all sessions. They compute with PyTorch."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Every principal may use an equal share. Whoever uses more gives way first, so no
 when the memory itself runs short, the largest give way whoever they belong to. Knows nothing about how a session is dropped.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 

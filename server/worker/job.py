@@ -1,7 +1,5 @@
 """A running request: turns steps into TokenEvents."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

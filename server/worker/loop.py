@@ -4,8 +4,6 @@ Promises that one request's failure never affects another, that a cancelled requ
 paused one holds nothing that another needs.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 

@@ -3,8 +3,6 @@
 Watches the socket before it imports torch, so that the process ends with the front end even while it is loading.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import logging

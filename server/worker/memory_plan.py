@@ -5,8 +5,6 @@ Promises that settings with a value are respected or refused with a sentence. Kn
 their figures.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +24,6 @@ ROUNDED_TOKENS = 1024
 
 @dataclass(frozen=True)
 class MemoryFigures:
-    """The memory of one device."""
-
     free_bytes: int  # free memory after the weights are loaded
     token_bytes: int  # keys and values of one position, also those of a draft model on the same device
     model_tokens: int  # the longest context that the model supports
@@ -99,8 +95,6 @@ class MemoryWishes:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The KV caches on the device."""
-
     slots: int  # KV caches of a whole context that fit
     context_tokens: int
     note: str | None = None  # one sentence about what does not fit, and the setting that changes it
@@ -109,7 +103,6 @@ class MemoryPlan:
 
     @property
     def streams(self) -> int:
-        """The KV caches to make."""
         return max(self.slots, self.caches)
 
 
@@ -196,7 +189,6 @@ def refusal(figures: MemoryFigures, wishes: MemoryWishes) -> str:
 
 
 def caches(slots: int, context_tokens: int) -> str:
-    """A number of KV caches in words."""
     return f"{slots} KV cache{plural(slots)} of {context_tokens} tokens"
 
 

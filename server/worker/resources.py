@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from outrider import models
-from outrider.drafters.library.learned import LearnedText
 from outrider.drafters.model.language_model import LanguageModel
 from outrider.drafters.model.pair import Pair
+from outrider.drafters.native.library import AVAILABLE, MISSING
 from outrider.drafters.options import Options
 from outrider.drafters.registry import Resources
 from outrider.drafters.tables import base_table, datastore
 from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.drafters.tables.base_table import BaseArrays
+from outrider.drafters.tables.learned_text import LearnedText
 from outrider.drafters.tables.suffix import Corpus, index
 from outrider.server.reasons import reason
 from outrider.server.settings import Settings
@@ -51,7 +52,6 @@ class Tables:
 
     @cached_property
     def no_text(self) -> Corpus:
-        """An empty block."""
         return index(np.empty(0, np.int64), self.vocabulary)
 
 
@@ -146,15 +146,14 @@ class Stores(Collection[Corpus]):
 
 
 def load_resources(
-    settings: Settings,
-    tables: Tables,
-    model: Callable[[], LanguageModel] | None = None,
-    pair: Pair | None = None,
+    settings: Settings, tables: Tables, model: Callable[[], LanguageModel] | None = None, pair: Pair | None = None
 ) -> tuple[Resources, dict[str, Resources]]:
     """The shared resources, and those of each principal with its own datastores. Raises ArrayFileError with one sentence.
 
     `model` creates a session's draft model, which `pair` describes. No corpus is chosen, and nothing is learned yet.
     """
+    if not AVAILABLE:
+        log.warning("%s Until then, only the predictions of requests are drafted.", MISSING)
     opened = cache(lambda path: Store(Path(path), tables))  # a datastore that several keys name is opened once
     options = settings.speculation.options
     learned = LearnedText(1, tables.vocabulary) if settings.learns_from_sessions else None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from outrider.drafters.interface import Ints
-from outrider.drafters.native.library import AVAILABLE, MISSING
+from outrider.drafters.native.library import AVAILABLE
 from outrider.drafters.registry import Resources
 from outrider.server.chat.template.trial import load_tried_tokenizer
 from outrider.server.chat.vocabulary import Vocabulary
@@ -71,13 +72,13 @@ class Runtime:
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # the target's, by name
     has_library: bool = AVAILABLE  # of the drafters; without it, only predictions are drafted
     activations: Activations = field(default_factory=lambda: Activations({}, None))
+    timings: list[Callable[[], bool]] = field(default_factory=list)  # that are left for pauses
 
     def owner_of(self, principal: str, adapter: str | None) -> str:
         """Who owns a session: a principal's requests with an adapter share none with its others, nor what they learn."""
         return principal if adapter is None else f"{principal}\0{self.adapters[adapter].digest}"
 
     def resources_of(self, principal: str, adapter: str | None = None) -> Resources:
-        """The drafters' resources for a principal's requests with this adapter."""
         resources = self.own_resources.get(principal, self.resources)
         if self.learned is None:
             return resources
@@ -103,9 +104,9 @@ class Runtime:
         return (most, self.curve) if max_nodes == "auto" else (min(max_nodes, most), None)
 
     def measure_again(self) -> None:
-        """Estimates the cost of steps once more in a pause: when the worker started, the front end did, too."""
-        if self.curve is not None and self.curve.is_estimated:
-            self.curve.lower(estimate(self.runner))
+        """Times the models once more, a part in each pause, until nothing is corrected: other work had disturbed the start."""
+        if self.timings and not self.timings[-1]():
+            self.timings.pop()
 
     def save_findings(self) -> None:
         """Saves what steps have shown for the next start: the cost curve, and what is known of the draft model and memory."""
@@ -137,20 +138,21 @@ def load(settings: Settings) -> Runtime:
         draft, differences = load_draft(settings, shared_options(settings, settings.draft_model), tokenizer, runner)
     activations = load_activations(runner, settings)
     slots = start_models(runner, draft, settings, tokenizer, activations)
-    curve = None
+    curve, timings = None, list[Callable[[], bool]]()
     if settings.speculation.max_nodes == "auto":
         with timed("finding the cost of steps"):
             curve = load_or_measure(runner, cost_folder(settings))
-    shared_draft, pair_file, session, pair = None, None, None, None
+        if curve.is_estimated:
+            timings.append(partial(time_again, curve, runner))
+    shared_draft, pair_file, pair = None, None, None
     if draft is not None:
         pair_file = pair_file_of(runner, draft, cost_folder(settings))
         pair = load_pair(pair_file, curve)
         shared_draft = share_draft(draft, differences, runner, slots, pair)
-        session = shared_draft.session
+        if not runner.in_pages:
+            timings.append(partial(shared_draft.measure, runner))
     tables = Tables(lambda: fingerprint(tokenizer), vocabulary=max(runner.vocabulary, len(tokenizer)) + 1)
-    resources, own = load_resources(settings, tables, session, pair)
-    if not AVAILABLE:
-        log.warning("%s Until then, only the predictions of requests are drafted.", MISSING)
+    resources, own = load_resources(settings, tables, None if shared_draft is None else shared_draft.session, pair)
     ends = stop_ids(runner.stop_tokens, tokenizer)
     return Runtime(
         runner=runner,
@@ -168,8 +170,15 @@ def load(settings: Settings) -> Runtime:
         activations=activations,
         corpora=ClientCorpora(tables) if settings.corpora.total_bytes else None,
         learned=LearnedTexts(LEARNED_TOKENS, tables.vocabulary) if settings.learns_from_sessions else None,
+        timings=timings,
         adapters={name: backend.load_adapter(runner, path) for name, path in model.adapters.items()},
     )
+
+
+def time_again(curve: CostCurve, runner: ModelRunner) -> bool:
+    """Lowers an estimate by another one, once: steps correct the rest."""
+    curve.lower(estimate(runner))
+    return False
 
 
 def load_target(settings: Settings) -> ModelRunner:
@@ -248,7 +257,7 @@ def load_activations(runner: ModelRunner, settings: Settings) -> Activations:
     """What activations have taken of the GPUs of a model whose weights are loaded."""
     folder = cost_folder(settings)
     file = folder and folder / f"{machine_key(runner)}-memory.json"
-    return Activations(device_names(runner) if runner.in_pages else {}, file)
+    return Activations({name: device for name, device in device_names(runner).items() if device.type == "cuda"}, file)
 
 
 def pool_bytes(runner: ModelRunner) -> dict[str, int]:
@@ -289,7 +298,6 @@ def memory_figures(
 
 
 def device_names(runner: ModelRunner) -> dict[str, Device]:
-    """The devices of a model's layers by their names."""
     return {str(part.device): part.device for part in runner.cache_shape.parts}
 
 
@@ -314,7 +322,6 @@ def max_active(settings: Settings, slots: int, curve: CostCurve | None) -> int:
 
 
 def memory_of(runtime: Runtime, settings: Settings, slot_bytes: int) -> Memory:
-    """The memory of the model and its worker."""
     runner, own, caches = runtime.runner, own_bytes(), runtime.slots * slot_bytes
     on_host = runner.device.type == "cpu"
     rest = None if own is None else max(0, own - runner.held_bytes * (on_host and not runner.maps_weights))

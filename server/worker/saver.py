@@ -4,8 +4,6 @@ Promises that `stop` returns when no rows are read any more, after one page at m
 disk, needs no rows and goes on.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait

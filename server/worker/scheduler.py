@@ -3,8 +3,6 @@
 Promises that a paused job and one that waits hold nothing that another needs. Knows nothing about messages and forwards.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, MutableSequence
 from typing import TypeAlias, TypeVar
@@ -35,7 +33,6 @@ class Scheduler:
         return not (self.active or self._waiting)
 
     def add(self, request: Request) -> None:
-        """Adds a request to the end of the line."""
         self._waiting.append(request)
 
     def admit(self, start: Callable[[Entry], bool]) -> None:

@@ -38,8 +38,6 @@ class SessionKey(NamedTuple):
 
 @dataclass(eq=False)
 class Session:
-    """The state of one conversation."""
-
     verifier: Verifier
     drafters: dict[DrafterName, Drafter] = field(default_factory=dict)
     principal: str = ""  # the principal that owns the session and its memory
@@ -57,7 +55,6 @@ class Session:
 
     @property
     def rows(self) -> Rows:
-        """The session's keys and values."""
         return self.verifier.rows
 
     def drafter(self, name: DrafterName, resources: Resources) -> Drafter:

@@ -8,8 +8,6 @@ the bytes that are counted, the pages of a shared beginning exist once.
 Promises that two principals never share a session.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 Knows nothing about which session a request continues.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -27,11 +25,9 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """The number of slots that no session holds."""
         return len(self._free)
 
     def take(self) -> KVCache | None:
-        """An empty slot; None if all are in use."""
         if not self._free:
             self.swap_out()
         return self._free.pop() if self._free else None

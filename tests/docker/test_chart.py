@@ -1,7 +1,5 @@
 """The Helm chart: rendered by Helm's library, and checked against the schemas of Kubernetes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -134,7 +134,6 @@ RULES = [rule for group in yaml.safe_load((DOCKER / "rules.yml").read_text())["g
 
 
 def metrics_in(expression: str) -> set[str]:
-    """The server's metrics in an expression."""
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\boutrider_\w+", expression)}
 
 

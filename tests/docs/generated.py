@@ -1,7 +1,7 @@
 """Generates configs/default.yaml, the lists of docs/settings.md from the settings tree, and parts of docs/api.md
 and docs/roofline.md.
 
-After a change of a setting, of `outrider.server.openai.unsupported` or of bench/results/roofline.json, run
+After a change of a setting, of `outrider.server.openai.unsupported` or of bench/results/roofline.json or kernels.json, run
 `python -m tests.docs.generated` to rewrite the files.
 """
 
@@ -54,9 +54,11 @@ def api(page: str) -> str:
 
 
 def roofline(page: str) -> str:
-    """docs/roofline.md with a regenerated table."""
-    results = json.loads(roofs.RESULT.read_text())
-    return _replace(page, "H200", f"\n{roofs.predictions_table(results, 'H200')}\n")
+    """docs/roofline.md with regenerated tables."""
+    results, compiled, before = (json.loads(file.read_text()) for file in (roofs.RESULT, roofs.COMPILED, roofs.BEFORE))
+    page = _replace(page, "H200", f"\n{roofs.predictions_table(results, before, 'H200')}\n")
+    page = _replace(page, "kernels", f"\n{roofs.kernels_table(compiled, before)}\n")
+    return _replace(page, "aims", f"\n{roofs.aims_table(results)}\n")
 
 
 def _replace(page: str, title: str, text: str) -> str:

@@ -22,8 +22,6 @@ PAGE_NAMES = tuple(page.relative_to(ROOT).as_posix() for page in PAGES)
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced code block."""
-
     page: str
     language: str
     text: str
@@ -35,12 +33,10 @@ def read(page: str) -> str:
 
 
 def blocks(page: str) -> list[Block]:
-    """All fenced code blocks of a page."""
     return [Block(page, *match) for match in re.findall(r"^```(\w*)\n(.*?)^```$", read(page), flags=re.M | re.S)]
 
 
 def prose(page: str) -> str:
-    """The page without its code blocks."""
     return re.sub(r"^```.*?^```$", "", read(page), flags=re.M | re.S)
 
 
@@ -50,7 +46,6 @@ def inline_code(page: str) -> list[str]:
 
 
 def links(page: str) -> list[str]:
-    """The targets of all links."""
     return re.findall(r"\]\(([^)\s]+)\)", prose(page))
 
 
@@ -75,12 +70,10 @@ def routes() -> frozenset[tuple[str, str]]:
 
 
 def matches(template: str, path: str) -> bool:
-    """Whether a path or another template matches the template."""
     return re.fullmatch(re.sub(r"\\\{[^/]+\\\}", r"[^/]+", re.escape(template)), path) is not None
 
 
 def fields(path: str, method: str = "post") -> set[str]:
-    """The fields of an endpoint's body."""
     description = application().openapi()
     body = description["paths"][path][method]["requestBody"]["content"]["application/json"]["schema"]
     return set(description["components"]["schemas"][body["$ref"].rpartition("/")[2]]["properties"])

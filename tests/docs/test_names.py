@@ -25,7 +25,7 @@ from tests.docs.markdown import PAGE_NAMES, ROOT, anchors, blocks, fields, inlin
 
 SECTIONS = {section.name for section in sections()}
 TOP_SECTIONS = {name.partition(".")[0] for name in SECTIONS}
-FOLDERS = ("server", "drafters", "engines", "verify", "bench", "models", "configs", "docker", "docs", "tests")
+FOLDERS = ("server", "drafters", "verify", "bench", "models", "configs", "docker", "docs", "tests")
 
 
 @pytest.mark.parametrize("page", PAGE_NAMES)

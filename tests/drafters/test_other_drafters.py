@@ -1,4 +1,4 @@
-"""Drafters of other packages: the example of docs/engines.md, installed by pip, and chosen by name over HTTP."""
+"""Drafters of other packages: the example of docs/drafters.md, installed by pip, and chosen by name over HTTP."""
 
 import os
 import re
@@ -13,12 +13,11 @@ import pytest
 from tests.servers import Served, serving
 
 pytestmark = pytest.mark.slow  # it is installed, and a server starts
-PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
+PAGE = Path(__file__).parents[2] / "docs" / "drafters.md"
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add(a, b):\n"
 
 
 def blocks(language: str) -> list[str]:
-    """The page's code in a language."""
     return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 

@@ -24,8 +24,6 @@ SHORT, LONG = 4, 11  # seeds with which the answer has 41 tokens, and fills the 
 
 
 class Terminal:
-    """A terminal with `outrider chat`."""
-
     def __init__(self, process_id: int, descriptor: int) -> None:
         self.process_id = process_id
         self._descriptor = descriptor
@@ -54,18 +52,15 @@ class Terminal:
         return self.wait(lambda output: output.endswith(PROMPT)).removesuffix(PROMPT)
 
     def enter(self, line: str) -> str:
-        """Types a line, and returns what it shows."""
         self.type(line + "\n")
         return self.wait_for_prompt().removeprefix(line + "\n")
 
     def exit_code(self) -> int:
-        """The exit code, once the program has ended."""
         return os.waitstatus_to_exitcode(os.waitpid(self.process_id, 0)[1])
 
 
 @contextmanager
 def terminal(home: Path, *arguments: str, **environment: str) -> Iterator[Terminal]:
-    """A terminal in which the chat starts."""
     process_id, descriptor = pty.fork()
     if process_id == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background ignores it, which is inherited

@@ -3,8 +3,6 @@
 One server replays recorded answers beside an encoder; the other one's answers are its model's.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -35,8 +35,6 @@ NODE = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": Fal
 
 @dataclass
 class Stream:
-    """A stream that a thread reads."""
-
     text: str = ""
     error: dict[str, Any] | None = None
     done: bool = False  # `[DONE]` has arrived
@@ -136,7 +134,6 @@ def wait_serving(http: httpx.Client, replicas: int) -> None:
 
 
 def deploy(replicas: int, ingress_replicas: int = 1, **settings: Any) -> None:
-    """Deploys, or changes what is deployed."""
     from ray import serve
 
     from outrider.server.ray.deployment import application

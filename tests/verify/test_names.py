@@ -1,7 +1,5 @@
 """The names of models that people paste, over folders laid out as the programs do that made them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

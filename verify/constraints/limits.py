@@ -1,7 +1,5 @@
 """llguidance's work limits and error texts, for worker and grammar validator. Imports neither torch nor transformers."""
 
-from __future__ import annotations
-
 from llguidance import LLParserLimits
 
 # Work limits bound the time: at most about 0.1 s to compile a grammar or to compute a mask.

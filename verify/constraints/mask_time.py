@@ -4,8 +4,6 @@ Promises that the masks of one client's grammars take at most a share of the tim
 draft nodes are left out first, and slow masks of roots, which cannot be, end their answers. Knows nothing about grammars.
 """
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -39,8 +37,6 @@ class Bucket:
 
 
 class MaskTime:
-    """The masks of one client."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._masks = Bucket(MASKS_SECONDS, MASKS_SHARE, clock)

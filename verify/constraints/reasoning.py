@@ -3,8 +3,6 @@
 Works like a grammar: a node's mask depends on its path alone, so limited answers do not depend on drafts.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A draft model that sessions share: its runner, its thread, and a pool of caches."""
 
-from __future__ import annotations
-
 import statistics
 import threading
 from collections import OrderedDict
@@ -32,11 +30,7 @@ class DraftRunner:
     """A draft model shared by sessions: the runner, its thread and a pool of caches."""
 
     def __init__(
-        self,
-        runner: ModelRunner,
-        vocabulary: int,
-        slots: int = 4,
-        differences: Mapping[int, int] = MappingProxyType({}),
+        self, runner: ModelRunner, vocabulary: int, slots: int = 4, differences: Mapping[int, int] = MappingProxyType({})
     ) -> None:
         """`vocabulary` is the number of the target's logits; `differences` are those of `find_differences`."""
         self.runner = runner
@@ -59,7 +53,6 @@ class DraftRunner:
         return SessionDraft(self)
 
     def held_cache(self, session: SessionDraft) -> KVCache | None:
-        """The cache that the session has; None if it has none."""
         return self._caches.get(ref(session))
 
     def cache_for(self, session: SessionDraft) -> KVCache:
@@ -130,19 +123,21 @@ class DraftRunner:
             self._last = torch.cuda.Event()
             self._last.record(stream)
 
-    def measure(self, target: ModelRunner) -> None:
-        """Times steps of both models in turns and at once, the reading of a prompt, and longer texts, for `pair`."""
-        pair = self.pair
-        pair.context_seconds = self._context_seconds()
+    def measure(self, target: ModelRunner) -> bool:
+        """Times steps of both models in turns and at once, the reading of a prompt, and longer texts.
+
+        Returns whether that has corrected `pair`.
+        """
+        context_seconds = self._context_seconds()
         own, other = filled(self.runner, SHORT), filled(target, SHORT)
         timed_forward(self.runner, own, 0)
         steps = [
             (timed_forward(target, other, 0), *(timed_forward(self.runner, own, 0) for _ in range(2))) for _ in range(TIMED)
         ]
         # The first step after the target's loads the weights into the CPU's cache.
-        pair.target_seconds, _, pair.draft_seconds = map(statistics.median, zip(*steps[1:], strict=True))
+        alone, _, drafts = zip(*steps[1:], strict=True)
         tokens = min(READ_TOKENS, self.runner.context_tokens // 2)
-        pair.read_seconds = min(timed_forward(self.runner, own, tokens - 1, reads=True) for _ in range(2)) / tokens
+        reading = min(timed_forward(self.runner, own, tokens - 1, reads=True) for _ in range(2))
         verified = threading.Event()
 
         def draft() -> list[float]:
@@ -154,8 +149,17 @@ class DraftRunner:
         drafting = self.submit(draft)
         beside = [timed_forward(target, other, 0) for _ in range(TIMED)]
         verified.set()
-        pair.target_slowdown = max(1.0, statistics.median(beside) / pair.target_seconds)
-        pair.draft_slowdown = max(1.0, statistics.median(drafting.result()) / pair.draft_seconds)
+        median = statistics.median
+        return self.pair.correct(
+            {
+                "target_seconds": min(alone),
+                "draft_seconds": min(drafts),
+                "read_seconds": reading / tokens,
+                "context_seconds": context_seconds,
+                "target_slowdown": max(1.0, median(beside) / median(alone)),
+                "draft_slowdown": max(1.0, median(drafting.result()) / median(drafts)),
+            }
+        )
 
     def _context_seconds(self) -> float:
         """Seconds that each token of the text adds to a forward over one row: from the smallest of some times."""

@@ -5,8 +5,6 @@ template, and padding of the vocabulary. A draft model never drafts such a token
 else as the first token of the name's text: whatever it reads, answers are the target's.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The package llama-cpp-python, loaded once, with its messages in our log. It is optional."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from functools import cache

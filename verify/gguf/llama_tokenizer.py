@@ -1,7 +1,5 @@
 """The tokenizer of a GGUF file by llama.cpp, for those that `outrider.verify.gguf.tokenizer` does not build."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

@@ -4,8 +4,6 @@ Knows nothing about torch, nor about what the entries mean. The package `gguf` a
 vocabulary. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import re
@@ -43,8 +41,6 @@ MOST = 1 << 20
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in the file."""
-
     shape: tuple[int, ...]  # the last dimension is contiguous
     kind: int  # ggml's number of its type
     start: int  # start of its values in bytes from the beginning of the file

@@ -1,7 +1,5 @@
 """A model in several GGUF files: each name says which part it is and how many there are. The first one has the metadata."""
 
-from __future__ import annotations
-
 import re
 
 PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)

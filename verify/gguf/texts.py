@@ -134,5 +134,4 @@ class Ids(Mapping[str, int]):
 
 
 def ids_of(texts: Texts) -> Mapping[str, int]:
-    """The ids by text, in the least memory."""
     return {text: id for id, text in enumerate(texts)} if LIBRARY is None else Ids(texts)

@@ -5,8 +5,6 @@ of text into words the file names, and `llama`, SentencePiece's BPE, whose merge
 `outrider.verify.gguf.llama_tokenizer`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The entries of a GGUF file that are about tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ its depth, it attends to what the target has computed: in layers with a window, 
 others to its last layer without. Parameters have the names of the published checkpoints, without their prefixes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Reads the config.json of block heads: the layouts of the libraries speculators 0.9 and dflash 0.1."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -90,7 +88,6 @@ def read_dflash(config: Mapping[str, Any], depth: int) -> BlockShape:
 
 
 def with_dflash2(shape: BlockShape, known: Mapping[str, Any]) -> BlockShape:
-    """The shape with the parts of DFlash 2."""
     convolution = (int(known["conv_kernel_size"]), int(known["conv_group_size"]))
     return replace(shape, convolution=convolution, selector=(int(known["selector_rank"]), int(known.get("selector_top_k", 16))))
 

@@ -4,8 +4,6 @@ The cache has keys and values of the context only, which the head computes from 
 behind them and never committed: the next draft reads the target's states of the tokens that were accepted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 from typing import cast

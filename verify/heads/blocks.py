@@ -6,8 +6,6 @@ logits by the token before it, and DFlash 2 ranks the likeliest tokens again. Kn
 Parameters have the names of the published checkpoints.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -15,12 +13,7 @@ from typing import Any, cast
 import torch
 from torch.nn.functional import pad
 from transformers import PreTrainedConfig
-from transformers.models.qwen3.modeling_qwen3 import (
-    Qwen3DecoderLayer,
-    Qwen3RMSNorm,
-    Qwen3RotaryEmbedding,
-    apply_rotary_pos_emb,
-)
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
 from outrider.verify.heads.networks import Head
 
@@ -47,7 +40,6 @@ class BlockShape:
 
     @property
     def drafted(self) -> int:
-        """The number of tokens that a block drafts."""
         return self.rows - (not self.from_anchor)
 
 

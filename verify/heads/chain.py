@@ -4,8 +4,6 @@ Later heads read, for each token, the state that the head before has of the posi
 (arXiv 2412.19437, section 2.2). So a head's rows begin one position after those of the head before, and each head has a cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Loads draft heads: EAGLE, EAGLE-3 and blocks from checkpoints, MTP layers from the target's checkpoint or file."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any, cast
@@ -169,7 +167,6 @@ def check_vocabulary(d2t: Any, target: Target, path: str) -> None:
 
 
 def layer_config(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> LlamaConfig:
-    """The configuration of a head's layer."""
     has_bias = any(name.startswith("layers.0.self_attn.") and name.endswith(".bias") for name in weights)
     found = LlamaConfig(**{**config, "model_type": "llama", "attention_bias": has_bias})
     found._attn_implementation = NAME

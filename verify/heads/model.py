@@ -11,6 +11,7 @@ from outrider.drafters.interface import MAX_NODES
 from outrider.drafters.model.language_model import Candidates
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.session import SessionDraft
+from outrider.verify.errors import ModelError
 from outrider.verify.heads.networks import Head
 from outrider.verify.model.attention.interface import Attention, ShapeProbe, number_layers
 from outrider.verify.model.attention.torch_attention import TorchAttention
@@ -22,6 +23,7 @@ from outrider.verify.model.cpu.native.layers import pack_layers
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, unplanned_pages
+from outrider.verify.model.gpu.split_linear import INSTEAD, SplitLinear
 from outrider.verify.model.gpu.text_work import ROWS
 from outrider.verify.model.hidden import StateRing
 from outrider.verify.model.loading import fix_rope
@@ -149,6 +151,8 @@ class HeadModel:
         self.in_pages = target.in_pages
         self._embed = target.embed_tokens
         lm_head = cast(Any, target.lm_head)
+        if isinstance(lm_head, SplitLinear):
+            raise ModelError(f"Draft heads need the target's whole vocabulary on a GPU; {INSTEAD}.")
         self._lm_head = lm_head.apart() if hasattr(lm_head, "apart") else lm_head  # the head may run beside the target
         self._width = self._tap(target)
         probe = self._probe()
@@ -196,11 +200,9 @@ class HeadModel:
         return self.context_tokens + MARGIN_POSITIONS
 
     def new_cache(self) -> HeadCache:
-        """An empty cache for a full context."""
         return HeadCache(self._new_rows())
 
     def new_session(self, shared: DraftRunner) -> SessionDraft:
-        """A session of the head in `shared`."""
         return HeadDraft(shared)
 
     def _new_rows(self) -> TensorCache:
@@ -264,8 +266,6 @@ def parents(batch: ForwardBatch) -> torch.Tensor:
 
 
 class HeadRunner(DraftRunner):
-    """A draft head shared by sessions."""
-
     def __init__(self, head: HeadModel, slots: int = 4) -> None:
         super().__init__(cast(ModelRunner, head), head.vocabulary, slots)
         self.pair.block = head.drafted

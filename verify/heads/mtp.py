@@ -1,7 +1,5 @@
 """Loads multi-token prediction (MTP) layers as modules of transformers, from the target's checkpoint or its GGUF file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,14 @@ from outrider.verify.model.architecture.families import BY_FILE
 from outrider.verify.model.architecture.rotary import frequencies
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.experts import expert_name
-from outrider.verify.model.file_model import EXPERTS, NORM, empty_model
+from outrider.verify.model.file_model import empty_model
+from outrider.verify.model.file_tensors import NORM
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import read_configuration
 from outrider.verify.model.tensors import LAYER, Tensors, file_name, names_of, read_gguf
 
+# The parts of a mixture's weights, by the names of transformers.
+EXPERTS = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
 # transformers' `model_type` of the architectures whose layers are read from files.
 KINDS = {"glm4moe": "glm4_moe", "qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text", "qwen3next": "qwen3_next"}
 # Names in files of what surrounds a layer's block, by those of transformers.

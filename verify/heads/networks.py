@@ -5,8 +5,6 @@ that position, otherwise the head's own. It computes a state of its own, which g
 about caches or checkpoints. Parameters have the names of the published checkpoints.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any, cast
 

@@ -3,8 +3,6 @@
 Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, equation 3: h = W x + (alpha / r) B A x.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -124,7 +124,6 @@ def kept_rows(segments: Sequence[Segment]) -> NDArray[np.int64]:
 
 
 def joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """The parts one after the other."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

@@ -1,7 +1,5 @@
 """The weights of experts and of several residuals, one tensor for each: checkpoints and files may store them in one tensor."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -31,7 +29,6 @@ PARTS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_p
 
 
 def expert_name(layer: int | str, part: str, expert: int | str, kind: str = "weight") -> str:
-    """The name of one expert's tensor."""
     return f"blk.{layer}.ffn_{part}_exps.{expert}.{kind}"
 
 

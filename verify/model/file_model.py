@@ -4,8 +4,6 @@ Quantised weights become blocks, and others numbers of the model's data type; so
 in the host's memory. Blocks are kept in a file, which later starts map. transformers itself reads what is not known here.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -13,17 +11,16 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outrider.verify.checkpoint import QUANTIZATION, Location
 from outrider.verify.model.architecture.config import read_config
-from outrider.verify.model.architecture.description import Architecture
 from outrider.verify.model.architecture.rotary import frequencies
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.cpu.native.loading import TIED_HEAD, Source, read
+from outrider.verify.model.cpu.native.loading import Source, read
 from outrider.verify.model.cpu.native.packed_file import NOT_KEPT, PackedFile, file_of
-from outrider.verify.model.cpu.native.packing import order
-from outrider.verify.model.experts import expert_name
+from outrider.verify.model.file_tensors import FileTensors, UnfitError, numbers_of
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.experts import WEIGHTS, way_of
 from outrider.verify.model.gpu.forms import BLOCK, ROUNDED, Form, common_form
@@ -33,14 +30,10 @@ from outrider.verify.model.load_options import LoadOptions, Quantize
 from outrider.verify.model.quantization import BITS, layer_bits
 from outrider.verify.model.sizes import is_plain
 from outrider.verify.model.stored import Stored
-from outrider.verify.model.tensors import LAYER, file_name, names_of
 
 log = logging.getLogger("outrider.worker")
 # The version of the files of blocks. It changes with their layout.
-FORMAT = 1
-NORM, TABLE, HEAD = "norm.weight", "token_embd.weight", "output.weight"
-# The parts of a mixture's weights, by the names of transformers.
-EXPERTS = dict(zip(WEIGHTS, (("gate", "up"), ("down",)), strict=True))
+FORMAT = 2
 
 
 def load(
@@ -50,10 +43,10 @@ def load(
 
     `config` is transformers' configuration of it. Raises ModelError.
     """
-    source, keeps = read(options, location), options.dtype == "auto" and options.quantize == "none"
+    source, keeps = read(options, location), keeps_blocks(options)
     if source is None:
         return None
-    dtype = torch.bfloat16 if location.gguf is not None and options.dtype == "auto" else dtype
+    dtype = type_of(options, location, dtype)
 
     def filled(file: PackedFile) -> PreTrainedModel:
         model = empty_model(config, dtype)
@@ -74,12 +67,19 @@ def load(
         except OSError as error:
             log.info(NOT_KEPT, error)
         return filled(PackedFile())
-    except UnfitError:
+    except UnfitError as error:
+        log.debug("transformers reads the model, because files do not have %s as it does", error)
         return None
 
 
-class UnfitError(Exception):
-    """Only transformers can read the model."""
+def keeps_blocks(options: LoadOptions) -> bool:
+    """Whether blocks stay as files have them."""
+    return options.dtype == "auto" and options.quantize == "none"
+
+
+def type_of(options: LoadOptions, location: Location, dtype: torch.dtype) -> torch.dtype:
+    """The model's data type; `dtype` is that of a checkpoint."""
+    return torch.bfloat16 if location.gguf is not None and options.dtype == "auto" else dtype
 
 
 class FileModel:
@@ -87,38 +87,14 @@ class FileModel:
 
     def __init__(self, model: PreTrainedModel, source: Source, is_file: bool) -> None:
         """`model` is on the meta device. With `is_file`, weights are those of a GGUF file. Raises UnfitError."""
-        own, known = read_config(model.config.to_dict()), source.known
-        if own is None or not is_read(own) or not is_read(known):
-            raise UnfitError
-        self.model, self.source, self.known = model, source, known
-        self._names = names_of(known.name, len(known.layers))
-        self._turns = is_file and known.has_pairs and not own.has_pairs
-        self._less_one = is_file and own.norms_less_one
+        own = read_config(model.config.to_dict())
+        if own is None:
+            raise UnfitError(model.config.model_type)
+        self.model, self.known, self.tensors = model, source.known, FileTensors(own, source, is_file)
         self._modules = {module: name for name, module in model.named_modules()}
-        for name, tensor in model.state_dict(keep_vars=True).items():
-            parts = self.parts(name)
-            if sum(prod(each.shape) for each in parts) != tensor.numel():
-                raise UnfitError
+        self.tensors.check(model.state_dict(keep_vars=True))
         if is_file:
             self._set_rotary()
-
-    def parts(self, name: str) -> list[Stored]:
-        """The tensors, one after the other, of a parameter. Raises UnfitError."""
-        tensors, layer = self.source.tensors, LAYER.search(name)
-        if layer is not None and ".experts." in name:
-            kinds = EXPERTS.get(name.rpartition(".")[2], ())
-            count = 0 if self.known.mixture is None else self.known.mixture.experts
-            names = [expert_name(layer[1], kind, number) for number in range(count) for kind in kinds]
-        else:
-            names = [TABLE if name == TIED_HEAD and HEAD not in tensors else str(file_name(self._names, name))]
-        if not names or not tensors.keys() >= {*names}:
-            raise UnfitError
-        found = [tensors[each] for each in names]
-        role = {"q_proj": "query", "k_proj": "key"}.get(name.split(".")[-2])
-        if self._turns and role is not None and layer is not None:
-            places = order(self.known, self.known.layers[int(layer[1])], role, True)
-            found = found if places is None else [each.take(places) for each in found]
-        return found
 
     def fill(self, placement: Placement, bits: dict[str, int], keeps: bool, file: PackedFile) -> None:
         """Puts the weights on their devices: rounded to `bits` by a layer's name, or as they are if it `keeps` them."""
@@ -126,6 +102,9 @@ class FileModel:
         for device, modules in placement.modules.items():
             for module in modules:
                 self._fill_module(module, device, bits, keeps, file, filled)
+                name = self._modules[module]
+                if isinstance(module, torch.nn.Linear) and (order := self.tensors.inputs(f"{name}.weight")) is not None:
+                    reorder(self.model.get_submodule(name), torch.from_numpy(order).to(device))
 
     def _fill_module(
         self, module: Any, device: torch.device, bits: dict[str, int], keeps: bool, file: PackedFile, filled: Any
@@ -137,14 +116,15 @@ class FileModel:
             if name in module._non_persistent_buffers_set:
                 module._buffers[name] = tensor.to(device)
             else:
-                module._buffers[name] = self._numbers(self.parts(f"{place}.{name}"), name, tensor, device)
+                module._buffers[name] = self.tensors.numbers(f"{place}.{name}", tensor, device)
         for name, tensor in [*module._parameters.items()][::-1]:  # a bias before the layer that takes it
             if tensor is None:
                 continue
-            parts = self.parts(f"{place}.{name}")
-            form = self._form(parts, bits.get(place), keeps) if mixture or (is_plain(module) and name == "weight") else None
+            parts, order = self.tensors.parts(f"{place}.{name}", tensor)
+            is_product = name in WEIGHTS if mixture else name == "weight" and is_plain(module)
+            form = self._form(parts, bits.get(place), keeps) if is_product else None
             if form is not None:
-                blocks = Weight(parts, form, bits.get(place), file).on(device)
+                blocks = Weight(parts, order, form, bits.get(place), file).on(device)
                 if mixture:
                     delattr(module, name)
                     setattr(module, name, BlockLinear.of(blocks, tensor.dtype))
@@ -152,7 +132,7 @@ class FileModel:
                     self.model.set_submodule(place, BlockLinear(module, blocks))
                 continue
             if tensor not in filled:
-                numbers = self._numbers(parts, f"{place}.{name}", tensor, device)
+                numbers = self.tensors.numbers(f"{place}.{name}", tensor, device)
                 filled[tensor] = torch.nn.Parameter(numbers, requires_grad=False)
             module._parameters[name] = filled[tensor]
 
@@ -160,12 +140,6 @@ class FileModel:
         """The form of a weight's blocks; None if it becomes numbers."""
         forms = [form_of(each, bits, keeps) for each in parts]
         return None if None in forms else common_form(each for each in forms if each is not None)
-
-    def _numbers(self, parts: Sequence[Stored], name: str, like: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """A tensor's numbers, of the type and shape of `like`."""
-        less = 1.0 if self._less_one and name.endswith(NORM) else 0.0
-        pieces = [(piece - less).to(device, like.dtype).flatten() for each in parts for piece in numbers_of(each)]
-        return torch.cat(pieces).view(like.shape)
 
     def _set_rotary(self) -> None:
         """The frequencies of a single table of positions, which a file may scale as its configuration does not say."""
@@ -179,8 +153,10 @@ class FileModel:
 class Weight:
     """The quantised weights of a layer."""
 
-    def __init__(self, parts: Sequence[Stored], form: Form, bits: int | None, file: PackedFile) -> None:
-        self.parts, self.form, self.bits, self._file = parts, form, bits, file
+    def __init__(
+        self, parts: Sequence[Stored], order: NDArray[np.int64] | None, form: Form, bits: int | None, file: PackedFile
+    ) -> None:
+        self.parts, self.order, self.form, self.bits, self._file = parts, order, form, bits, file
 
     def on(self, device: torch.device) -> Blocks:
         """The blocks: of the file, if there is one."""
@@ -196,7 +172,8 @@ class Weight:
         return Blocks.of_bytes(content.to(device), self.form, outputs, inputs)
 
     def _made(self, device: torch.device) -> Blocks:
-        return joined_blocks([each for part in self.parts for each in self._of_part(part, device)]).widened(self.form)
+        found = joined_blocks([each for part in self.parts for each in self._of_part(part, device)]).widened(self.form)
+        return found if self.order is None else found.take(torch.from_numpy(self.order).to(device))
 
     def _of_part(self, part: Stored, device: torch.device) -> Iterator[Blocks]:
         if self.bits is not None:
@@ -210,10 +187,9 @@ class Weight:
         part.release()
 
 
-def is_read(architecture: Architecture) -> bool:
-    """Whether all tensors of such a decoder are the same in files and in transformers, but for those that are turned."""
-    others = architecture.embedding_width, architecture.residuals, architecture.turns_experts
-    return not any(others) and all(each.recurrence is None and each.latent is None for each in architecture.layers)
+def reorder(layer: torch.nn.Module, order: torch.Tensor) -> None:
+    """Gives a layer its inputs in the order of its weights."""
+    layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].index_select(-1, order),))
 
 
 def all_bits(quantize: Quantize, model: PreTrainedModel) -> dict[str, int]:
@@ -227,14 +203,9 @@ def form_of(stored: Stored, bits: int | None, keeps: bool) -> Form | None:
     if bits is not None:
         return None if stored.shape[-1] % BLOCK else ROUNDED[bits]
     kind = KINDS.get(stored.type) if keeps else None
-    return None if kind is None or stored.shape[-1] % kind.inputs else kind.form
-
-
-def numbers_of(stored: Stored) -> Iterator[torch.Tensor]:
-    """The numbers of some rows after the others, float32."""
-    for first in range(0, len(stored.rows), CHUNK):
-        yield torch.from_numpy(np.array(stored.floats(first, first + CHUNK)))
-        stored.release()
+    if kind is None or stored.shape[-1] % kind.inputs:
+        return None
+    return kind.form if stored.scales is None else kind.form._replace(factors=torch.float32)
 
 
 def empty_model(config: Any, dtype: torch.dtype) -> PreTrainedModel:
@@ -244,9 +215,10 @@ def empty_model(config: Any, dtype: torch.dtype) -> PreTrainedModel:
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME).eval()
     for module in model.modules():
-        computed = {*module._buffers} & module._non_persistent_buffers_set
-        for name in computed:
+        for name in {*module._buffers} & module._non_persistent_buffers_set:
             module._buffers[name] = torch.empty_like(module._buffers[name], device="cpu")
-        if computed:
-            model._init_weights(module)
+    for module in model.modules():
+        is_whole = isinstance(module, PreTrainedModel)  # which may compute what its modules have
+        if is_whole or module._non_persistent_buffers_set:
+            cast(PreTrainedModel, module if is_whole else model)._init_weights(module)
     return cast(PreTrainedModel, model)

@@ -4,8 +4,6 @@ Kernels of our own do so by construction. What PyTorch computes may differ betwe
 draft trees, beside another stream, and over their paths one token at a time, which must give the same bits.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

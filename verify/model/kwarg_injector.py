@@ -1,7 +1,5 @@
 """Passes our keyword arguments to the layers that take them, also in models that do not pass them on."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

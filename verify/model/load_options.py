@@ -1,7 +1,5 @@
 """How a model is loaded, and to how many bits it is quantised. Imports no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,12 +20,10 @@ Quantize = Literal["none", "int8", "int4"]
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a model is loaded."""
-
     path: str  # local folder, hub id or GGUF file
     revision: str = DEFAULT_REVISION  # of the hub id
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16
-    device: str = "auto"  # auto | cpu | cuda | cuda:N | cuda:N,cuda:M...
+    device: str = "auto"  # auto | cpu | cuda | cuda:N | cuda:N,cuda:M... | cuda:N+cuda:M...
     context_tokens: int | None = None  # None = the model's own limit
     trust_remote_code: bool = False
     backend: Backend = "auto"

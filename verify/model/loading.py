@@ -1,24 +1,17 @@
 """Loading a model from a folder or the hub: device, dtype, RoPE scaling and stop tokens."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils.logging import disable_progress_bar
 
@@ -41,11 +34,12 @@ from outrider.verify.model import file_model
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cpu.native import loading as native
 from outrider.verify.model.cpu.native.runner import NativeRunner
+from outrider.verify.model.file_config import config_of
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.invariance import start
 from outrider.verify.model.load_options import Invariant, LoadOptions
 from outrider.verify.model.memory import free_bytes, return_freed_memory
-from outrider.verify.model.quantization import check_quantization, loading_arguments, quantize_model
+from outrider.verify.model.quantization import check_quantization, layer_bits, loading_arguments, quantize_model
 from outrider.verify.model.self_check import SAMPLE, check_model
 from outrider.verify.model.sizes import context_limit
 from outrider.verify.model.torch_runner import TorchRunner
@@ -69,26 +63,50 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
     check_quantization(options.quantize, devices[0])
     return_freed_memory()
     torch.set_float32_matmul_precision("highest")  # rotary angles are such products, and containers may allow TF32
-    config = read_configuration(options, location)
+    config = read_configuration(options, location, devices[0].type == "cuda")
     dtype = resolve_dtype(options.dtype, config, devices[0])
+    is_split = "+" in options.device
+    if is_split:
+        from outrider.verify.model.gpu.ranks import check_ranks  # Triton is only needed on a GPU
+
+        check_ranks(config, dtype, devices)
     folder = None if location.gguf else model_folder(location.source, options.revision, (CONFIG, MODELOPT))
     settings = {} if folder is None else quantization_settings(str(folder), options.revision)
-    if devices[0].type == "cuda" and (location.gguf or options.quantize != "none" or settings):
-        with timed("reading weights and moving them to the device"), room_for(options, devices):
-            filled = file_model.load(options, location, config, dtype, devices)
-        if filled is not None:
-            check_layers(filled, options.path)
-            return runner_of(filled, options, location)
-    check_format(options.path, settings)
-    model = read_model(options, location, config, dtype, devices[0])
-    if devices == (CPU,) and options.pack and (found := native.of_model(model, options)) is not None:
-        return found
-    check_layers(model, options.path)
-    placement = Placement(model, devices)
-    with timed("quantising weights and moving them to the device"), room_for(options, devices, model):
-        quantize_model(model, options.quantize, placement)
-        placement.move()
+    is_gpu = devices[0].type == "cuda"
+    by_file = is_gpu and bool(location.gguf or (options.quantize != "none" and not is_split) or settings)
+    beside: AbstractContextManager[None] = nullcontext()
+    if is_gpu and len(devices) == 1:
+        from outrider.verify.model.early import compiled_beside
+
+        beside = compiled_beside(options, location, config, dtype, devices[0], by_file)
+    with beside:
+        model: PreTrainedModel | None = None
+        if by_file:
+            with timed("reading weights and moving them to the device"), room_for(options, devices):
+                model = file_model.load(options, location, config, dtype, (CPU,) if is_split else devices)
+        is_placed = model is not None and not is_split
+        if model is None:
+            check_format(options.path, settings)
+            model = read_model(options, location, config, dtype, devices[0])
+        if devices == (CPU,) and options.pack and (found := native.of_model(model, options)) is not None:
+            return found
+        check_layers(model, options.path)
+        if not is_placed:
+            with timed("quantising weights and moving them to the device"), room_for(options, devices, model):
+                place(model, options, devices)
     return runner_of(model, options, location)
+
+
+def place(model: PreTrainedModel, options: LoadOptions, devices: Sequence[torch.device]) -> None:
+    """Quantises the model's weights as the options say, and moves them to the devices. Raises ModelError."""
+    if "+" in options.device:
+        from outrider.verify.model.gpu.ranks import split_model
+
+        split_model(model, devices, layer_bits(options.quantize, model) if options.quantize != "none" else {})
+        return
+    placement = Placement(model, devices)
+    quantize_model(model, options.quantize, placement)
+    placement.move()
 
 
 @contextmanager
@@ -106,7 +124,6 @@ def room_for(options: LoadOptions, devices: Sequence[torch.device], model: PreTr
 
 
 def runner_of(model: PreTrainedModel, options: LoadOptions, location: Location) -> TorchRunner:
-    """The runner of a model on its devices, to be started."""
     how = (options.pack, options.compile)
     runner = TorchRunner(model, options.context_tokens, *how, started=False, kv_dtype=options.kv_dtype)
     if location.gguf is not None:
@@ -115,8 +132,11 @@ def runner_of(model: PreTrainedModel, options: LoadOptions, location: Location) 
     return runner
 
 
-def read_configuration(options: LoadOptions, location: Location) -> Any:
-    """transformers' configuration of the model. Raises ModelError."""
+def read_configuration(options: LoadOptions, location: Location, on_gpu: bool = False) -> Any:
+    """transformers' configuration of the model: `on_gpu`, what our own reader makes of a GGUF file. Raises ModelError."""
+    known = native.read(options, location) if on_gpu and location.gguf is not None else None
+    if known is not None and (found := config_of(known)) is not None:
+        return found
     try:
         source: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
         return AutoConfig.from_pretrained(location.source, **source, **location.arguments)
@@ -187,7 +207,7 @@ def start_model(
     try:
         check_model(runner, path, sample)
     except ModelError:
-        if not runner.is_fused:
+        if not runner.is_fused or runner.is_split:
             raise
         log.warning("the fused forward computes other logits than transformers' on this GPU, so transformers' serves, slower")
         runner.fuses = False
@@ -230,8 +250,8 @@ def check_rotary(model: torch.nn.Module, position: int) -> None:
 
 
 def resolve_devices(names: str) -> tuple[torch.device, ...]:
-    """The devices in a comma list, over which layers are spread. Raises ModelError as `resolve_device`."""
-    return tuple(map(resolve_device, names.split(",")))
+    """The devices of a list, over which layers are spread, or each is split (+). Raises ModelError as `resolve_device`."""
+    return tuple(map(resolve_device, names.replace("+", ",").split(",")))
 
 
 def resolve_device(name: str) -> torch.device:

@@ -1,7 +1,5 @@
 """Devices, data types and memory as code knows them that imports no torch."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math

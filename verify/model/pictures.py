@@ -4,8 +4,6 @@ In a session's text, a picture's tokens are those that a digest of the picture g
 continued only if its pictures are the same. The forward takes the tokens of the model's own processor instead.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +21,6 @@ BothWays = Literal["none", "windows", "all"]
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A picture in a prompt."""
-
     start: int  # position of its first token in the text
     tokens: torch.Tensor  # int64 [N]; as the model's processor gives them: those of pixels, and maybe separators
     is_pixels: torch.Tensor  # bool [N]; which tokens stand for pixels

@@ -4,8 +4,6 @@ On a CPU, by the layers of `outrider.verify.model.cpu.native`; on a GPU, by thos
 their weights are the same up to ties.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

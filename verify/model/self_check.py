@@ -11,8 +11,6 @@ rounded up or down in their last bit. That is what rounding does at the input an
 and it costs two more forwards. A lost state or a wrong position moves logits by as much as another text would.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -114,7 +112,6 @@ class Differences(NamedTuple):
 
 
 def differences(runner: TorchRunner, cache: TensorCache, tokens: Sequence[int]) -> Differences:
-    """The differences for a text of TEXT_TOKENS tokens."""
     prefix, root, nodes = list(tokens[:PREFIX]), tokens[PREFIX], list(tokens[PREFIX + 1 :])
     first, second = nodes[: DEPTHS[-1]], nodes[:SHARED] + nodes[DEPTHS[-1] :]
 

@@ -1,7 +1,5 @@
 """The weights that a step reads, linear layers whose weights are kept in another form, and a model's context and cache."""
 
-from __future__ import annotations
-
 from typing import TypeGuard, cast
 
 import torch

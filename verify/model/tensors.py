@@ -1,7 +1,5 @@
 """The tensors of a model as files store them, by the names that GGUF files have: mapped, and not copied. Imports no torch."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import re

@@ -25,6 +25,7 @@ from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.experts import touched_experts
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, pages_for, unplanned_pages
 from outrider.verify.model.gpu.projections import use_kernels
+from outrider.verify.model.gpu.split_linear import INSTEAD, SplitLinear
 from outrider.verify.model.gpu.text_work import ROWS, depth_left
 from outrider.verify.model.hidden import HiddenTap
 from outrider.verify.model.kwarg_injector import KwargInjector, NotPassedOn, is_receiver
@@ -42,14 +43,6 @@ if TYPE_CHECKING:
 
 # The most rows of a forward without graphs, if they belong to several streams.
 MOST_ROWS = 1024
-
-
-def check_decays(shape: CacheShape) -> None:
-    """Raises ModelError if kernels do not compute the model's recurrent layers."""
-    if shape.recurrent is not None and shape.recurrent.decay_dim > 1:
-        raise ModelError(
-            "Models with recurrent layers whose channels decay differently are served on a CPU only; set model.device to cpu."
-        )
 
 
 class TorchRunner(ModelRunner):
@@ -96,9 +89,10 @@ class TorchRunner(ModelRunner):
         self._touched = touched_experts(model) if model.device.type != "cpu" else None
         self.experts = None if self._touched is None else self._touched.experts
         self._attention_probe = ShapeProbe()
-        self.cache_shape = replace(self._probe(self._attention_probe), dtype=dtype, coded=STORED[kv_dtype])
-        if self.in_pages:
-            check_decays(self.cache_shape)
+        self._model_shape = replace(self._probe(self._attention_probe), dtype=dtype, coded=STORED[kv_dtype])
+        head = model.get_output_embeddings()
+        self.is_split = isinstance(head, SplitLinear)
+        self.cache_shape = self._model_shape.over(head.devices) if isinstance(head, SplitLinear) else self._model_shape
         self._pool: PagePool | None = None
         self.graphs: GraphedForward | None = None  # on a GPU
         if started:
@@ -111,7 +105,7 @@ class TorchRunner(ModelRunner):
         if self.in_pages and (self._pool is None or len(self._pool) != self._pool_pages()):
             self._pool = None  # frees its memory first
             self._pool = PagePool(self.cache_shape, self._pool_pages())
-        self.graphs = None if self._pool is None else self._graphed(self._pool, invariant_rows or ROWS)
+        self.graphs = None if self._pool is None else self._captured(self._graphed(self._pool, invariant_rows or ROWS))
         self.max_rows = MOST_ROWS if self.graphs is None else self.graphs.max_rows
 
     def tap_hidden(self, layers: Sequence[int]) -> int:
@@ -143,7 +137,6 @@ class TorchRunner(ModelRunner):
 
     @property
     def lm_head(self) -> torch.nn.Module:
-        """The layer that computes logits."""
         return cast(torch.nn.Module, self.model.get_output_embeddings())
 
     @property
@@ -154,7 +147,8 @@ class TorchRunner(ModelRunner):
     @property
     def backends(self) -> str:
         packed = sorted({type(layer).__name__ for layer in packed_layers(self.model)})
-        return f"packed {packed}, {self.weight_bytes} bytes, compiled {self._compile}, {self.kernels}"
+        how = ", split" if self.is_split else ""
+        return f"packed {packed}, {self.weight_bytes} bytes, compiled {self._compile}, {self.kernels}{how}"
 
     @property
     def machine(self) -> tuple[str, ...]:
@@ -181,19 +175,37 @@ class TorchRunner(ModelRunner):
     def touched(self) -> float:  # type: ignore[override]
         return 0.0 if self._touched is None else self._touched.mean
 
+    def run_fused(self, counts: Sequence[int], layers: int) -> None:
+        """Forwards of these numbers of rows by the fused forward, if it computes the model, over caches of `layers` layers."""
+        from outrider.verify.model.gpu.tiles import tuning_of
+
+        shape = replace(self.cache_shape, layers=self.cache_shape.layers[:1] * layers)
+        graphed = self._graphed(PagePool(shape, 1), counts)
+        if self.is_fused:
+            with tuning_of(self.device).noted():
+                graphed.run_all()
+
     def _graphed(self, pool: PagePool, counts: Sequence[int]) -> GraphedForward:
-        """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
+        """The kernels of a forward of each number of rows."""
         # Triton is only needed on a GPU.
         from outrider.verify.model.gpu.decoder import decoder_of
-        from outrider.verify.model.gpu.graphs import GraphedForward, can_capture
+        from outrider.verify.model.gpu.graphs import GraphedForward
 
-        fused = decoder_of(self.model, self._positions, self._tap) if self.fuses else None
+        fused = decoder_of(self.model, self._positions, self._tap, self._crossings) if self.fuses else None
+        if self.is_split and fused is None:
+            raise ModelError(f"The layers of this model cannot be split over GPUs; {INSTEAD}.")
         self.is_fused, run = fused is not None, fused or partial(self._run, keep=0)
         groups = self._attention_probe.groups
         graphed = GraphedForward(run, pool, self._positions, groups, counts, self._tap, self._crossings)
         graphed.touched, graphed.tiles_file = self._touched, self.tiles_file
-        if self.device.type == "cuda" and (fused is not None or can_capture(self.model, self.model)):
-            graphed.capture_model(self.model, self._compile if fused is None else "off")
+        return graphed
+
+    def _captured(self, graphed: GraphedForward) -> GraphedForward:
+        """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
+        from outrider.verify.model.gpu.graphs import can_capture
+
+        if self.device.type == "cuda" and (self.is_fused or can_capture(self.model, self.model)):
+            graphed.capture_model(self.model, "off" if self.is_fused else self._compile)
         return graphed
 
     def _probe(self, probe: ShapeProbe) -> CacheShape:
@@ -217,7 +229,8 @@ class TorchRunner(ModelRunner):
         if not probe.shapes and recurrent is None:
             raise ModelError("This model cannot be served: none of its layers computes attention by transformers' interface.")
         number_layers(self.model, probe.numbers)
-        return CacheShape(probe.layers, self.model.dtype, self.device, recurrent, homes=probe.homes)
+        homes = probe.homes if {*probe.homes} - {self.device} else ()
+        return CacheShape(probe.layers, self.model.dtype, self.device, recurrent, homes=homes)
 
     @property
     def _positions(self) -> int:
@@ -264,13 +277,15 @@ class TorchRunner(ModelRunner):
 
         Where rows are invariant, none are: the bits of a prompt's keys and values do not depend on how it was cut.
         """
-        if self.graphs is None or self.is_invariant:
+        if self.graphs is None or self.is_invariant or self.is_split:
             return False
         return len(segment.batch) > min(self.max_rows, STEP_ROWS if self._is_recurrent else self.max_rows)
 
     def read_alone(self, cache: TensorCache, tokens: torch.Tensor) -> torch.Tensor:
         """The logits of a text's first tokens, int64 [N], at the positions that the model itself gives them; [N, V]."""
         batch = ForwardBatch.chain(tokens)
+        if self.is_split:  # into parts of heads, but transformers computes whole ones
+            cache = PagedCache(PagePool(self._model_shape, pages_for(len(tokens))), len(tokens))
         segment = Segment(cache, batch)
         cache.reserve(len(batch))
         return self._run(tokens.to(self.device), None, TorchAttention(cache, batch), 0, recurrence_of([segment]))

@@ -30,11 +30,21 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)  # from pageable memory, a copy waits for the stream
 
 
+def to_host(tensor: torch.Tensor, pinned: bool) -> torch.Tensor:
+    """Copies a tensor to the host if it is not there.
+
+    A GPU writes to `pinned` memory directly. It is not for what is kept: torch rounds it up to a power of two.
+    """
+    if tensor.device.type != "cuda" or not pinned:
+        return tensor.cpu()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+
+
 def lazy_zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros, which take a CPU's memory when they are written to."""
     if device.type != "cpu" or 0 in size:
         return torch.zeros(size, dtype=dtype, device=device)
-    return torch.from_numpy(zeros((math.prod(size) * dtype.itemsize,))).view(dtype).view(size)
+    return torch.from_numpy(zeros((math.prod(size) * dtype.itemsize,))).view(dtype).view(size).to(device)
 
 
 def copy_to_device(tensor: torch.Tensor, target: torch.Tensor) -> None:

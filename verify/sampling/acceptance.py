@@ -33,8 +33,6 @@ Decision = tuple[Ints, Ints, list[Any]]
 
 
 class Rule(ABC):
-    """The acceptance rule of one request."""
-
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
 

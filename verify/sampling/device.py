@@ -3,8 +3,6 @@
 The same rules as in `outrider.verify.sampling.sampler`, which decides row by row on the host, with the same noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -56,7 +54,6 @@ class Ranking:
         return found if self._chosen is None else self._chosen.copy_(found)
 
     def end(self) -> None:
-        """Samples what is missing."""
         if self._sampled:
             self.sample()
 

@@ -1,7 +1,5 @@
 """Makes choices equal on every device: masses are integers, and logits are finite."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -47,7 +47,6 @@ def together(parts: Sequence[Any]) -> Together | None:
 
 
 def is_on_device(logits: Logits) -> bool:
-    """Whether the logits are on another device than the host."""
     return not isinstance(logits, np.ndarray) and logits.device.type != "cpu"
 
 
@@ -78,7 +77,6 @@ def uploaded_masks(allowed: NDArray[np.bool_], logits: Any) -> Any:
 
 
 def float32(logits: Any) -> Any:
-    """A copy in float32."""
     if isinstance(logits, np.ndarray):
         return np.array(logits, np.float32)
     return logits.clone() if logits.itemsize == 4 else logits.float()

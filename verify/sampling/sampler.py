@@ -11,8 +11,6 @@ Of equal logits and of equal scores, the smaller id ranks first. `outrider.verif
 whole batches on a device; here, noise is computed for few of the tokens. Imports no torch.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """llama.cpp's GBNF: how it is recognised, and its conversion to llguidance's dialect of Lark."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from outrider.server.chat.gbnf.lexemes import LexemeCutter

@@ -5,8 +5,6 @@ if its text may be followed by a byte with which another one, or a longer text o
 longer one is cut in two. In the end, every lexeme may be one character, and these are never lost.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 
@@ -86,7 +84,6 @@ class LexemeCutter:
             raise ValueError("too many of its alternatives can begin with the same characters; simplify it")
 
     def _starts_of(self, node: Node) -> Starts:
-        """The lexemes that a node may begin with."""
         if node not in self._starts:
             found: Starts = defaultdict(int)
             seen: set[str] = set()

@@ -34,7 +34,6 @@ class Node:
         self.adopt(children)
 
     def adopt(self, children: Iterable[Node]) -> None:
-        """Replaces the children."""
         self.children = list(children)
         for index, child in enumerate(self.children):
             child.parent, child.index = self, index
@@ -102,7 +101,6 @@ def choice(children: Sequence[Node]) -> Node:
 
 
 def nodes_of(body: Node) -> Iterator[Node]:
-    """The node and all nodes in it."""
     todo = [body]
     while todo:
         node = todo.pop()

@@ -1,7 +1,5 @@
 """Reads GBNF as llama.cpp's parser does, and underscores in names too. Takes time linear in the size of the grammar."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 
@@ -44,8 +42,6 @@ def is_gbnf(grammar: str) -> bool:
 
 
 class Parser:
-    """Reads one grammar."""
-
     def __init__(self, grammar: str, tokens: Mapping[str, int]) -> None:
         """`tokens`: ids by text of the tokens that may be named."""
         self._text, self._tokens = grammar, tokens

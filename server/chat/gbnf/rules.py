@@ -3,8 +3,6 @@
 The language stays the same. Takes time linear in the size of the grammar.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
@@ -188,5 +186,4 @@ def parts_of(node: Node) -> list[Node]:
 
 
 def is_nothing(node: Node) -> bool:
-    """Whether a node is the empty text."""
     return isinstance(node, Series) and not node.children

@@ -1,7 +1,5 @@
 """Writes the rules of a grammar in llguidance's dialect of Lark."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 
@@ -23,7 +21,6 @@ class Writer:
         self._lexemes: dict[str, str] = {}  # names by definition
 
     def write(self) -> str:
-        """The grammar in Lark."""
         rules, terminals = [], []
         if any(isinstance(node, Token) for body in self._rules.bodies.values() for node in nodes_of(body)):
             rules.append(NOT_FORCED)
@@ -40,7 +37,6 @@ class Writer:
         return f"{'rule' if self._rules.bodies[rule].structured else 'RULE'}_{self._numbers[rule]}"
 
     def _rule(self, node: Node) -> str:
-        """A node in a rule."""
         match node:
             case _ if not node.structured:
                 return self._lexeme([node])
@@ -114,7 +110,6 @@ def range_text(ends: tuple[int, int]) -> str:
 
 
 def times(node: Repeat) -> str:
-    """The operator of a repetition."""
     if (node.low, node.high) == (0, 1):
         return "?"
     if node.high is None and node.low < 2:

@@ -3,8 +3,6 @@
 Of a schema of objects, an alternative says which properties there are; `allOf` is merged. Knows nothing about formats.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,7 +53,6 @@ class FieldReader:
         self._types: dict[int, frozenset[str]] = {}
 
     def read(self, schema: Any, depth: int = 0) -> list[Fields] | None:
-        """The alternatives of a schema of objects."""
         if not isinstance(schema, dict):
             return [Fields()]
         if id(schema) not in self._known:
@@ -75,7 +72,6 @@ class FieldReader:
         return found
 
     def _alternatives(self, schemas: Sequence[Any], depth: int) -> list[Fields] | None:
-        """The alternatives of the schemas that allow objects."""
         found: list[Fields] = []
         for schema in schemas:
             if schema is False or "object" not in types_of(schema, self._definitions, self._types):
@@ -121,7 +117,6 @@ class ArgumentTypes:
         self._definitions = normal.definitions
 
     def __getitem__(self, name: str) -> frozenset[str]:
-        """The JSON types of an argument."""
         found = frozenset[str]()
         for fields in self._fields or ():
             schema = fields.properties.get(name, fields.others)

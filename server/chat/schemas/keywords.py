@@ -1,7 +1,5 @@
 """The keywords of JSON schemas, drafts 4 to 2020-12: where they hold schemas, and which of their values are well formed."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -57,7 +55,6 @@ def hides_siblings(root: Any) -> bool:
 
 
 def subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """The values where a schema has schemas."""
     for keyword, value in schema.items():
         if keyword in IN_SCHEMA and not isinstance(value, list):
             yield value
@@ -78,12 +75,10 @@ def json_depth(value: Any) -> int:
 
 
 def is_schema(value: Any) -> bool:
-    """Whether the value is a schema at all."""
     return isinstance(value, (bool, dict))
 
 
 def is_number(value: Any) -> bool:
-    """Whether the value is a number in JSON."""
     return isinstance(value, int | float) and not isinstance(value, bool) and (isinstance(value, int) or math.isfinite(value))
 
 

@@ -5,21 +5,11 @@ to becomes one definition, so the work and the result are linear in the input. D
 keywords that it keeps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.server.chat.schemas.keywords import (
-    COUNTS,
-    NUMBERS,
-    hides_siblings,
-    is_schema,
-    limits,
-    plain_value,
-    unenforced,
-)
+from outrider.server.chat.schemas.keywords import COUNTS, NUMBERS, hides_siblings, is_schema, limits, plain_value, unenforced
 from outrider.server.chat.schemas.notes import Note, Path
 from outrider.server.chat.schemas.references import MAX_SCHEMAS, References
 
@@ -53,8 +43,6 @@ MALFORMED = "it is malformed"
 
 @dataclass
 class Normal:
-    """A normalised schema."""
-
     schema: Any  # a boolean, or an object without `$defs`
     definitions: dict[str, Any] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)  # what was left out
@@ -67,7 +55,6 @@ class Normal:
 
 
 def standalone(schema: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """A schema with the definitions that it refers to."""
     found = as_object(schema)
     used = reachable(found, definitions)
     return {**found, "$defs": {name: definitions[name] for name in used}} if used else found
@@ -78,7 +65,6 @@ def as_object(schema: Any) -> dict[str, Any]:
 
 
 def children(schema: Any) -> Iterator[Any]:
-    """The schemas in a normalised schema."""
     for keyword, value in schema.items() if isinstance(schema, dict) else ():
         if keyword in ("properties", "patternProperties"):
             yield from value.values()
@@ -247,7 +233,6 @@ class Normaliser:
             written[keyword] = rust_pattern(value) if keyword == "pattern" else value
 
     def _with_reference(self, written: dict[str, Any], schema: dict[str, Any], path: Path, level: int) -> Any:
-        """The schema together with what it refers to."""
         target = self._references.target(schema)
         if target is None:
             self.normal.notes.append(Note(path, "$ref", "what it refers to is not in the schema"))

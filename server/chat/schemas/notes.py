@@ -1,7 +1,5 @@
 """Notes on keywords that are not enforced: a name for a header, and a sentence for an error. Knows nothing about schemas."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -30,7 +28,6 @@ class Note(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """Why the schema is refused."""
         words = (
             self.path if len(self.path) <= MAX_WORDS else (*self.path[: MAX_WORDS // 2], "...", *self.path[-MAX_WORDS // 2 :])
         )

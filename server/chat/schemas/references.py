@@ -3,8 +3,6 @@
 Promises time linear in the schema for the index. Data (`enum`, `const`, `default`, `examples`) is never read as schemas.
 """
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import unquote
 

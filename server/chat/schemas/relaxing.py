@@ -4,8 +4,6 @@ Finds them by compiling parts, so it needs no list of what a compiler supports. 
 nothing of the schema but its type is left.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any
@@ -113,7 +111,6 @@ class Relaxer:
                 del schema[keyword]
 
     def _refused(self, schema: dict[str, Any]) -> str:
-        """Why a schema alone is refused."""
         self._budget.spend()
         return self._refusal(standalone(schema, self._definitions))
 

@@ -1,7 +1,5 @@
 """Reads the types of values and the limits of texts from normalised schemas, each once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +53,6 @@ def types_of(schema: Any, definitions: Definitions, known: dict[int, frozenset[s
 
 
 def types_of_value(value: Any) -> frozenset[str]:
-    """The JSON types of a decoded value."""
     match value:
         case bool():
             return frozenset({"boolean"})
@@ -72,8 +69,6 @@ def types_of_value(value: Any) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts that a schema allows."""
-
     values: list[str] | None  # all of them; None = any
     least: int  # characters
     most: int | None
@@ -81,7 +76,6 @@ class Texts:
 
 
 def texts_of(schema: Any, definitions: Definitions) -> Texts:
-    """The texts that a schema of texts allows."""
     values: list[str] | None = None
     least, most, unenforced = 0, None, dict[str, None]()
     for part in parts(schema, definitions):

@@ -3,8 +3,6 @@
 Promises nothing about the meaning of a template's text: a template takes what it renders in the conversation's order.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -44,13 +42,11 @@ class Render(Protocol):
 
 
 def in_parts(message: Message) -> Message:
-    """The message with parts in the place of a text."""
     content = message["content"]
     return message | {"content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def with_argument_texts(message: Message) -> Message:
-    """The message with JSON texts as the arguments of its calls."""
     if "tool_calls" not in message:
         return message
     calls = []
@@ -61,7 +57,6 @@ def with_argument_texts(message: Message) -> Message:
 
 
 def converting(render: Render, convert: Callable[[Message], Message]) -> Render:
-    """Renders messages after their conversion."""
     return lambda messages, tools=(): render(list(map(convert, messages)), tools)
 
 
@@ -88,7 +83,6 @@ def answer(number: int) -> Message:
 
 
 def calls(*numbers: int, **fields: Any) -> Message:
-    """A message with calls of the tools."""
     found = [
         {
             "id": f"qcall000{number}",
@@ -105,7 +99,6 @@ def result(number: int) -> Message:
 
 
 def shows(text: str, words: str) -> bool:
-    """Whether the words occur in the text in this order."""
     at = -1
     for word in words.split():
         at = text.find(word, at + 1)
@@ -115,7 +108,6 @@ def shows(text: str, words: str) -> bool:
 
 
 def probe(render: Render) -> TemplateAbilities:
-    """The abilities of a template."""
     parts_only = "quser1" not in render([user(1)]) and "quser1" in converting(render, in_parts)([user(1)])
     if parts_only:
         render = converting(render, in_parts)
@@ -174,7 +166,6 @@ def takes_loose_results(render: Render, tools: Sequence[dict[str, Any]]) -> bool
 
 
 def takes_system_anywhere(render: Render) -> bool:
-    """Whether system messages are rendered where they stand."""
     turns = [system(1), system(2), user(1), answer(1), system(3), user(2), system(4)]
     return shows(render(turns), "qsystem1 qsystem2 quser1 qanswer1 qsystem3 quser2 qsystem4")
 
@@ -195,7 +186,6 @@ def takes_repeats(render: Render) -> bool:
 
 
 def takes_repeated_calls(render: Render, tools: Sequence[dict[str, Any]]) -> bool:
-    """Whether calls may follow calls, and users may follow results and calls without results."""
     return (
         shows(render([user(1), calls(1), calls(2), result(1), result(2)], tools), "quser1 qplace1 qplace2 qresult1 qresult2")
         and shows(render([user(1), calls(1), result(1), user(2)], tools), "quser1 qplace1 qresult1 quser2")

@@ -114,7 +114,6 @@ class ChatTemplates:
         self._named = {name: ChatTemplate(tokenizer, text) for name, text in named.items() if text}
 
     def __bool__(self) -> bool:
-        """Whether there is one."""
         return bool(self._named)
 
     def choose(self, has_tools: bool) -> ChatTemplate:

@@ -4,8 +4,6 @@ Promises that nothing gets lost, and that a conversation which grows keeps its b
 the template and on the messages before it, never on those after the next answer. At most the last message grows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,7 +61,6 @@ class Form:
         self._called: set[str] = set()  # ids of the calls that the template renders
 
     def add(self, message: Message) -> None:
-        """Adds the next message of the conversation."""
         match message["role"]:
             case "system":
                 self._add_system(message)
@@ -132,7 +129,6 @@ class Form:
         self._turn = role
 
     def _join(self, message: Message) -> None:
-        """Joins a message to the last one."""
         self.messages[-1] = joined(self.messages[-1], message)
 
 

@@ -3,8 +3,6 @@
 Promises that the model's parser reads the calls that are written here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -107,7 +105,6 @@ def parameter_text(words: Words, key: str, value: Any) -> str:
 
 
 def gemma_text(value: Any) -> str:
-    """A value of Gemma's."""
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{key}:{gemma_text(inner)}' for key, inner in value.items())}}}"
     if isinstance(value, list):
@@ -116,5 +113,4 @@ def gemma_text(value: Any) -> str:
 
 
 def as_json(value: Any) -> str:
-    """JSON with spaces, as chat templates write it."""
     return json.dumps(value, ensure_ascii=False)

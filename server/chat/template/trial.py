@@ -76,7 +76,6 @@ def main(argument: str) -> None:
 
 
 def answer(message: bytes) -> bytes:
-    """Renders templates with variables."""
     texts, variables = json.loads(message)
     for text in texts:
         render_probes(text, variables)

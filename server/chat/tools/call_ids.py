@@ -4,8 +4,6 @@ Some templates refuse the ids of other servers, and a model imitates the ids tha
 conversation up to its call, so a conversation that grows keeps its beginning.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import defaultdict, deque
@@ -51,7 +49,6 @@ class CallIds:
         self._answered: set[int] = set()
 
     def call(self, given: str | None, name: str) -> str:
-        """The id of the next call."""
         number = len(self._ids)
         given = given or f"call_{number}"
         waits = self._first(("id", given)) is not None

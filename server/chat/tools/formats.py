@@ -6,8 +6,6 @@ enforced calls both follow it. Slots: %object (a JSON object with name and argum
 Python call), %fields (Gemma's values), %number (the call's number), %call_id (an id after [CALL_ID], which may be missing).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -76,16 +74,7 @@ LIST: dict[str, Any] = {"call": ("%object",), "between": ", "}
 DSML = "\uff5cDSML\uff5c"
 DSML_CALL: dict[str, Any] = {
     "call": (f'<{DSML}invoke name="', "%name", '">', "\n", "%parameters", f"</{DSML}invoke>", "\n"),
-    "parameter": (
-        f'<{DSML}parameter name="',
-        "%key",
-        '" string="',
-        "%text",
-        '">',
-        "%value",
-        f"</{DSML}parameter>",
-        "\n",
-    ),
+    "parameter": (f'<{DSML}parameter name="', "%key", '" string="', "%text", '">', "%value", f"</{DSML}parameter>", "\n"),
 }
 
 TABLE = (
@@ -252,14 +241,7 @@ TABLE = (
         markers=(("functools[",),),
         also=("phi4_mini",),
     ),
-    ToolFormat(
-        "granite",
-        "Granite 3",
-        before=("<|tool_call|>", "["),
-        **LIST,
-        after=("]",),
-        markers=(("<|tool_call|>",),),
-    ),
+    ToolFormat("granite", "Granite 3", before=("<|tool_call|>", "["), **LIST, after=("]",), markers=(("<|tool_call|>",),)),
     ToolFormat(
         "harmony",
         "gpt-oss",

@@ -1,7 +1,5 @@
 """Gemma's values, and their grammar: like JSON, but keys are not quoted, and texts stand between special tokens."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection
@@ -104,7 +102,6 @@ class FieldsGrammar:
         self._any = ""  # the rule of any value
 
     def expression(self) -> str:
-        """Expression of the arguments."""
         found = declared(self._lark, self._name, self._root, "", QUOTE)
         return self._object(found or [Fields()], (self._name,), 0)
 

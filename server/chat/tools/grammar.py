@@ -1,7 +1,5 @@
 """Grammars that enforce tool calls in any format. An answer that follows one parses back to calls that follow the schemas."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -74,7 +72,6 @@ def call_expression(lark: Lark, format: ToolFormat, name: str, parameters: Norma
 
 
 def expression(lark: Lark, words: Words, slots: Mapping[str, Callable[[], str]]) -> str:
-    """Expression of literal words and slots."""
     parts, literal = [], ""
     for word in words:
         if is_slot(word):
@@ -86,7 +83,6 @@ def expression(lark: Lark, words: Words, slots: Mapping[str, Callable[[], str]])
 
 
 def object_schema(format: ToolFormat, name: str, parameters: Normal) -> dict[str, Any]:
-    """Schema of a call as a JSON object."""
     call = {
         "type": "object",
         "properties": {"name": {"const": name}, format.key: parameters.schema},

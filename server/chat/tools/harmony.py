@@ -3,8 +3,6 @@
 Messages of the channel "analysis" are reasoning, those to a function are calls, all others are content.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from contextlib import suppress

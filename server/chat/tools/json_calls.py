@@ -1,7 +1,5 @@
 """Calls whose arguments are JSON: an object with a name and arguments, or arguments after a name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 

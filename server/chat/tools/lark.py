@@ -1,7 +1,5 @@
 """Pieces of llguidance's Lark grammars. A special token cannot be matched as text, so it is matched by its id."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +23,6 @@ class Lark:
         self.rules: list[str] = []
 
     def rule(self, expression: str, attributes: str = "") -> str:
-        """The name of a new rule."""
         name = f"r{len(self.rules)}"
         self.rules.append(f"{name}{attributes}: {expression}")
         return name
@@ -86,5 +83,4 @@ def length_pattern(least: int, most: int | None, open_end: bool = True) -> str:
 
 
 def json_expression(schema: Any) -> str:
-    """Expression of JSON that follows a schema."""
     return f"%json {json.dumps({'x-guidance': COMPACT, **schema})}"

@@ -3,8 +3,6 @@
 Tool calls carry a custom tool's input inside a JSON string, which a grammar can enforce only by a regular expression.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 Promises that no text is lost: what does not become a call, or belongs to none, is content with its markers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -43,7 +41,6 @@ class MarkedParser(SourceParser):
         super().__init__()
 
     def _read(self) -> Reader[None]:
-        """Reads the whole answer."""
         yield from self._read_start()
         while opening := (yield from self._source.until((*self._openings, *self._lines), self._write)):
             if opening in self._lines:

@@ -1,7 +1,5 @@
 """The parts of an answer that parsers produce, and what all parsers share: their interface, and the collection of parts."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -74,7 +72,6 @@ class CallWriter:
         self.calls += 1
 
     def arguments(self, text: str) -> None:
-        """Appends JSON text to the arguments of the last call."""
         if text:
             self._parts.append(Part("arguments", text, self.calls - 1))
 

@@ -1,7 +1,5 @@
 """Calls as Python calls with keyword arguments. A call is passed on when it is complete, since only then it can be parsed."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -60,22 +58,15 @@ def parse_arguments(sources: list[str]) -> dict[str, Any] | None:
             name = name.strip()
             if not name or name in arguments or not value.strip() or NOT_IN_NAMES.search(name):
                 return None
-            arguments[name] = ast.literal_eval(with_constants(ast.parse(f"({value})", mode="eval")))
+            arguments[name] = ast.literal_eval(WithConstants().visit(ast.parse(f"({value})", mode="eval")))
         json.dumps(arguments, allow_nan=False)
         return arguments
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
 
 
-def with_constants(expression: ast.Expression) -> ast.Expression:
-    """The expression, with JSON's names for constants replaced."""
-    for inner in ast.walk(expression):
-        for field, value in ast.iter_fields(inner):
-            if isinstance(value, ast.Name) and value.id in JSON_NAMES:
-                setattr(inner, field, ast.Constant(JSON_NAMES[value.id]))
-            elif isinstance(value, list):
-                value[:] = [
-                    ast.Constant(JSON_NAMES[each.id]) if isinstance(each, ast.Name) and each.id in JSON_NAMES else each
-                    for each in value
-                ]
-    return expression
+class WithConstants(ast.NodeTransformer):
+    """Replaces JSON's names for constants."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(JSON_NAMES[node.id]) if node.id in JSON_NAMES else node

@@ -4,8 +4,6 @@ A parser is a generator that yields where it needs more text. A result depends o
 reading takes time linear in the text. Knows nothing about formats.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TypeVar
@@ -36,7 +34,6 @@ class Source:
         self._held: list[str] | None = None
 
     def feed(self, text: str) -> None:
-        """Appends text."""
         self._text, self._at = self._text[self._at :] + text, 0
 
     def hold(self, text: str = "") -> None:
@@ -117,11 +114,9 @@ class Source:
         return "".join(taken)
 
     def run_space(self, sink: Sink) -> Reader[None]:
-        """Consumes whitespace."""
         yield from self.run(SPACE, sink)
 
     def skip_space(self) -> Reader[None]:
-        """Consumes whitespace."""
         yield from self.run_space(lambda _: None)
 
     def until(self, literals: Sequence[str], sink: Sink) -> Reader[str]:

@@ -1,7 +1,5 @@
 """Calls whose arguments stand between tags, one by one. A tool's schema tells text from numbers and other values."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -3,8 +3,6 @@
 What a format cannot write leaves the arguments free within its syntax, and is noted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +62,6 @@ class TaggedGrammar:
         return next(iter(choices)) if len(choices) == 1 else "(" + " | ".join(choice or '""' for choice in choices) + ")"
 
     def _fields(self, fields: Fields, types: ArgumentTypes) -> str:
-        """Expression of the arguments of one alternative."""
         parts = []
         for argument, schema, required in fields:
             written = self._argument(self.lark.text(argument), schema, types[argument] == TEXT, argument)

@@ -3,8 +3,6 @@
 What is stored is decoded in its principal's turn, like a body of its size.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable
@@ -152,7 +150,6 @@ class ResponseFormatter(ItemsFormatter):
         return [self._event("response.failed", response=self._snapshot())]
 
     def message(self) -> Message:
-        """The answer as a message of the conversation."""
         texts = {"message": "", "reasoning": ""}
         calls: list[AnyToolCall] = []
         for item in self._items:
@@ -235,7 +232,6 @@ class ResponseFormatter(ItemsFormatter):
 
 
 def new_response(request: ResponsesBody, response_id: str, params: SamplingParams) -> dict[str, Any]:
-    """A response without output."""
     choice, reasoning, text = request.tool_choice, request.reasoning, request.text
     optional = ("max_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "user")
     return {
@@ -270,6 +266,5 @@ def new_response(request: ResponsesBody, response_id: str, params: SamplingParam
 
 
 def echoed(tool: FunctionTool | CustomTool | NamespaceTool) -> dict[str, Any]:
-    """A tool in the response."""
     missing = {"parameters": None, "strict": False} if isinstance(tool, FunctionTool) else {}
     return {**missing, **tool.model_dump(exclude_none=True)}

@@ -1,7 +1,5 @@
 """Input items of /v1/responses, and their conversion to messages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Annotated, Any, Literal
@@ -85,7 +83,6 @@ class ReasoningItem(Body):
 
     @property
     def text(self) -> str:
-        """The reasoning."""
         return "".join(part.text for part in self.content or self.summary or ())
 
 
@@ -144,7 +141,6 @@ STORED_ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
 
 
 def input_item(item: Mapping[str, Any]) -> InputItem:
-    """An output item as an input item."""
     return STORED_ITEM.validate_python(item)
 
 
@@ -201,5 +197,4 @@ def with_system(instructions: str | None, messages: Sequence[Message]) -> list[M
 
 
 def references(items: str | Iterable[InputItem]) -> list[str]:
-    """The ids of the referenced items."""
     return [] if isinstance(items, str) else [item.id for item in items if isinstance(item, ItemReference)]

@@ -20,13 +20,7 @@ from outrider.server.openai.fields import (
     Text,
     UntracedSpeculation,
 )
-from outrider.server.openai.responses.items import (
-    InputItems,
-    OtherItem,
-    ReasoningItem,
-    content_of,
-    with_system,
-)
+from outrider.server.openai.responses.items import InputItems, OtherItem, ReasoningItem, content_of, with_system
 from outrider.server.openai.responses.tools import HostedChoice, HostedTool, ToolChoice, Tools, chat_choice, own_tools
 from outrider.server.openai.schema import ChatBody, StreamOptions
 from outrider.server.openai.structures import JsonSchema, ResponseFormat

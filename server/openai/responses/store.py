@@ -1,7 +1,5 @@
 """Stored responses: retrieved by id, and continued by later requests. Their routes need no model."""
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -49,8 +47,6 @@ class StoredResponse:
 
 @dataclass
 class Shelf:
-    """The responses of one principal."""
-
     entries: OrderedDict[str, tuple[float, StoredResponse]] = field(default_factory=OrderedDict)  # expiry and response by id
     responses: dict[str, str] = field(default_factory=dict)  # id of the response, by the id of an output item
     size_bytes: int = 0

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from outrider.server.openai.conversation import FunctionDefinition, FunctionName, NamedTool, Tool
-from outrider.server.openai.fields import MAX_PARTS, Body, FreeForm, Name, ToolMode
+from outrider.server.openai.fields import MAX_PARTS, Body, Name, ToolMode
 from outrider.server.openai.responses.items import full_name
 from outrider.server.openai.tools import definitions as chat
 
@@ -17,16 +17,12 @@ OWN_TYPES = ("function", "custom")
 ToolType = Annotated[str, Field(max_length=64)]
 
 
-class FunctionTool(Body):
+class FunctionTool(FunctionDefinition):
     type: Literal["function"]
-    name: Name
-    description: str | None = None
-    parameters: FreeForm | None = None
-    strict: bool | None = None
 
     def to_chat(self) -> Tool:
         """The same tool in a chat's body."""
-        return Tool(type="function", function=FunctionDefinition.model_validate(self.model_dump(exclude={"type"})))
+        return Tool(type="function", function=self)
 
 
 class InputFormat(Body):

@@ -1,7 +1,5 @@
 """Converts a custom tool's function arguments to the tool's input, while they are generated."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -49,7 +47,6 @@ class CustomInputs:
         return converted + (self._end() if finished else [])
 
     def _end(self) -> list[Part]:
-        """The rest of the call in progress."""
         decoder, self._decoder = self._decoder, None
         return self._input(decoder.finish()) if decoder is not None else []
 
@@ -68,7 +65,6 @@ class InputDecoder:
         self._high = ""  # the first half of a surrogate pair
 
     def feed(self, text: str) -> str:
-        """The input that the text completes."""
         self._pending.append(text)
         if self._opening:
             begin = "".join(self._pending)
@@ -80,7 +76,6 @@ class InputDecoder:
         return self._decode() if self._opened else ""
 
     def finish(self) -> str:
-        """The rest of the input."""
         return "" if self._opened else whole_input("".join(self._pending))
 
     def _decode(self) -> str:

@@ -59,13 +59,8 @@ class Contents:
 
     @classmethod
     def of(
-        cls,
-        principal: str,
-        name: str | None,
-        verifier: Verifier,
-        learned: Mapping[DrafterName, Mapping[str, NDArray[Any]]],
+        cls, principal: str, name: str | None, verifier: Verifier, learned: Mapping[DrafterName, Mapping[str, NDArray[Any]]]
     ) -> Contents:
-        """The contents of a session."""
         rows, length = verifier.rows, verifier.committed_rows
         return cls(
             principal,
@@ -75,7 +70,7 @@ class Contents:
             rows.share(length // kv_cache.PAGE_TOKENS),
             rows,
             length,
-            [each.on_host() for each in rows.states(length)[-SAVED_STATES:]],
+            [each.on_host(pinned=True) for each in rows.states(length)[-SAVED_STATES:]],
             {drafter: {key: array.copy() for key, array in arrays.items()} for drafter, arrays in learned.items()},
         )
 

@@ -1,7 +1,5 @@
 """Finds the texts that share the longest beginning with a prompt, by hashes of blocks of tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator
 from hashlib import blake2b
 from typing import Generic, TypeVar
@@ -30,7 +28,6 @@ class PrefixIndex(Generic[K]):
             self._keys.setdefault(digest, {})[key] = None
 
     def remove(self, key: K) -> None:
-        """Removes a text, if it is there."""
         for digest in self._hashes.pop(key, ()):
             del self._keys[digest][key]
             if not self._keys[digest]:
@@ -47,7 +44,6 @@ class PrefixIndex(Generic[K]):
 
 
 def block_hashes(owner: str, tokens: Ints) -> Iterator[bytes]:
-    """The hash of each whole block of a text."""
     state = blake2b(owner.encode("utf-8", "surrogateescape"), digest_size=16)
     tokens = np.ascontiguousarray(tokens, np.int32)
     for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):

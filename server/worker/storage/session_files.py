@@ -4,8 +4,6 @@ A page's file is named by its digest, so a session that is saved again writes th
 Promises that a process removes only what it knows: never a session that another has written since, nor a page that one names.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -79,7 +77,6 @@ class SessionFiles:
         self._known: dict[Path, Identity] = {}  # sessions as this process has written or read them
         self._ignored: dict[Path, Identity] = {}  # damaged files
         self._listed: dict[Path, tuple[int, list[Path]]] = {}  # a principal's sessions, and the modification time of its folder
-        self._named: dict[Path, tuple[Identity, list[Path]]] = {}  # the pages of each session
         self._sweep_at = math.inf  # time.monotonic()
         self.sweep()
 
@@ -213,20 +210,16 @@ class SessionFiles:
                 self._sweep_at = time.monotonic() + UNNAMED_SECONDS
 
     def _own_pages(self, path: Path) -> set[Path]:
-        """The pages that only this session names."""
         sessions = self._pages_by_session()
         return set(sessions.pop(path, [])).difference(*sessions.values())
 
     def _pages_by_session(self) -> dict[Path, list[Path]]:
         """The pages that each session names; without the sessions whose files are damaged."""
-        found: dict[Path, tuple[Identity, list[Path]]] = {}
+        found: dict[Path, list[Path]] = {}
         for path in self._folder.sizes(SESSION):
             with contextlib.suppress(*UNREADABLE, KeyError):
-                version, before = identity(path), self._named.get(path)
-                is_same = before is not None and before[0] == version
-                found[path] = before if before and is_same else (version, named_pages(path, labels_of(path)))
-        self._named = found
-        return {path: pages for path, (_, pages) in found.items()}
+                found[path] = named_pages(path, labels_of(path))
+        return found
 
     def _trim(self) -> None:
         """Removes what no session names, then the least recently saved sessions, while the folder is too large."""

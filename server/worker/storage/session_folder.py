@@ -4,8 +4,6 @@ Every principal has a folder of its own. Files are readable by the owner only, a
 has its name is complete. Knows nothing about what the files hold.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

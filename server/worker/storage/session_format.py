@@ -125,7 +125,6 @@ class Fits:
 
     @classmethod
     def of(cls, runner: ModelRunner) -> Fits:
-        """The shapes of a runner's model."""
         shape = runner.cache_shape
         lasting = tuple(each for each in shape.layers if each.window is None)
         whole, reduced = (row_shape(shape, layers) for layers in (shape.layers, lasting))
@@ -197,7 +196,6 @@ def named_pages(path: Path, labels: Mapping[str, str]) -> list[Path]:
 
 
 def page_path(folder: Path, digest: str) -> Path:
-    """The file of a page in a principal's folder."""
     return folder / f"{digest}{PAGE}"
 
 
@@ -218,7 +216,6 @@ def state_digest(state: Snapshot) -> str:
 
 
 def state_tensors(states: Sequence[Snapshot]) -> dict[str, Any]:
-    """The tensors of the snapshots in a file."""
     parts = [(np.array(each.length), each.matrices, each.windows) for each in states]
     return {name: part for index, each in enumerate(parts) for name, part in zip(state_names(index), each, strict=True)}
 

@@ -58,8 +58,6 @@ class Entry(msgspec.Struct):
 
 
 class TensorFile:
-    """An open file."""
-
     def __init__(self, file: BinaryIO) -> None:
         """Raises ValueError or OSError."""
         self._file = file

@@ -1,7 +1,5 @@
 """A draft model whose forward drafts a block: its price, its acceptance by position, and how its chain is used."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Collection

@@ -21,7 +21,6 @@ WAIT_SECONDS = 20
 
 
 def not_ready(server: Served) -> bool:
-    """Whether the server refuses new requests."""
     try:
         return httpx.get(f"{server.url}/ready").status_code == 503
     except httpx.TransportError:

@@ -1,7 +1,5 @@
 """Of the files that models/*-Q4_K_M.txt name, drafts and company change no answer. `make models` fetches those that CI has."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

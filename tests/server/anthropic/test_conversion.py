@@ -23,7 +23,6 @@ def chat(messages: Any = (ASKED,), **fields: Any) -> ChatBody:
 
 
 def rendered(messages: Any, **fields: Any) -> list[dict[str, Any]]:
-    """The messages as the chat template gets them."""
     return [message.rendered() for message in chat(messages, **fields).messages]
 
 

@@ -200,7 +200,6 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole(text: str, finish: Finish = "stop", stop_string: str | None = None, **fields: Any) -> dict[str, Any]:
-    """The message of an answer that is not streamed."""
     usage = Usage(prompt_tokens=12, cached_tokens=8, completion_tokens=9)
     return formatter(usage, **fields).body([output(text, finish, stop_string=stop_string)], usage)
 

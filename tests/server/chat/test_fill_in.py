@@ -74,7 +74,6 @@ def test_every_family_has_its_prompt(family: str, special: bool) -> None:
 
 
 def in_order(text: str, markers: list[str]) -> list[str]:
-    """The markers in a text in order."""
     return [each for _, each in sorted((i, each) for i in range(len(text)) for each in markers if text.startswith(each, i))]
 
 

@@ -38,7 +38,6 @@ from tests.server.encoders.encoders import save_all
 
 @pytest.fixture
 def few_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """40 characters may wait."""
     monkeypatch.setattr(service, "MAX_WAITING_TOKENS", 10)
 
 

@@ -62,7 +62,6 @@ class FakeProcess:
         self._wire.send(messages.encode(message))
 
     def receive(self) -> list[ToWorker]:
-        """The messages that have arrived."""
         return [messages.decode_to_worker(data) for data in self._wire.receive(0.01)]
 
 

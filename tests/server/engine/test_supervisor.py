@@ -19,8 +19,6 @@ from tests.server.engine.rig import READY, Launcher
 
 
 class Watched:
-    """A supervisor of fake workers, and its reports."""
-
     def __init__(self, settings: Settings | None = None) -> None:
         self.messages: list[FromWorker] = []
         self.lost = 0
@@ -37,7 +35,6 @@ class Watched:
         )
 
     async def start(self) -> None:
-        """Starts a worker that becomes ready."""
         await self.supervisor.start()
         self.launcher.started[-1].send(READY)
         await until(lambda: self.messages)
@@ -48,7 +45,6 @@ class Watched:
 
 @asynccontextmanager
 async def running(settings: Settings | None = None) -> AsyncIterator[Watched]:
-    """A supervisor, which is stopped at the end."""
     watched = Watched(settings)
     yield watched
     await watched.supervisor.stop()

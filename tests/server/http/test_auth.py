@@ -161,7 +161,6 @@ def hold(limits: Quotas, principal: str) -> Iterator[None]:
 
 
 def spend(limits: Quotas, principal: str = "anyone") -> None:
-    """Makes one request."""
     with hold(limits, principal):
         pass
 

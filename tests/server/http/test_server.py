@@ -132,7 +132,6 @@ class SilentEngine(EndlessEngine):
 
 
 def statuses(port: int) -> dict[str, set[str]]:
-    """The statuses that were counted, by route."""
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(httpx.get(f"http://127.0.0.1:{port}/metrics").text):
         for sample in family.samples:
@@ -208,10 +207,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> Non
         stale.bind(str(path))
     with listening_at(path, 0o600):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        with (
-            pytest.raises(OSError, match=r"a running server listens there\); choose another --host"),
-            listening_at(path, 0),
-        ):
+        with pytest.raises(OSError, match=r"a running server listens there\); choose another --host"), listening_at(path, 0):
             pass
         os.unlink(path)
         with listening_at(path, 0o600):

@@ -34,8 +34,6 @@ class Timeless(asyncio.SelectorEventLoop):
 
 
 def collect(stream: AsyncGenerator[list[int], None]) -> list[tuple[float, list[int]]]:
-    """The batches and their times."""
-
     async def run() -> list[tuple[float, list[int]]]:
         loop = asyncio.get_running_loop()
         return [(loop.time(), batch) async for batch in stream]

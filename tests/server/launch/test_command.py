@@ -1,7 +1,5 @@
 """`outrider launch` with a stand-in for a server, and programs that print what they got."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

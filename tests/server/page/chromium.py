@@ -31,13 +31,19 @@ def visit(browser: Any, url: str, viewport: dict[str, int] = DESKTOP, **options:
 
 @contextmanager
 def chatting(
-    browser: Any, url: str, tokens: int | None = 24, viewport: dict[str, int] = DESKTOP, **options: Any
+    browser: Any,
+    url: str,
+    tokens: int | None = 24,
+    viewport: dict[str, int] = DESKTOP,
+    temperature: float = 0,  # so that what an answer shows does not vary
+    **options: Any,
 ) -> Iterator[Any]:
     """The chat in a new tab, with answers of at most `tokens`."""
     with visit(browser, url, viewport, **options) as page:
         page.locator("#model option").first.wait_for(state="attached")
         page.click("#open-settings")
         page.fill("[name=max_tokens]", "" if tokens is None else str(tokens))
+        page.fill("[name=temperature]", str(temperature))
         page.click("#settings-form > .main")
         yield page
 
@@ -81,7 +87,6 @@ def shown_tokens(page: Any, answer: str = "#transcript .answer") -> list[list[st
 
 
 def write_conversation(folder: Path, text: str) -> Path:
-    """An exported conversation with one answer."""
     message = {"id": "a", "parent": None, "role": "assistant", "at": 1, "text": text}
     conversation = {"id": "c", "title": "t", "at": 1, "system": "", "messages": {"a": message}, "leaf": "a"}
     file = folder / "conversation.json"

@@ -19,7 +19,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """A headless browser."""
     sync_api: Any = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     executable = next(filter(None, map(shutil.which, NAMES)), None)
     if executable is None:

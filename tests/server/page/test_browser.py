@@ -23,7 +23,6 @@ MARKUP = "<img src=x onerror=\"document.title = 'run'\"><script>document.title =
 
 
 def traces_of(response: Any) -> list[dict[str, Any]]:
-    """The traces of a stream."""
     lines = [line.removeprefix("data: ") for line in response.text().splitlines() if line.startswith("data: {")]
     return [choice["trace"] for line in lines for choice in json.loads(line)["choices"] if "trace" in choice]
 

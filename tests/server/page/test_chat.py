@@ -68,7 +68,7 @@ def test_conversations_are_kept_over_a_reload(browser: Any, server: Served) -> N
 
 
 def test_edited_and_new_answers_are_branches(browser: Any, server: Served) -> None:
-    with chatting(browser, server.url) as page:
+    with chatting(browser, server.url, temperature=1) as page:
         first = ask(page, QUESTION)
         page.click("text=Regenerate")
         page.locator("article.assistant >> text='2 of 2'").wait_for()

@@ -63,6 +63,7 @@ def test_null_means_not_set_wherever_it_is_written(tmp_path: Path, monkeypatch: 
         ({"scheduling.queue_seconds": "-1"}, "greater than 0"),
         ({"model.device": "gpu"}, r"invalid: it must be auto, cpu, cuda, cuda:N, or .* \(got 'gpu'\)\.$"),
         ({"model.device": "cpu,cuda:0"}, "several GPUs such as cuda:0,cuda:1"),
+        ({"model.device": "cuda:0,cuda:1+cuda:2"}, "such as cuda:0,cuda:1 or cuda:0\\+cuda:1"),
         ({"model.device": "cuda:1,cuda:1"}, "name each GPU once"),
     ],
 )

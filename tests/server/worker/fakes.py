@@ -71,7 +71,6 @@ class Rig:
 
     @property
     def order(self) -> list[str]:
-        """The request of each event."""
         return [message.id for message in self.sent if isinstance(message, TokenEvent)]
 
     def tokens(self, id: str) -> list[int]:

@@ -1,5 +1,6 @@
 """A job's events: text that matches the tokens, however these split it, ends at the stop string; and counts for the metrics."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +31,6 @@ def runtime(tiny_runner: TorchRunner) -> Runtime:
 
 
 def events(runtime: Runtime, params: SamplingParams = GREEDY, **fields: Any) -> list[TokenEvent]:
-    """All events of one request."""
     session = SessionStore(runtime.runner, 1, 60.0).acquire("", None, np.arange(5, dtype=np.int32))
     assert session is not None
     request = Request(**{"id": "a", "prompt": [1, 2, 3, 1, 2], "params": params, "max_tokens": 12, **fields})
@@ -85,7 +85,6 @@ def test_logprobs_of_tokens_and_prompt(runtime: Runtime) -> None:
 
 
 def traced_tokens(event: TokenEvent) -> list[int]:
-    """The tokens of a step, as its trace has them."""
     assert event.step is not None and event.step.trace is not None
     trace = event.step.trace
     assert trace.accepted == sorted(trace.accepted)
@@ -158,15 +157,15 @@ def test_only_the_first_space_is_dropped() -> None:
     assert "".join(detokenizer.feed([byte]) for byte in b"\0  a b") == " a b"
 
 
-def feed_blocks(answer: AnswerText, data: bytes, block: int) -> tuple[str, int]:
-    """Feeds `data` in blocks up to a stop string. Returns the text and the number of tokens used."""
+def feed_blocks(answer: AnswerText, tokens: Sequence[int], block: int, ends: bool = False) -> tuple[str, int]:
+    """Feeds `tokens` in blocks up to a stop string. Returns the text, all of it if it `ends`, and the number of tokens used."""
     text, used = "", 0
-    for at in range(0, len(data), block):
-        part, count = answer.feed(list(data[at : at + block]))
+    for at in range(0, len(tokens), block):
+        part, count = answer.feed(list(tokens[at : at + block]))
         text, used = text + part, used + count
         if answer.stopped:
-            break
-    return text, used
+            return text, used
+    return text + (answer.finish() if ends else ""), used
 
 
 # Tokens of one character, and hidden ones.
@@ -176,17 +175,6 @@ SPECIAL = (4, 5)
 
 def of_texts(hidden: tuple[int, ...] = SPECIAL) -> Detokenizer:
     return Detokenizer(lambda token: TEXTS[token].encode(), hidden)
-
-
-def feed_steps(answer: AnswerText, tokens: list[int], block: int) -> tuple[str, int]:
-    """As `feed_blocks`, and with the held-back text at the end."""
-    text, used = "", 0
-    for at in range(0, len(tokens), block):
-        part, count = answer.feed(tokens[at : at + block])
-        text, used = text + part, used + count
-        if answer.stopped:
-            return text, used
-    return text + answer.finish(), used
 
 
 def reference(tokens: list[int], stops: list[str], min_tokens: int, keep: bool) -> tuple[str, int, str | None]:
@@ -219,17 +207,17 @@ def test_a_stop_string_ends_the_text_where_its_tokens_are_hidden(
     tokens: list[int], stops: list[str], block: int, min_tokens: int, keep: bool
 ) -> None:
     answer = AnswerText(of_texts(), stops, keep, min_tokens)
-    text, used = feed_steps(answer, tokens, block)
+    text, used = feed_blocks(answer, tokens, block, ends=True)
     assert (text, used, answer.stop_string) == reference(tokens, stops, min_tokens, keep)
 
 
 @pytest.mark.parametrize("stop", ["<", "|x", "x|>", "<|x|", "|>a", "a<"])
 def test_a_part_of_a_hidden_token_is_no_stop_string(stop: str) -> None:
     answer = AnswerText(of_texts(), [stop])
-    assert feed_steps(answer, [0, 4, 0, 1], 2) == ("aab", 4)
+    assert feed_blocks(answer, [0, 4, 0, 1], 2, ends=True) == ("aab", 4)
     assert answer.stop_string is None
     shown = AnswerText(of_texts(hidden=()), [stop])
-    assert feed_steps(shown, [0, 4, 0, 1], 2)[1] < 4 and shown.stop_string == stop
+    assert feed_blocks(shown, [0, 4, 0, 1], 2, ends=True)[1] < 4 and shown.stop_string == stop
 
 
 @pytest.mark.parametrize(

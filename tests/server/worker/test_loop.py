@@ -22,8 +22,6 @@ from tests.server.worker.fakes import Rig, request
 
 
 def raising(error: Exception) -> Any:
-    """A function that raises."""
-
     def function(*_: Any, **__: Any) -> None:
         raise error
 

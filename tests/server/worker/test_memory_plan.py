@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.server.settings import load_settings
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
 from outrider.server.worker import activations
 from outrider.server.worker.activations import MARGIN, Activations
 from outrider.server.worker.memory_plan import MIN_CONTEXT_TOKENS, MemoryFigures, MemoryWishes, plan_memory
+from outrider.server.worker.runtime import load_activations
 from outrider.verify.errors import ModelError
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, PAGE_TOKENS
+from outrider.verify.model.torch_runner import TorchRunner
 
 CUDA_BYTES = 600_000_000  # of a device, for CUDA itself
 # Bytes of weights in bfloat16 and with 4 bits, and of one position: 2 x layers x KV heads x head dimension x 2 bytes.
@@ -136,6 +139,12 @@ def test_the_most_is_kept_for_the_next_start(used: dict[str, int], tmp_path: Pat
 def test_a_file_that_is_none(content: str, used: dict[str, int], tmp_path: Path) -> None:
     (tmp_path / "file.json").write_text(content)
     assert Activations({"cuda:0": "cuda:0"}, tmp_path / "file.json").reserved("cuda:0") is None
+
+
+def test_pages_in_the_hosts_memory_are_not_watched(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of llama.cpp on a CPU: PyTorch, which is not imported there, knows nothing of them."""
+    monkeypatch.setattr(TorchRunner, "in_pages", True)
+    assert load_activations(tiny_runner, load_settings(None, {})).reserved("cpu") is None
 
 
 def test_the_plan_leaves_what_was_measured_but_at_most_the_share() -> None:

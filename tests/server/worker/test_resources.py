@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 
 from outrider import models
 from outrider.drafters.interface import MAX_NODES, Drafter, Ints
-from outrider.drafters.library import learned
-from outrider.drafters.library.learned import LearnedText
 from outrider.drafters.model.pair import Pair
 from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, make
 from outrider.drafters.sequence import Sequence
-from outrider.drafters.tables import base_table, datastore
+from outrider.drafters.tables import base_table, datastore, learned_text
 from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.drafters.tables.base_table import empty_base
+from outrider.drafters.tables.learned_text import LearnedText
 from outrider.drafters.tables.suffix import index
 from outrider.server.settings import load_settings
 from outrider.server.worker import resources, runtime
@@ -103,7 +102,6 @@ def change(folder: Path, next_token: int, number: int, fingerprint: str = "f") -
 
 
 def next_tokens(drafter: Drafter) -> list[int]:
-    """What the drafter proposes in the request that it has begun."""
     tree = drafter.propose(4)
     return [int(tree.tokens[row]) for row in range(len(tree)) if tree.parents[row] < 0]
 
@@ -245,7 +243,7 @@ def test_the_most_recent_texts_are_kept_up_to_the_bound() -> None:
 
 
 def test_a_long_text_is_not_indexed_in_the_decode_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learned, "MAX_TOKENS_IN_LOOP", 10)
+    monkeypatch.setattr(learned_text, "MAX_TOKENS_IN_LOOP", 10)
     threads: list[threading.Thread] = []
     begin = threading.Event()
 
@@ -254,7 +252,7 @@ def test_a_long_text_is_not_indexed_in_the_decode_loop(monkeypatch: pytest.Monke
         begin.wait(60)
         return index(*arguments)
 
-    monkeypatch.setattr(learned, "index", slow)
+    monkeypatch.setattr(learned_text, "index", slow)
     begin.set()
     text = LearnedText(1000, VOCABULARY)
     begin.clear()
@@ -292,16 +290,27 @@ def test_a_head_makes_the_target_keep_its_hidden_states(tmp_path: Path) -> None:
     settings = load_settings(None, {"draft_model.path": str(save_eagle(tmp_path, target_size=256)), "model.device": "cpu"})
     target = load_target(settings)
     before = memory_figures(target, None)[0].slot_bytes
-    head, differences = load_draft(
-        settings, shared_options(settings, settings.draft_model), load_tokenizer(str(models.TARGET)), target
-    )
+    options, tokenizer = shared_options(settings, settings.draft_model), load_tokenizer(str(models.TARGET))
+    head, differences = load_draft(settings, options, tokenizer, target)
     assert isinstance(head, HeadModel)
     kept = target.new_cache().hidden
     assert kept is not None
     states = kept.capacity * 256 * target.cache_shape.dtype.itemsize
-    assert memory_figures(target, None)[0].slot_bytes == before + states
-    assert memory_figures(target, head)[0].slot_bytes > before + states
+    assert memory_figures(target, None)[0].slot_bytes == before + states < memory_figures(target, head)[0].slot_bytes
     assert isinstance(share_draft(head, differences, target, 2, Pair(1.0, 0.1)), HeadRunner)
+
+
+def test_what_a_busy_start_has_timed_is_timed_again_in_pauses(tmp_path: Path) -> None:
+    flags = {"draft_model.path": str(models.DRAFT), "model.device": "cpu", "speculation.cost_folder": str(tmp_path)}
+    for first in (True, False):  # also what an earlier start has saved
+        made = load(load_settings(None, flags))
+        pair, curve = made.resources.pair, made.curve
+        assert curve is not None and curve.is_estimated == first
+        pair.draft_seconds, curve.seconds = 60.0, curve.seconds + 60 * first
+        while made.timings:  # each correction is a fifth at least
+            made.measure_again()
+        assert pair.draft_seconds < 60 and float(curve.at(0)[0]) < 60
+        made.save_findings()
 
 
 def test_the_budget_of_a_request(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,6 @@ def close_relative(runner: TorchRunner, config: LlamaConfig, vocabulary: int = 9
 
 
 def started(draft: DraftRunner, text: Sequence[int] | Ints) -> tuple[SessionDraft, Text]:
-    """A session of a text, and the text."""
     session, sequence = draft.session(), Text()
     sequence.begin(np.array(text, np.int32))
     session.begin(sequence)
@@ -253,3 +252,17 @@ def test_both_models_are_timed(tiny_runner: TorchRunner) -> None:
     pair = draft.pair
     assert min(pair.target_seconds, pair.draft_seconds, pair.read_seconds) > 0
     assert min(pair.target_slowdown, pair.draft_slowdown) >= 1
+
+
+@pytest.mark.parametrize("figure", ["draft_seconds", "read_seconds"])
+def test_figures_of_a_busy_machine_are_replaced_and_those_of_steps_are_kept(tiny_runner: TorchRunner, figure: str) -> None:
+    draft = DraftRunner(close_relative(tiny_runner, tiny_runner.model.config), tiny_runner.vocabulary)
+    draft.measure(tiny_runner)
+    setattr(draft.pair, figure, 60.0)
+    draft.pair.target_slowdown = 50.0
+    draft.measure(tiny_runner)
+    assert getattr(draft.pair, figure) < 60 and draft.pair.target_slowdown < 50
+    draft.pair.draft_seconds = draft.pair.read_seconds = 1e-9  # less than any that is measured
+    draft.pair.target_slowdown = 50.0
+    draft.measure(tiny_runner)
+    assert draft.pair.draft_seconds == 1e-9 and draft.pair.target_slowdown == 50

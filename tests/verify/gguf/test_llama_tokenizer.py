@@ -72,7 +72,7 @@ def test_families_split_texts_as_llama_cpp_does(file: Path, tmp_path: Path, name
     entries = read_metadata(str(file)).entries
     tokens = entries["tokenizer.ggml.tokens"][:3000]
     merges = [pair for pair in entries["tokenizer.ggml.merges"] if {*pair.split(" "), pair.replace(" ", "")} <= {*tokens}]
-    part = {"tokens": tokens, "token_type": entries["tokenizer.ggml.token_type"][:3000], "merges": merges, "pre": name}
+    part = {"tokens": tokens, "token_type": entries["tokenizer.ggml.token_type"][:3000].tolist(), "merges": merges, "pre": name}
     path = tmp_path / "part.gguf"
     write_tokenizer(path, {f"tokenizer.ggml.{key}": value for key, value in {**part, "model": "gpt2"}.items()})
     found = read_metadata(str(path)).entries

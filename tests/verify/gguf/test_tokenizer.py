@@ -118,7 +118,6 @@ def test_sentencepiece_is_that_of_its_own_library(trained: sentencepiece.Sentenc
 
 
 def pieces_of_texts(tokens: list[str]) -> st.SearchStrategy[str]:
-    """Texts of any characters, of tokens, and of parts of tokens."""
     parts = st.sampled_from(tokens).flatmap(lambda token: st.sampled_from([token[:2], token, token.replace("\u2581", " ")]))
     return st.lists(parts | st.text(max_size=3) | st.sampled_from([" ", "  ", "\n"]), max_size=8).map("".join)
 

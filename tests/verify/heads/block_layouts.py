@@ -100,7 +100,6 @@ LAYOUTS = {
 
 
 def save_block(folder: Path, layout: Layout, **changed: Any) -> Weights:
-    """Saves a head with random weights; returns them."""
     shapes: dict[str, tuple[int, ...]] = {"fc.weight": (SIZE, 2 * SIZE), "norm.weight": (SIZE,), "hidden_norm.weight": (SIZE,)}
     for layer in ("layers.0.", "layers.1."):
         for name, width in {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}.items():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.drafters.interface import EMPTY, Ints
+from outrider.drafters.interface import Ints
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, clone, make
@@ -20,6 +20,7 @@ from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
+from tests.decoding import prefill, verify
 from tests.verify.draft_model.test_draft_model import EAGER
 
 GREEDY = SamplingParams(temperature=0)
@@ -43,10 +44,9 @@ def verifier_of(target: ModelRunner) -> Verifier:
 
 
 def begin(target: ModelRunner, session: Any, text: Any = TEXT, verifier: Verifier | None = None) -> Verifier:
-    """Has the target and a head's session read a text."""
     verifier = verifier or verifier_of(target)
     verifier.begin(np.array(text, np.int32), GREEDY, 64)
-    verifier.prefill()
+    prefill(verifier)
     session.begin(verifier.sequence)
     return verifier
 
@@ -62,7 +62,7 @@ def drafted(session: Any, depth: int) -> list[int]:
 def run_on(verifier: Verifier, session: Any, tokens: list[int]) -> None:
     """Emits the target's own tokens, one per step, and tells the draft head."""
     for token in tokens:
-        verdict = verifier.verify(EMPTY)
+        verdict = verify(verifier)
         assert verdict.tokens.tolist() == [token]
         verifier.commit(verdict)
     session.advance(np.array(tokens, np.int32))

@@ -14,18 +14,9 @@ from outrider.verify.errors import ModelError
 from outrider.verify.heads.model import HeadModel, HeadRunner
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.stream import DecodeOptions
+from tests.verify.heads import sessions
 from tests.verify.heads.checkpoints import randomised
-from tests.verify.heads.sessions import (
-    GREEDY,
-    TEXT,
-    begin,
-    check_answers,
-    check_chain_at_once,
-    drafted,
-    load_started,
-    run_on,
-    verifier_of,
-)
+from tests.verify.heads.sessions import check_answers, check_chain_at_once
 from tests.verify.model.cpu.native.models import FAMILIES, SIZES, build
 
 pytest.importorskip("transformers", "5.23")
@@ -98,29 +89,29 @@ Known = tuple[ModelRunner, HeadModel, Reference]
 def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Known:
     family, backend, is_ordered = request.param
     folder = save(tmp_path_factory.mktemp("assistant"), family, is_ordered)
-    return *load_started(folder / "target", folder / "assistant", backend=backend), Reference(folder, family)
+    return *sessions.load_started(folder / "target", folder / "assistant", backend=backend), Reference(folder, family)
 
 
 def test_drafts_are_those_of_transformers_after_rejections_and_in_forks(known: Known) -> None:
     target, head, reference = known
     session = HeadRunner(head).session()
-    verifier, text = begin(target, session), TEXT.tolist()
-    chosen = decode(verifier_of(target), NoDrafter(), TEXT, DecodeOptions(GREEDY, 12)).tokens
+    verifier, text = sessions.begin(target, session), sessions.TEXT.tolist()
+    chosen = decode(sessions.verifier_of(target), NoDrafter(), sessions.TEXT, DecodeOptions(sessions.GREEDY, 12)).tokens
     for count in (1, 2, 3):
-        assert drafted(session, 4) == reference.drafts(text, 4)
-        run_on(verifier, session, chosen[:count])
+        assert sessions.drafted(session, 4) == reference.drafts(text, 4)
+        sessions.run_on(verifier, session, chosen[:count])
         text, chosen = [*text, *chosen[:count]], chosen[count:]
     forked, edited = verifier.clone(target.new_cache(), 9), [*text[:9], 50, 51, 52]
     copied = copy.deepcopy(session, {id(verifier.sequence): forked.sequence})
-    begin(target, copied, edited, forked)
-    assert drafted(copied, 3) == reference.drafts(edited, 3)
-    assert drafted(session, 3) == reference.drafts(text, 3)
+    sessions.begin(target, copied, edited, forked)
+    assert sessions.drafted(copied, 3) == reference.drafts(edited, 3)
+    assert sessions.drafted(session, 3) == reference.drafts(text, 3)
 
 
 def test_a_chain_at_once_is_drafted_as_one_by_one(known: Known) -> None:
     target, head, _ = known
     session = HeadRunner(head).session()
-    begin(target, session)
+    sessions.begin(target, session)
     check_chain_at_once(session)
 
 
@@ -133,9 +124,9 @@ def test_answers_equal_plain_decoding(known: Known, temperature: float) -> None:
 def test_keys_and_values_in_8_bits_change_drafts_little(tmp_path: Path) -> None:
     folder, found = save(tmp_path), []
     for kind in ("auto", "int8"):
-        target, head = load_started(folder / "target", folder / "assistant", kv_dtype=kind)
+        target, head = sessions.load_started(folder / "target", folder / "assistant", kv_dtype=kind)
         session = HeadRunner(head).session()
-        begin(target, session)
+        sessions.begin(target, session)
         found.append(session.root(3))
     assert found[0].tokens[0, 0] == found[1].tokens[0, 0]
     assert found[0].probability[0, 0] == pytest.approx(found[1].probability[0, 0], abs=0.05)
@@ -145,4 +136,4 @@ def test_keys_and_values_in_8_bits_change_drafts_little(tmp_path: Path) -> None:
 def test_an_assistant_of_another_target_is_refused(tmp_path: Path) -> None:
     folder = save(tmp_path, head_dim=24)
     with pytest.raises(ModelError, match=r"does not fit this target; use the assistant of this target\."):
-        load_started(folder / "target", folder / "assistant")
+        sessions.load_started(folder / "target", folder / "assistant")

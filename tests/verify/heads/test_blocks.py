@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from outrider.drafters.interface import EMPTY
 from outrider.drafters.options import DrafterName
 from outrider.verify.errors import ModelError
 from outrider.verify.heads.block_model import BlockModel
@@ -25,6 +24,7 @@ from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.verifier import Verifier
+from tests.decoding import verify
 from tests.verify.draft_model.test_draft_model import count_rows
 from tests.verify.heads.block_layouts import LAYOUTS, ROWS, drafts, save_block
 from tests.verify.heads.checkpoints import save_target
@@ -42,8 +42,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def load(folder: Path) -> Callable[..., Pair]:
-    """Loads the target with a head in a layout."""
-
     def load(name: str, backend: Backend = "auto", states: int = 2048) -> Pair:
         save_block(folder / name, LAYOUTS[name])
         return load_started(folder / "target", folder / name, states, backend=backend)
@@ -71,7 +69,7 @@ def test_drafts_are_those_of_the_layout(folder: Path, load: Callable[..., Pair],
     assert len(found) == ROWS - (not LAYOUTS[name].from_anchor)
     assert found == expected(folder, name, TEXT.tolist())
     for _ in range(3):
-        verdict = verifier.verify(EMPTY)
+        verdict = verify(verifier)
         verifier.commit(verdict)
         session.advance(verdict.tokens)
     assert drafted(session, ROWS) == expected(folder, name, verifier.sequence.tokens.tolist())
@@ -108,7 +106,7 @@ def test_a_draft_reads_new_tokens_only_and_goes_on_below_accepted_ones(
     assert again is not None and int(again.tokens[0, 0]) == first[4]
     session.begin(verifier.sequence)
     rows.clear()
-    verdict = verifier.verify(EMPTY)
+    verdict = verify(verifier)
     verifier.commit(verdict)
     session.advance(verdict.tokens)
     drafted(session, ROWS)

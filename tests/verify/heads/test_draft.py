@@ -30,7 +30,7 @@ from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.tokenizer import load_tokenizer
 from outrider.verify.verifier import Verifier
-from tests.decoding import answer_of
+from tests.decoding import answer_of, prefill
 from tests.hub import MODEL, cache_models
 from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, count_rows
 from tests.verify.heads.checkpoints import DRAFT_VOCABULARY, KINDS, load_pair, save_eagle, save_eagle3, save_target
@@ -67,7 +67,7 @@ def reference(target: ModelRunner, head: HeadModel, text: list[int], drafted: in
     network = cast(Any, head.head)
     verifier, known = verifier_of(target), len(text) - drafted
     verifier.begin(np.array(text[:known], np.int32), GREEDY, 1)
-    verifier.prefill()
+    prefill(verifier)
     assert verifier.cache.hidden is not None
     states = head._fused(verifier.cache.hidden.read(0, known - 1))[None]
     embedded = target.embed_tokens(torch.tensor([text]))

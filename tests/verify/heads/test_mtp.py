@@ -20,17 +20,8 @@ from outrider.verify.model.architecture.families import FAMILIES as KNOWN
 from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.stream import DecodeOptions
-from tests.verify.heads.sessions import (
-    GREEDY,
-    TEXT,
-    begin,
-    check_answers,
-    check_chain_at_once,
-    drafted,
-    load_started,
-    run_on,
-    verifier_of,
-)
+from tests.verify.heads import sessions
+from tests.verify.heads.sessions import check_answers, check_chain_at_once
 from tests.verify.model.cpu.native.files import write_gguf
 from tests.verify.model.cpu.native.models import FAMILIES, SIZES, build
 
@@ -114,13 +105,13 @@ class Reference:
 @pytest.mark.parametrize(("family", "count"), [(family, 1) for family in (*IN_FILES, "deepseek_v3")] + [("glm4_moe", 3)])
 def test_drafts_are_those_of_transformers(tmp_path: Path, family: str, count: int) -> None:
     folder = save(tmp_path, family, count)
-    expected = Reference(folder).drafts(TEXT.tolist(), 5)
+    expected = Reference(folder).drafts(sessions.TEXT.tolist(), 5)
     for path in (folder, folder / "model.gguf"):
         if path.exists():
-            target, head = load_started(path, MTP)
+            target, head = sessions.load_started(path, MTP)
             session = HeadRunner(head).session()
-            begin(target, session, TEXT)
-            assert drafted(session, 5) == expected, path.name
+            sessions.begin(target, session, sessions.TEXT)
+            assert sessions.drafted(session, 5) == expected, path.name
 
 
 @pytest.fixture(scope="module", params=["auto", "torch"])
@@ -131,31 +122,31 @@ def several(
     folder = save(tmp_path_factory.mktemp("several"), "deepseek_v3", 3)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ChainedHeads, "own_positions", 48)
-        return *load_started(folder, MTP, backend=request.param), Reference(folder)
+        return *sessions.load_started(folder, MTP, backend=request.param), Reference(folder)
 
 
 def test_caches_follow_rejections_truncation_and_forks(several: tuple[ModelRunner, HeadModel, Reference]) -> None:
     target, head, reference = several
     session = HeadRunner(head).session()
-    verifier = begin(target, session, TEXT)
-    text = TEXT.tolist()
+    verifier = sessions.begin(target, session, sessions.TEXT)
+    text = sessions.TEXT.tolist()
     session.root(2)
     session.expand([5, 6], [0, 0], 1)
     session.expand([7], [2], 1)  # below the second one
     session.expand([8], [1], 1)
-    chosen = decode(verifier_of(target), NoDrafter(), TEXT, DecodeOptions(GREEDY, 40)).tokens
+    chosen = decode(sessions.verifier_of(target), NoDrafter(), sessions.TEXT, DecodeOptions(sessions.GREEDY, 40)).tokens
     for step in range(12):
-        drafts = drafted(session, 4)
+        drafts = sessions.drafted(session, 4)
         assert drafts == reference.drafts(text, 4)
         emitted = chosen[: step % 3 + 1] if drafts[0] != chosen[0] else chosen[:2]
-        run_on(verifier, session, emitted)  # drafts that are right are committed, and others rejected
+        sessions.run_on(verifier, session, emitted)  # drafts that are right are committed, and others rejected
         text, chosen = [*text, *emitted], chosen[len(emitted) :]
     forked = verifier.clone(target.new_cache(), 30)
     copied = copy.deepcopy(session, {id(verifier.sequence): forked.sequence})
     for each, cut, own in ((session, 9, verifier), (copied, 30, forked)):  # the own states before are not kept
         edited = [*text[:cut], 50, 51, 52]
-        begin(target, each, edited, own)
-        assert drafted(each, 4) == reference.drafts(edited, 4)
+        sessions.begin(target, each, edited, own)
+        assert sessions.drafted(each, 4) == reference.drafts(edited, 4)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -170,7 +161,7 @@ def test_answers_equal_plain_decoding(
 def test_a_chain_at_once_is_drafted_as_one_by_one(several: tuple[ModelRunner, HeadModel, Reference]) -> None:
     target, head, _ = several
     session = HeadRunner(head).session()
-    begin(target, session)
+    sessions.begin(target, session)
     check_chain_at_once(session, 6)
 
 
@@ -178,4 +169,4 @@ def test_a_chain_at_once_is_drafted_as_one_by_one(several: tuple[ModelRunner, He
 def test_files_without_layers_are_refused(tmp_path: Path) -> None:
     plain = write_gguf(build("glm4_moe"), tmp_path / "plain.gguf")
     with pytest.raises(ModelError, match=r"plain\.gguf' has no multi-token prediction layer: only some converters keep it"):
-        load_started(plain, MTP)
+        sessions.load_started(plain, MTP)

@@ -79,6 +79,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_linear": ("KimiLinear", KIMI),
     "mamba2": ("Mamba2", MAMBA2),
     "deepseek_v3": ("DeepseekV3", {**LATENT, **ROUTED, "head_dim": 4}),
+    "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, **ROUTED, "head_dim": 4, "n_group": 1}),
     "minimax_m2": ("MiniMaxM2", {**EXPERTS, "rotary_dim": 4}),
     "gemma4": ("Gemma4Text", GEMMA4),
     "stablelm": ("StableLm", {}),

@@ -25,8 +25,6 @@ def normal(*shape: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Family:
-    """A family's configuration, and a picture for it."""
-
     config: Callable[[], Any]
     tokens: Sequence[int]
     arguments: Callable[[], dict[str, torch.Tensor]]

@@ -1,7 +1,5 @@
 """The compiled library of vocabularies, with the types of its functions; None if it was installed without a compiler."""
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import c_char_p, c_int64, c_void_p
 from pathlib import Path
@@ -37,7 +35,6 @@ def load() -> ctypes.CDLL | None:
 
 
 def address(array: NDArray[Any]) -> int:
-    """Where an array's values are."""
     return int(array.ctypes.data)
 
 

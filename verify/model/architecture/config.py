@@ -1,7 +1,5 @@
 """Reads a checkpoint's configuration. Names are those of `outrider.verify.model.architecture.standard`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
@@ -106,7 +104,6 @@ def described(
 
 
 def read_mixture(config: Mapping[str, Any], family: Family) -> Mixture | None:
-    """The mixtures of experts; None if there are none."""
     count, used = config.get("num_experts"), config.get("num_experts_per_tok")
     if not (count and used and config["enable_moe_block"]):
         return None
@@ -170,7 +167,6 @@ def read_latent(config: Mapping[str, Any], family: Family, numbers: Mapping[str 
 
 
 def read_recurrence(config: Mapping[str, Any], family: Family) -> Recurrence:
-    """The mixer of recurrent layers."""
     assert family.state is not None
     if family.state is State.CONVOLUTION:
         return Recurrence(family.state, config["conv_L_cache"] - 1)

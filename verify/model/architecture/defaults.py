@@ -4,8 +4,6 @@ Names are those of `outrider.verify.model.architecture.standard`. Files lack nam
 parts about text those whose numbers were not changed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

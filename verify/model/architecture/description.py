@@ -6,8 +6,6 @@ Promises that sizes fit each other, whatever a file says, because what computes 
 decoder can have raises ValueError.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,8 +31,6 @@ def check_sizes(owner: Any, least: int, *names: str) -> None:
 
 
 class Norm(Enum):
-    """How a row is normed."""
-
     RMS = 1
     LAYER = 2
 
@@ -182,8 +178,6 @@ class Layer:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder."""
-
     name: str  # as GGUF files have it
     hidden: int
     vocabulary: int

@@ -1,7 +1,5 @@
 """The families of decoders that are known, and what neither their configurations nor their files say."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,12 +151,7 @@ FAMILIES: dict[str, Family] = {
     # No files have it; its tensors but those of recurrent layers have the names of this one.
     "olmo_hybrid": Family("olmo2", state=State.DELTA_RULE),
     "kimi_linear": Family(
-        "kimi-linear",
-        is_latent=True,
-        state=State.DELTA_RULE,
-        decays_rows=True,
-        encodes_positions=False,
-        scores=Scores.SIGMOID,
+        "kimi-linear", is_latent=True, state=State.DELTA_RULE, decays_rows=True, encodes_positions=False, scores=Scores.SIGMOID
     ),
     "ernie4_5_moe": Family("ernie4_5-moe", pairs_in_checkpoints=True, pairs_in_files=True, normalizes=True),
 }

@@ -1,7 +1,5 @@
 """Reads the metadata of a GGUF file. Names of keys are those of llama.cpp."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -127,7 +125,6 @@ def head_width(entries: Entries, is_local: bool = False) -> int:
 
 
 def read_layers(entries: Entries, family: Family) -> dict[str, Any]:
-    """What each layer is, and its sizes."""
     count = entries.get("block_count") - entries.get("nextn_predict_layers", 0)
     heads = entries.by_layer("attention.head_count", count)
     kv_heads = entries.by_layer("attention.head_count_kv", count, heads)
@@ -166,7 +163,6 @@ def read_latent(entries: Entries, rotaries: Sequence[Rotary]) -> dict[str, Any]:
 
 
 def read_recurrent(entries: Entries, family: Family, count: int) -> list[bool]:
-    """The layers that keep a state."""
     if family.state is None or family.has_both:
         return [family.has_both] * count
     if family.state is State.DELTA_RULE and not family.is_latent:

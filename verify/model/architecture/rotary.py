@@ -1,7 +1,5 @@
 """The frequencies of rotary tables, and how they are scaled for texts longer than a model was first trained for."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +14,6 @@ SCALINGS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "propo
 
 
 def is_known(rotary: Rotary) -> bool:
-    """Whether the table's scaling is known."""
     return rotary.scaling.get("rope_type", "default") in SCALINGS
 
 
@@ -70,7 +67,6 @@ def yarn(rotary: Rotary, plain: NDArray[np.float64]) -> tuple[NDArray[np.float64
 
 
 def yarn_attention(scaling: Mapping[str, Any], factor: float) -> float:
-    """The scaling of cosines and sines."""
     if scaling.get("attention_factor") is not None:
         return float(scaling["attention_factor"])
     one, all_dimensions = scaling.get("mscale"), scaling.get("mscale_all_dim")

@@ -4,8 +4,6 @@ Takes the content of a config.json of any age, and what configurations of transf
 about how a model computes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ attends to the committed prefix, its ancestors and itself. transformers has no m
 model builds no mask of its own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -21,8 +19,6 @@ NAME = "outrider"
 
 @dataclass(frozen=True)
 class Layer:
-    """Attention parameters of one layer."""
-
     index: int
     scaling: float
     window: int | None = None  # sliding window in positions, the row's own included
@@ -116,9 +112,8 @@ class ShapeProbe:
 
     @property
     def homes(self) -> tuple[torch.device, ...]:
-        """The devices of the cache's layers in their order, if there are several."""
-        homes = tuple(self._devices[index] for index in self._order)
-        return homes if len(set(homes)) > 1 else ()
+        """The devices of the cache's layers in their order."""
+        return tuple(self._devices[index] for index in self._order)
 
     @property
     def numbers(self) -> dict[int, int]:

@@ -1,7 +1,5 @@
 """Attention of a forward in plain torch, for any layer, mask and kind of cache: the reference for the faster ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ A row of D values takes `stored_width(D)` bytes: the values divided by the scale
 float32. A row's bytes depend on its own values alone, so it is decoded to the same bits in every step and draft.
 """
 
-from __future__ import annotations
-
 import torch
 
 from outrider.verify.model.cache.shape import SCALE_BYTES, KVDtype

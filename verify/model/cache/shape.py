@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -20,8 +20,6 @@ HIDDEN_POSITIONS = 2048
 
 
 class LayerShape(NamedTuple):
-    """Shape of one layer's keys and values."""
-
     heads: int  # key heads
     key_dim: int
     value_dim: int
@@ -38,13 +36,19 @@ class CacheShape:
     recurrent: RecurrentShape | None = None  # shape of the recurrent layers' states
     hidden_width: int = 0  # width of the hidden states that a draft head reads; 0 = none are kept
     hidden_positions: int = HIDDEN_POSITIONS
-    homes: tuple[Any, ...] = ()  # devices of the layers, if there are several; consecutive layers share one
+    homes: tuple[Any, ...] = ()  # devices of the layers, if there are others; consecutive layers share one
     coded: Any | None = None  # data type of keys and values in 8 bits (`outrider.verify.model.cache.codec`)
 
     @classmethod
     def uniform(cls, layers: int, kv_heads: int, head_dim: int, dtype: Any, device: Device) -> CacheShape:
         """The layout of a model whose layers are alike."""
         return cls((LayerShape(kv_heads, head_dim, head_dim),) * layers, dtype, device)
+
+    def over(self, devices: Sequence[Any]) -> CacheShape:
+        """The layout if each device has a part of the heads of all layers: its layers come one after the other."""
+        part = tuple(each._replace(heads=each.heads // len(devices)) for each in self.layers)
+        homes = tuple(device for device in devices for _ in part)
+        return replace(self, layers=part * len(devices), homes=homes)
 
     @property
     def is_uniform(self) -> bool:
@@ -113,12 +117,14 @@ class CacheShape:
     @property
     def parts(self) -> list[CacheShape]:
         """The layout on each device: its layers, and on the first what does not belong to layers."""
-        found = {home: [each for each, of in zip(self.layers, self.homes, strict=True) if of == home] for home in self.homes}
-        elsewhere = replace(self, recurrent=None, hidden_width=0)
-        return [
-            replace(self if home == self.device else elsewhere, layers=tuple(layers), device=home, homes=())
-            for home, layers in found.items()
-        ] or [self]
+        homes = self.homes or (self.device,) * len(self.layers)
+        states = {} if self.recurrent is None else {part.device: part for part in self.recurrent.parts}
+        found = []
+        for device in dict.fromkeys((self.device, *homes, *states)):
+            layers = tuple(each for each, home in zip(self.layers, homes, strict=True) if home == device)
+            part = replace(self, layers=layers, device=device, recurrent=states.get(device), homes=())
+            found.append(part if device == self.device else replace(part, hidden_width=0))
+        return found
 
 
 def stored_width(width: int) -> int:

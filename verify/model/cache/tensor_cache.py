@@ -1,7 +1,5 @@
 """A slot's cache in host memory as PyTorch reads and writes it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -5,8 +5,6 @@ margin is kept for rewinding, and one window of every SPACING: a text that goes 
 nearest window before, and read again from there. Layers without a window keep all rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from outrider.verify.model.cache import kv_cache
@@ -66,7 +64,6 @@ class WindowedRows:
 
 
 def is_kept(page: int, window: int) -> bool:
-    """Whether a page is in one of the windows that are kept."""
     size = kv_cache.page_count(window, kv_cache.PAGE_TOKENS)
     return page % (SPACING * size) >= (SPACING - 1) * size
 

@@ -9,15 +9,17 @@ of many kinds fall back to Python; `compile="off"` serves any model, without fus
 torch.compile assumes that equal sizes stay equal, so a number of rows that equals another size is compiled separately. Without
 the layers' names, the whole model is compiled at once, which takes longer.
 
-`AsyncCompileMode` is Triton's own, in 3.6 and 3.7; it compiles kernels in threads. Every launch calls `JITFunction.run`.
+`AsyncCompileMode` is Triton's own, in 3.6 and 3.7; it compiles kernels in threads. Every launch calls `JITFunction.run`, which
+finds kernels in `device_caches`, or what waits for them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Event, Lock, get_ident
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ import torch._dynamo
 import torch.fx.experimental._config
 from transformers import PreTrainedModel
 from triton import AsyncCompileMode
+from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 # The limit of variants of a layer (by kind of layer and number of rows) that torch.compile may make.
@@ -69,21 +72,50 @@ def compiled_layers(model: PreTrainedModel, backend: Any = "inductor") -> Iterat
             del layer.forward
 
 
-@contextmanager
-def compiled_together() -> Iterator[None]:
-    """Kernels that are launched inside are only compiled: their outputs have any values. All are ready when the context ends.
+class Compilers(ThreadPoolExecutor):
+    """Threads that compile kernels until `stopped` is set; later ones fail at once."""
 
-    One that cannot be compiled raises when it is launched later.
+    def __init__(self, stopped: Event) -> None:
+        super().__init__(os.cpu_count())
+        self._stopped = stopped
+
+    def submit(self, compile: Callable[[], Any], /, *_: Any, **__: Any) -> Future[Any]:
+        return super().submit(self._compiled, compile)
+
+    def _compiled(self, compile: Callable[[], Any]) -> Any:
+        if self._stopped.is_set():
+            raise CancelledError
+        return compile()
+
+
+# Held while kernels are compiled together, as `JITFunction.run` is another function then.
+COMPILING = Lock()
+
+
+@contextmanager
+def compiled_together(stopped: Event | None = None) -> Iterator[None]:
+    """Kernels that this thread launches inside are only compiled: their outputs have any values. All are ready afterwards.
+
+    One that cannot be compiled, or was not when `stopped` was set, is compiled again when it is launched later.
     """
-    run = JITFunction.run
+    run, thread, launched = JITFunction.run, get_ident(), set[Any]()
 
     def compile_only(kernel: Any, *args: Any, **options: Any) -> Any:
+        if get_ident() != thread:
+            return run(kernel, *args, **options)
+        launched.add(kernel)
         return run(kernel, *args, **options | {"warmup": True})
 
     jit: Any = JITFunction
-    with ThreadPoolExecutor(os.cpu_count()) as threads, AsyncCompileMode(threads, ignore_errors=True):
-        jit.run = compile_only
+    with COMPILING:
         try:
-            yield
+            with Compilers(stopped or Event()) as threads, AsyncCompileMode(threads, ignore_errors=True):
+                jit.run = compile_only
+                try:
+                    yield
+                finally:
+                    jit.run = run
         finally:
-            jit.run = run
+            for kernels in (caches[0] for kernel in launched for caches in kernel.device_caches.values()):
+                for key in [key for key, each in kernels.items() if not isinstance(each, CompiledKernel)]:
+                    del kernels[key]

@@ -8,9 +8,8 @@ The states of a stream in recurrent layers are tensors of its own (`outrider.ver
 a captured graph reads their addresses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -22,6 +21,7 @@ from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.gpu.paged_cache import PagedCache
 from outrider.verify.model.gpu.text_work import TextWork, depth_left
 from outrider.verify.model.recurrent.rows import TensorStates, gather_index
+from outrider.verify.model.recurrent.split import SplitTensor
 from outrider.verify.model.recurrent.states import ROWS, RecurrentShape
 from outrider.verify.model.transfer import copy_to_device
 
@@ -117,15 +117,16 @@ NO_STREAM = -1
 
 
 class DeviceStates:
-    """The streams of a forward in recurrent layers.
+    """The streams of a forward in the recurrent layers of one device.
 
     Kernels read `rows`, int64 [1 + WORDS + window + 1, max_rows]: stream, path (`path_words`), and the places that a
     convolution reads (`gather_index`); `streams`, int64 [STREAM_FIELDS, max_rows]: first row, number of rows, rows to fold into
     the state, and addresses of matrices, keys, writes, decays and inputs. A row that pads the forward has the stream NO_STREAM.
     """
 
-    def __init__(self, shape: RecurrentShape, max_rows: int) -> None:
-        self.shape = shape
+    def __init__(self, shape: RecurrentShape, max_rows: int, part: int = 0, first: int = 0) -> None:
+        """`shape` is that of the device's layers, which are the part `part` of all, from the layer `first` on."""
+        self.shape, self.first, self._part = shape, first, part
         row_fields = 1 + WORDS + shape.window + 1
         self._packed = torch.zeros(row_fields + STREAM_FIELDS, max_rows, dtype=torch.int64, device=shape.device)
         self.rows, self.streams = self._packed[:row_fields], self._packed[row_fields:]
@@ -145,10 +146,18 @@ class DeviceStates:
             rows[1 : 1 + WORDS, start:end] = path_words(ancestors)
             rows[1 + WORDS :, start:end] = gather_index(ancestors, 0, self.shape.window).T
             buffers = (states.matrices, states.keys, states.writes, states.decays, states.inputs)
-            streams[:, index] = start, len(batch), pending[-1], *(each.data_ptr() for each in buffers)
+            own = (each.parts[self._part] if isinstance(each, SplitTensor) else each for each in buffers)
+            streams[:, index] = start, len(batch), pending[-1], *(each.data_ptr() for each in own)
             start = end
         copy_to_device(torch.from_numpy(packed), self._packed)
         return pending
+
+
+def states_of(shape: RecurrentShape | None, max_rows: int) -> list[DeviceStates]:
+    """Tables for the recurrent layers on each device; empty if a model has none."""
+    parts = [] if shape is None else shape.parts
+    ends = accumulate((max(part.convolutions, part.states) for part in parts), initial=0)
+    return [DeviceStates(part, max_rows, number, first) for (number, part), first in zip(enumerate(parts), ends, strict=False)]
 
 
 def path_words(ancestors: NDArray[np.bool_]) -> NDArray[np.int64]:

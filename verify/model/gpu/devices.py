@@ -4,8 +4,6 @@ Consecutive decoder layers share a device. Everything else is on the first one: 
 that shares the embedding table finds it there. Knows nothing about caches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate

@@ -27,6 +27,24 @@ COMPARED = tl.constexpr(128)
 
 
 @triton.jit
+def _in_groups(
+    rank, of_group, expert, groups: tl.constexpr, padded_groups: tl.constexpr, used: tl.constexpr, summed: tl.constexpr
+):  # fmt: skip
+    """The ranks of experts in the groups that are used, and of others -inf; experts are `of_group`."""
+    group = tl.arange(0, padded_groups)
+    found = tl.where(of_group[None, :] == group[:, None], rank[None, :], -float("inf"))
+    total = tl.where(group < groups, 0.0, -float("inf"))
+    for _ in tl.static_range(summed):
+        total += tl.max(found, 1)
+        found = tl.where(expert[None, :] == tl.argmax(found, 1)[:, None], -float("inf"), found)
+    is_used = of_group < 0
+    for _ in tl.static_range(used):
+        best = tl.argmax(total, 0)
+        is_used, total = is_used | (of_group == best), tl.where(group == best, -float("inf"), total)
+    return tl.where(is_used, rank, -float("inf"))
+
+
+@triton.jit
 def choose(
     logits,  # [N, experts]
     bias,  # float32 [experts], added to choose, but not to weigh; unused without has_bias
@@ -41,6 +59,10 @@ def choose(
     is_normed: tl.constexpr,  # shares of a row add up to `scale`
     epsilon: tl.constexpr,
     scale: tl.constexpr,
+    groups: tl.constexpr,  # experts are chosen in the `used` ones with the largest sums of their `summed` best experts
+    padded_groups: tl.constexpr,
+    used: tl.constexpr,
+    summed: tl.constexpr,
 ):
     """The experts of a row, the best first, and their shares."""
     row = tl.program_id(0)
@@ -54,6 +76,8 @@ def choose(
     rank = found
     if has_bias:
         rank = tl.where(expert < experts, score + tl.load(bias + expert, expert < experts, 0.0), -float("inf"))
+    if groups > 1:
+        rank = _in_groups(rank, expert // (experts // groups), expert, groups, padded_groups, used, summed)
     values, numbers = tl.zeros([padded_chosen], tl.float32), tl.zeros([padded_chosen], tl.int64)
     total = 0.0
     for number in tl.static_range(chosen):

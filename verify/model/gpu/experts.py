@@ -5,8 +5,6 @@ their routers, if they score by a softmax or a sigmoid. Others stay as they are.
 transformers. Tested with transformers 5.17 and 5.23.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Sequence
@@ -38,6 +36,7 @@ class Form(NamedTuple):
     is_sigmoid: bool = False
     epsilon: float = 0.0  # added to the sum by which shares are divided
     in_float32: bool = False
+    is_normed: bool = True  # shares by their sum, where a router does not say it
 
 
 # By the names of routers' classes.
@@ -45,7 +44,8 @@ ROUTERS = {
     r"(Qwen2Moe|Qwen3Moe|Qwen3Next|Qwen3_5Moe|Olmoe|Mixtral|GraniteMoe|GraniteMoeHybrid|GptOss)TopKRouter": Form(),
     r"Lfm2MoeTopKRouter": Form(True, 1e-6),
     r"MiniMaxM2TopKRouter": Form(True),
-    r"(DeepseekV3|Glm4Moe)TopkRouter": Form(True, 1e-20, True),
+    r"DeepseekV2TopkRouter": Form(in_float32=True, is_normed=False),
+    r"(DeepseekV3|Glm4Moe|Glm4MoeLite|KimiLinear)TopkRouter": Form(True, 1e-20, True),
 }
 
 
@@ -64,9 +64,7 @@ def way_of(module: torch.nn.Module) -> Way | None:
 
 
 def form_of(router: torch.nn.Module) -> Form | None:
-    """How a module weighs experts; None for other modules, and for routers that choose among groups of experts."""
-    if getattr(router, "num_group", 1) != 1:
-        return None
+    """How a module weighs experts; None for other modules."""
     return next((form for name, form in ROUTERS.items() if re.fullmatch(name, type(router).__name__)), None)
 
 
@@ -105,15 +103,19 @@ class KernelRouter(torch.nn.Module):
 
     def __init__(self, router: Any, form: Form) -> None:
         """`router` is transformers' module, whose weights it takes."""
-        from outrider.verify.model.gpu.triton_products import counters
+        from outrider.verify.model.gpu.triton_products import counters, split_of
 
         super().__init__()
         self.form, self.chosen = form, int(router.top_k)
         self.weight = _parameter(router.weight.data.float() if form.in_float32 else router.weight.data)
         self.bias, self.arrived = getattr(router, "bias", None), counters(len(self.weight), self.weight.device)
+        self.split = split_of(self.weight.shape[1], len(self.weight))
         self.e_score_correction_bias: torch.Tensor | None
         self.register_buffer("e_score_correction_bias", getattr(router, "e_score_correction_bias", None))
-        self.is_normed, self.scale = getattr(router, "norm_topk_prob", True), getattr(router, "routed_scaling_factor", 1.0)
+        self.is_normed = getattr(router, "norm_topk_prob", form.is_normed)
+        self.scale, self.groups = getattr(router, "routed_scaling_factor", 1.0), (1, 1)
+        if getattr(router, "topk_method", None) != "greedy":
+            self.groups = getattr(router, "num_group", None) or 1, getattr(router, "topk_group", None) or 1
         # Releases of transformers differ in what a router returns first.
         given = router.weight.new_zeros(1, self.weight.shape[1]), router.weight.new_zeros(len(self.weight))
         tried = router(*given[: len(inspect.signature(router.forward).parameters)])
@@ -129,9 +131,17 @@ class KernelRouter(torch.nn.Module):
         from outrider.verify.model.gpu.triton_products import linear
 
         rows = rows.reshape(-1, self.weight.shape[1]).to(self.weight.dtype)
-        found = {"logits": linear(rows, self.weight, None, None, None, self.bias, self.arrived)}
+        found = {"logits": linear(rows, self.weight, None, None, None, self.bias, self.arrived, self.split)}
         bias = self.e_score_correction_bias if bias is None else bias
-        how = (self.chosen, self.form.is_sigmoid, self.is_normed, self.form.epsilon, float(self.scale), self.dtype)
+        how = (
+            self.chosen,
+            self.form.is_sigmoid,
+            self.is_normed,
+            self.form.epsilon,
+            float(self.scale),
+            self.dtype,
+            *self.groups,
+        )
         found["shares"], found["index"] = choose_experts(found["logits"], bias, *how)
         return tuple(found[name] for name in sorted(found, key=self.places.__getitem__))
 

@@ -1,7 +1,5 @@
 """Forms in which a GPU has weights of 8 or 4 bits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -47,9 +45,13 @@ def common_form(forms: Iterable[Form]) -> Form | None:
     found = {*forms}
     if len(found) == 1:
         return found.pop()
-    kinds, minimums = {(each.scales, each.factors) for each in found}, {each.minimums for each in found}
-    if len(kinds) > 1 or len(minimums - {None}) > 1 or torch.bfloat16 in {each.scales for each in found}:
+    scales, factors, minimums = (
+        {each.scales for each in found},
+        {each.factors for each in found},
+        {each.minimums for each in found},
+    )
+    if len(scales) > 1 or len(minimums - {None}) > 1 or torch.bfloat16 in scales or (None in factors and len(factors) > 1):
         return None
-    [(scales, factors)] = kinds
     bits = 8 if len(minimums) > 1 else max(each.bits for each in found)
-    return Form(bits, min(each.group for each in found), scales, next(iter(minimums - {None}), None), factors)
+    widest = torch.float32 if torch.float32 in factors else factors.pop()
+    return Form(bits, min(each.group for each in found), scales.pop(), next(iter(minimums - {None}), None), widest)

@@ -8,7 +8,6 @@ launched one by one, on any device that Triton supports.
 from __future__ import annotations
 
 import logging
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -24,7 +23,7 @@ from outrider.verify.errors import ModelError, first_sentence
 from outrider.verify.model.batch import Segment, keep_hidden
 from outrider.verify.model.cache.kv_cache import page_count
 from outrider.verify.model.gpu.compilation import CompileError, compiled_layers, compiled_together
-from outrider.verify.model.gpu.device_rows import DeviceRows, DeviceStates, Piece, pieces_of
+from outrider.verify.model.gpu.device_rows import DeviceRows, Piece, pieces_of, states_of
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.experts import KernelExperts, TouchedExperts
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
@@ -35,9 +34,9 @@ from outrider.verify.model.gpu.triton_attention import KernelAttention
 from outrider.verify.model.gpu.triton_products import counters_of
 from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
 from outrider.verify.model.transfer import on_device
+from outrider.verify.start_times import timed
 
 log = logging.getLogger("outrider.worker")
-WARM_UP_RUNS = 2
 # The major compute capabilities for which PyTorch has kernels of grouped products.
 GROUPED_CAPABILITIES = (9, 10)
 
@@ -75,8 +74,7 @@ class GraphedForward:
         works = {width: TextWork(width, pool.shape.dtype, groups, positions, self._devices) for _, width in sizes}
         self._rows = [DeviceRows(device, self.max_rows, pages, works[width]) for device, width in sizes]
         self._attention = KernelAttention(pool, self._rows)
-        recurrent = pool.shape.recurrent
-        self._recurrent = None if recurrent is None else DeviceStates(recurrent, self.max_rows)
+        self._recurrent = states_of(pool.shape.recurrent, self.max_rows)  # by device
         self.counters: Sequence[torch.Tensor] = ()  # of products; graphs clear them first, in case a forward was interrupted
         self.touched: TouchedExperts | None = None
         self.tiles_file: Path | None = None  # of sizes that earlier starts have found
@@ -89,9 +87,7 @@ class GraphedForward:
         With recurrent layers, known rows are computed again, because later ones follow from what they do to the states. If all
         rows do not fit, the segments take turns, and so do the parts of a long chain.
         """
-        computed = (
-            segments if self._recurrent is None else [each._replace(batch=replace(each.batch, known=0)) for each in segments]
-        )
+        computed = segments if not self._recurrent else [each._replace(batch=replace(each.batch, known=0)) for each in segments]
         rows = sum(each.rows for each in computed)
         if rows > self.max_rows:
             return self._in_turns(segments)
@@ -100,7 +96,7 @@ class GraphedForward:
         with on_device(self._devices[0]):
             self._pool.settle()
             self._set(pieces, count)
-            if self._recurrent is not None:
+            if self._recurrent:
                 enter(self._recurrent, segments)
             if self.touched is not None:
                 self.touched.clear()
@@ -121,7 +117,7 @@ class GraphedForward:
             half = len(segments) // 2
             return torch.cat([self(part).clone() for part in (segments[:half], segments[half:])])
         [whole], most = segments, self.max_rows
-        assert self._recurrent is None, "a part needs the states after the one before"
+        assert not self._recurrent, "a part needs the states after the one before"
         starts = range(whole.batch.known, len(whole.batch), most)
         parts = [whole._replace(batch=whole.batch.part(start, min(start + most, len(whole.batch)))) for start in starts]
         logits = [self([part]).clone() for part in parts]
@@ -137,7 +133,7 @@ class GraphedForward:
 
     @torch.inference_mode()
     def _run(self, count: int) -> torch.Tensor:
-        recurrence = None if self._recurrent is None else KernelRecurrence(self._recurrent)
+        recurrence = KernelRecurrence(self._recurrent) if self._recurrent else None
         tokens, positions = (each[:count] for each in (self._rows[0].tokens, self._rows[0].positions))
         return self._forward(tokens, positions, self._attention, recurrence=recurrence)
 
@@ -166,38 +162,33 @@ class GraphedForward:
 
     def _capture(self) -> None:
         log.info("capturing CUDA graphs; the first start of a model also compiles its kernels, which may take minutes")
-        started, counts = time.perf_counter(), self._counts[::-1]
+        counts = self._counts[::-1]
         with on_device(self._devices[0]):
             self._set([], self.max_rows)
             capture = CudaCapture(self._devices)
-            with capture.aside(), compiled_together():
+            with capture.aside(), self._timed_tiles(), timed("compiling kernels"), compiled_together():
+                self.run_all()
+            with timed(f"capturing {len(counts)} CUDA graphs for {counts[-1]} to {self.max_rows} rows"):
                 for count in counts:
-                    self._run(count)
-            if self._devices[0].type == "cuda":
-                with capture.aside(), self._timed_tiles():
-                    for count in counts:
+                    with capture.aside():  # allocates workspaces outside the graph
                         self._run(count)
-            compiled = time.perf_counter()
-            for count in counts:
-                with capture.aside():  # allocate workspaces outside the graph
-                    for _ in range(WARM_UP_RUNS):
-                        self._run(count)
-                self.capture_rows(count, capture)
-            for device in self._devices:
-                torch.cuda.synchronize(device)
-        seconds = compiled - started, time.perf_counter() - compiled
-        rows = len(counts), counts[-1], self.max_rows
-        log.info(
-            "compiled kernels in %.1f s, and captured %d CUDA graphs for %d to %d rows in %.1f s", seconds[0], *rows, seconds[1]
-        )
+                    self.capture_rows(count, capture)
+                for device in self._devices:
+                    torch.cuda.synchronize(device)
+
+    def run_all(self) -> None:
+        """Forwards of all numbers of rows, whose logits nobody reads."""
+        for count in self._counts[::-1]:
+            self._run(count)
 
     @contextmanager
     def _timed_tiles(self) -> Iterator[None]:
-        """Finds the fastest tiles of the products that are computed inside, on each device."""
+        """Finds the fastest tiles of the products that are compiled inside, on each GPU."""
         with ExitStack() as stack:
             for device in self._devices:
-                stack.enter_context(on_device(device))
-                stack.enter_context(tuning_of(device).timed(replayed_seconds, self.tiles_file))
+                if device.type == "cuda":
+                    stack.enter_context(on_device(device))
+                    stack.enter_context(tuning_of(device).timed(replayed_seconds, self.tiles_file))
             yield
 
     @torch.inference_mode()

@@ -14,12 +14,14 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from outrider.verify.model.gpu.exchange_kernels import await_all, epoch_of, parts_of, publish
 from outrider.verify.model.gpu.weight_kernels import GROUP, load_block, part_weights
 
 # How matrices of float32 are multiplied: three products of TF32 are as good as one, and Triton has them for NVIDIA's GPUs only.
 PRECISION = tl.constexpr("ieee" if torch.version.hip else "tf32x3")
-# What becomes of outputs: pairs of a gate and a value become one number, or outputs are added to the residual.
-PLAIN, SWIGLU, RESIDUAL = map(tl.constexpr, range(3))
+# What becomes of outputs: pairs of a gate and a value become one number, or outputs are added to the residual; or they are
+# parts of sums that all ranks get, or a rank's part of the logits, which the first one gets (`exchange_kernels`).
+PLAIN, SWIGLU, RESIDUAL, PARTS, LOGITS = map(tl.constexpr, range(5))
 # The columns of a part of a row's sum of squares.
 SUMMED, SUMMED_LEVELS = tl.constexpr(64), tl.constexpr(6)
 FEW_ROWS = tl.constexpr(64)
@@ -86,10 +88,13 @@ def store_state(state, gain, target, gained, sums, row, output, count, outputs):
 
 @triton.jit
 def _finish(
-    found, bias, out, partial, parts, epsilon, residual, gain, gained, next_sums, row, output, count, outputs,
+    found, bias, out, partial, parts, epsilon, residual, gain, gained, next_sums, row, output, count, outputs, width,
     inputs: tl.constexpr, has_bias: tl.constexpr, splits: tl.constexpr, levels: tl.constexpr, epilogue: tl.constexpr,
 ):  # fmt: skip
-    """Stores a block of outputs, float32 [rows, outputs]; the last of several splits adds the parts of all, in their order."""
+    """Stores a block of outputs, float32 [rows, outputs]; the last of several splits adds the parts of all, in their order.
+
+    `width` is that of all ranks' logits.
+    """
     place = row.to(tl.int64)[:, None] * outputs + output[None, :]
     mask = (row < count)[:, None] & (output < outputs)[None, :]
     if splits > 1:
@@ -108,6 +113,9 @@ def _finish(
     elif epilogue == RESIDUAL:
         state = (found + tl.load(residual + place, mask, 0.0).to(tl.float32)).to(out.dtype.element_ty)
         store_state(state, gain, out, gained, next_sums, row, output, count, outputs)
+    elif epilogue == LOGITS:
+        place = row.to(tl.int64)[:, None] * width + output[None, :]
+        tl.store(out + place, found.to(out.dtype.element_ty), mask)
     else:
         _store(out, found, row, output, count, outputs)
 
@@ -182,10 +190,13 @@ def products(
 @triton.jit
 def _end_tile(
     found, found_more, squares, more_squares, bias, out, partial, arrived, epsilon, residual, gain, gained, next_sums,
-    row, more, output, count, outputs, inputs: tl.constexpr, has_bias: tl.constexpr, more_rows: tl.constexpr,
-    splits: tl.constexpr, levels: tl.constexpr, epilogue: tl.constexpr,
+    row, more, output, count, outputs, mailboxes, width, first, inputs: tl.constexpr, has_bias: tl.constexpr,
+    more_rows: tl.constexpr, splits: tl.constexpr, levels: tl.constexpr, epilogue: tl.constexpr, ranks: tl.constexpr,
 ):  # fmt: skip
     """Stores a tile of outputs, [outputs, rows] of both blocks of rows, or its parts, which the last split adds."""
+    if epilogue == LOGITS:
+        logits = tl.load(mailboxes + ranks).to(tl.pointer_type(out.dtype.element_ty))
+        out = tl.multiple_of(logits, 16) + first
     is_last = True
     if splits > 1:
         target = partial + tl.program_id(2) * count * outputs
@@ -196,13 +207,28 @@ def _end_tile(
     if is_last:
         _finish(
             tl.trans(found), bias, out, partial, squares, epsilon, residual, gain, gained, next_sums, row, output, count,
-            outputs, inputs, has_bias, splits, levels, epilogue,
+            outputs, width, inputs, has_bias, splits, levels, epilogue,
         )  # fmt: skip
         if more_rows:
             _finish(
                 tl.trans(found_more), bias, out, partial, more_squares, epsilon, residual, gain, gained, next_sums, more,
-                output, count, outputs, inputs, has_bias, splits, levels, epilogue,
+                output, count, outputs, width, inputs, has_bias, splits, levels, epilogue,
             )  # fmt: skip
+
+
+@triton.jit
+def _send_tile(
+    found, found_more, mailboxes, state, room, first, row, more, output, count, outputs, more_rows: tl.constexpr,
+    ranks: tl.constexpr,
+):  # fmt: skip
+    """Stores a tile's parts of this split of all ranks' splits, [outputs, rows], in the mailboxes of all ranks."""
+    epoch = epoch_of(state) + 1
+    split = (first + tl.program_id(2)) * count * outputs
+    for owner in tl.static_range(ranks):
+        target = parts_of(mailboxes, owner, epoch, room) + split
+        _store(target, tl.trans(found), row, output, count, outputs)
+        if more_rows:
+            _store(target, tl.trans(found_more), more, output, count, outputs)
 
 
 @triton.jit
@@ -214,41 +240,34 @@ def _place(block_rows: tl.constexpr, more_rows: tl.constexpr, block_outputs: tl.
     return row, more, output, tl.program_id(2) * split_inputs
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "rank"])
 def multiply(
-    rows,  # [N, inputs]
-    row_stride,
+    rows, row_stride,  # [N, inputs], and the stride between rows
     weight,  # [outputs, inputs]; with 8 and 4 bits the words of `outrider.verify.model.gpu.quantized.Blocks`
-    scales,  # [outputs, blocks up to whole groups]; None with 16 bits
-    minimums,  # the same, or None
+    scales, minimums,  # [outputs, blocks up to whole groups] each, or None
     factors,  # [outputs, spans, 2] of scales and minimums, or None
     bias,  # [outputs]; unused without has_bias
-    sums,  # float32 [N, inputs / SUMMED], parts of the sums of squares of rows that are not normed yet; unused without levels
-    epsilon,  # of that norm
-    residual,  # [N, outputs]; this and the next four are used by the epilogue of that name
-    gain,  # [outputs], of the norm that follows
+    sums, epsilon,  # float32 [N, inputs / SUMMED], parts of sums of squares of rows to be normed; unused without levels
+    residual, gain,  # [N, outputs]; [outputs], of the norm that follows. The epilogue RESIDUAL uses these and the next two
     gained,  # [N, outputs]: the new residual times `gain`
     next_sums,  # float32 [N, outputs / SUMMED], of the new residual
     out,  # [N, outputs], contiguous; with SWIGLU [N, outputs / 2]; with RESIDUAL the new residual
     partial,  # float32 [splits, N, outputs]; unused with one split
     arrived,  # int32, zeros, one for each tile of `out`; zeros again afterwards. Unused with one split
-    count,  # N
-    outputs,
-    inputs: tl.constexpr,
-    bits: tl.constexpr,  # 16, 8, or 4
-    group: tl.constexpr,  # inputs that share a scale
-    has_bias: tl.constexpr,
-    block_rows: tl.constexpr,
+    count, outputs,  # N, and the number of outputs
+    mailboxes,  # int64 [ranks + 1], addresses: of mailboxes, and of the logits; this and the next four are for several ranks
+    state, rank,  # int64 [2]; see `exchange_kernels`
+    room,  # the numbers of a place for parts; of logits, the outputs of all ranks
+    first,  # of this rank's splits among those of all; of logits, of its outputs
+    ranks: tl.constexpr, inputs: tl.constexpr, bits: tl.constexpr, group: tl.constexpr,  # the inputs that share a scale
+    has_bias: tl.constexpr, block_rows: tl.constexpr,
     more_rows: tl.constexpr,  # of a second block, so that slightly more rows than a power of two cost little; 0 = none
-    block_outputs: tl.constexpr,
-    block_inputs: tl.constexpr,  # GROUP with 8 and 4 bits
-    splits: tl.constexpr,  # of the inputs; a program computes one of them for a tile of `out`
-    split_inputs: tl.constexpr,  # inputs of a split, whole blocks
+    block_outputs: tl.constexpr, block_inputs: tl.constexpr,  # GROUP inputs with 8 and 4 bits
+    splits: tl.constexpr, split_inputs: tl.constexpr,  # of the inputs, of which a program computes one; in whole blocks
     levels: tl.constexpr,  # the binary logarithm of the parts of a sum of squares, rounded up; -1 = normed rows
-    epilogue: tl.constexpr,
-    pdl: tl.constexpr,  # see `enter`
+    epilogue: tl.constexpr, pdl: tl.constexpr,  # see `enter`
     ahead: tl.constexpr,  # lines of each output's weights that are fetched while the kernel before still runs
-):
+):  # fmt: skip
     """A tile of `out`, or its part from a split of the inputs."""
     row, more, output, start = _place(block_rows, more_rows, block_outputs, split_inputs)
     _enter(weight, output, outputs, start, inputs, bits, ahead, pdl)
@@ -265,10 +284,40 @@ def multiply(
     )  # fmt: skip
     if levels >= 0 and block_rows > FEW_ROWS:
         squares = sums_of_rows(sums, row, count, inputs // SUMMED, 1 << levels)
-    _end_tile(
-        found, found_more, squares, more_squares, bias, out, partial, arrived, epsilon, residual, gain, gained, next_sums,
-        row, more, output, count, outputs, inputs, has_bias, more_rows, splits, levels, epilogue,
+    if epilogue == PARTS:
+        _send_tile(
+            found, found_more, mailboxes, state, room, first, row, more, output, count, outputs, more_rows, ranks
+        )  # fmt: skip
+    else:
+        _end_tile(
+            found, found_more, squares, more_squares, bias, out, partial, arrived, epsilon, residual, gain, gained, next_sums,
+            row, more, output, count, outputs, mailboxes, room, first, inputs, has_bias, more_rows, splits, levels, epilogue,
+            ranks,
+        )  # fmt: skip
+    if ranks > 1:
+        publish(mailboxes, state, rank, ranks)
+
+
+@triton.jit(do_not_specialize=["count", "rank"])
+def add_parts(
+    mailboxes, state, rank, room, bias, residual, gain, out, gained, next_sums, count, outputs, ranks: tl.constexpr,
+    splits: tl.constexpr, has_bias: tl.constexpr, block_rows: tl.constexpr, block_outputs: tl.constexpr, pdl: tl.constexpr,
+):  # fmt: skip
+    """Waits for all ranks' parts of a product, and adds them as `multiply` does with RESIDUAL. Arguments as there."""
+    enter(pdl)
+    parts = parts_of(mailboxes, rank, await_all(mailboxes, state, rank, ranks), room)
+    row = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
+    output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
+    _finish(
+        tl.zeros([block_rows, block_outputs], tl.float32), bias, out, parts, 0.0, 0.0, residual, gain, gained, next_sums,
+        row, output, count, outputs, outputs, 1, has_bias, splits, -1, RESIDUAL,
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rank"])
+def await_ranks(mailboxes, state, rank, ranks: tl.constexpr, pdl: tl.constexpr):
+    enter(pdl)
+    await_all(mailboxes, state, rank, ranks)
 
 
 @triton.jit

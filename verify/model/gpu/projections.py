@@ -3,8 +3,6 @@
 So there are fewer and larger kernels. Plain layers are computed by a kernel of our own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeGuard, cast
 

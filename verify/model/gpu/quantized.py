@@ -103,6 +103,11 @@ class Blocks(NamedTuple):
             found = (values + 128) * units + (least - 128 * units)
         return found.flatten(1)[:, : self.inputs]
 
+    def take(self, outputs: torch.Tensor) -> Blocks:
+        """The weights of some outputs, int64."""
+        found: list[Any] = [None if each is None else each[outputs] for each in self[1:]]
+        return Blocks(self.inputs, *found)
+
     def widened(self, form: Form) -> Blocks:
         """The same weights in a form that `common_form` has found."""
         if self.form == form:
@@ -116,7 +121,8 @@ class Blocks(NamedTuple):
             minimums = (
                 torch.zeros_like(scales, dtype=form.minimums) if minimums is None else minimums.repeat_interleave(repeats, 1)
             )
-        return Blocks(self.inputs, blocks.words, scales, minimums, self.factors)
+        factors = None if self.factors is None or form.factors is None else self.factors.to(form.factors)
+        return Blocks(self.inputs, blocks.words, scales, minimums, factors)
 
 
 # Twice the values of 4-bit floats (e2m1).
@@ -208,7 +214,11 @@ class BlockLinear(PackedLayer):
 
         super().__init__(linear, blocks.words.device)
         self.blocks, self._product = blocks, products.linear
-        self.weights = products.Weights(*blocks[1:], self.bias, products.counters(len(blocks.words), blocks.words.device))
+        arrived, split = (
+            products.counters(len(blocks.words), blocks.words.device),
+            products.split_of(blocks.inputs, len(blocks.words)),
+        )
+        self.weights = products.Weights(*blocks[1:], self.bias, arrived, split)
         self.nbytes = sum(each.nbytes for each in blocks.planes)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:

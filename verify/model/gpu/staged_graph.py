@@ -3,8 +3,6 @@
 The two functions of `torch._C` are private; `torch.cuda.use_mem_pool` ends with them in PyTorch 2.11 to 2.13.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
@@ -39,8 +37,15 @@ class StagedGraph:
             crossings.recorder = None
 
     def _begin(self, device: torch.device) -> None:
+        self._device = device
         self._stages.append(self._open.enter_context(self._capture(device)))
         self._prepare(device)
+
+    def turn(self, device: torch.device) -> None:
+        """Continues with what is launched on this device; a replay launches it while other devices compute."""
+        if device != self._device:
+            self._open.close()
+            self._begin(device)
 
     def copy(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
         """Copies the tensors to the device on which the forward continues, into memory that each replay reads."""

@@ -5,8 +5,6 @@ fixed positions, so a row's sums do not depend on how many rows, streams or prog
 which forwards are captured are here, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

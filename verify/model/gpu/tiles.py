@@ -6,7 +6,6 @@ No size changes a row's bits. Triton is an optional dependency: import this modu
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,10 +18,9 @@ import triton
 from triton.runtime.errors import OutOfResources
 
 from outrider.verify.findings import save_finding
-from outrider.verify.model.gpu.compilation import compiled_together
 from outrider.verify.model.gpu.text_work import capability
+from outrider.verify.start_times import timed
 
-log = logging.getLogger("outrider.worker")
 # The tile size of the tensor cores, and the most rows of one tile: with more, registers do not suffice.
 LEAST_ROWS, MOST_ROWS = 16, 128
 # The numbers of outputs of a tile, and the most rows with which a tile of the largest one fits into the registers of any GPU.
@@ -90,7 +88,8 @@ class Tile(NamedTuple):
             return smallest.sized(OUTPUTS[0], bits, itemsize)
         sizes = OUTPUTS if is_plain and itemsize == 2 and gpu.fits(rows + more_rows, bits) else OUTPUTS[:2]
         tiles = [smallest.sized(size, bits, itemsize) for size in sizes]
-        tiles = [each for each in tiles if 2 * each.block_bytes(bits, itemsize) <= gpu.shared_bytes]
+        # One of two blocks must fit: where shared memory is small, tensor cores have the other one in registers.
+        tiles = [each for each in tiles if each.block_bytes(bits, itemsize) <= gpu.shared_bytes]
         return min(tiles, key=lambda each: each.busiest_bytes(count, outputs, splits, gpu, bits, itemsize))
 
     def sized(self, outputs: int, bits: int, itemsize: int, blocks: int = 0) -> Tile:
@@ -167,32 +166,36 @@ class Tuning:
         return self.tiles.get(str(product), rule)
 
     def note(self, product: Product, tiles: list[Tile], call: Call) -> None:
-        """Keeps a call of a product to time it, if calls are noted and its tile is not known."""
+        """Keeps a call of a product to time it, if calls are noted and its tile is not known. The first compiles all tiles."""
         if self._calls is not None and str(product) not in self.tiles:
             calls = self._calls.setdefault(str(product), (tiles, []))[1]
+            for tile in tiles if not calls else ():
+                call(tile)
             if len(calls) < CALLS:
                 calls.append(call)
 
     @contextmanager
-    def timed(self, seconds: Callable[[Callable[[], Any]], float], file: Path | None) -> Iterator[None]:
-        """Times the products that are computed inside, and keeps each one's fastest tile, as `file` does for later starts."""
-        self.tiles |= read(file)
+    def noted(self) -> Iterator[dict[str, tuple[list[Tile], list[Call]]]]:
+        """Notes the products that are computed inside."""
         calls: dict[str, tuple[list[Tile], list[Call]]] = {}
         self._calls = calls
         try:
-            yield
+            yield calls
         finally:
             self._calls = None
+
+    @contextmanager
+    def timed(self, seconds: Callable[[Callable[[], Any]], float], file: Path | None) -> Iterator[None]:
+        """Times the products that are compiled inside, and keeps each one's fastest tile, as `file` does for later starts."""
+        self.tiles |= read(file)
+        with self.noted() as calls:
+            yield
         if not calls:
             return
-        with compiled_together():
-            for tiles, [first, *_] in calls.values():
-                for tile in tiles:
-                    first(tile)
-        for product, (tiles, some) in calls.items():
-            times = [time_of(seconds, tile, some) for tile in tiles]
-            self.tiles[product] = tiles[times.index(min(times))]
-        log.info("timed the tiles of %d products", len(calls))
+        with timed(f"timing the tiles of {len(calls)} products"):
+            for product, (tiles, some) in calls.items():
+                times = [time_of(seconds, tile, some) for tile in tiles]
+                self.tiles[product] = tiles[times.index(min(times))]
         save_finding({product: list(tile) for product, tile in self.tiles.items()}, file)
 
 

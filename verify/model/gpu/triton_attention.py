@@ -5,8 +5,6 @@ streams is. `outrider.verify.model.attention.TorchAttention` is the reference. T
 module lazily.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -23,10 +21,11 @@ from outrider.verify.model.transfer import on_device
 
 # The target number of programs: several for each multiprocessor of a large GPU.
 PROGRAMS = 512
-# The warps of a program. A row's own block is mostly one block of keys, so nothing is read ahead.
-WARPS, OWN_STAGES = 4, 1
-# Registers of a thread of `attend_own`; with at most 128, all programs for 64 rows and 8 key heads run at once on an H100.
-OWN_REGISTERS = 128
+# The warps of a program.
+WARPS = 4
+# The most keys of a block of `attend_own` on Hopper, where the next one is read ahead: with larger blocks, registers would not
+# suffice for all programs for 64 rows and 8 key heads to run at once on an H100. Elsewhere, there is mostly one block.
+AHEAD_KEYS = 32
 
 
 class Rotation(NamedTuple):
@@ -126,12 +125,11 @@ def _attend(
     """Launches `kernels.attend_text` and `kernels.attend_own`; returns the attention, [heads, N, value_dim]."""
     heads, count, head_dim = query.shape
     groups, value_dim = heads // kv_heads, inputs["value_dim"]
-    width = max(head_dim, value_dim)
     # Here and not before, because torch.compile would make code of its own for the rows of each size of blocks.
-    block_rows, block_keys = attend_blocks(count * most_groups, width, query.dtype, capability)
+    block_rows, block_keys = attend_blocks(count * most_groups, max(head_dim, value_dim), query.dtype, capability)
     parts_out = torch.empty(count, heads, inputs["parts"], value_dim, dtype=torch.float32, device=query.device)
     lse = torch.empty(count, heads, inputs["parts"], dtype=torch.float32, device=query.device)
-    out, own_rows = rows_first(query, value_dim), max(MIN_BLOCK_ROWS, triton.next_power_of_2(groups))
+    out, reads_ahead = rows_first(query, value_dim), capability == HOPPER and query.dtype != torch.float32
     shared = {**_strided(query=query), "parts_out": parts_out, "lse": lse, "groups": groups, **inputs}
     kernels.attend_text[kv_heads, max(1, PROGRAMS // kv_heads)](
         **shared,
@@ -145,23 +143,12 @@ def _attend(
         sinks=query if sinks is None else sinks,
         out=out,
         has_sinks=sinks is not None,
-        own_rows=own_rows,
-        own_keys=block_keys,
+        own_rows=max(MIN_BLOCK_ROWS, triton.next_power_of_2(groups)),
+        own_keys=min(AHEAD_KEYS, block_keys) if reads_ahead else block_keys,
         num_warps=WARPS,
-        num_stages=OWN_STAGES,
-        **own_limits(own_rows, width, query.dtype, inputs["keys"].itemsize, capability),
+        num_stages=2 if reads_ahead else 1,
     )
     return out
-
-
-def own_limits(rows: int, head_dim: int, dtype: torch.dtype, stored_bytes: int, capability: int) -> dict[str, int]:
-    """Launch options that limit the registers of `kernels.attend_own` to OWN_REGISTERS.
-
-    Only on Hopper with heads of up to 128, where the kernel would use slightly more. Elsewhere, the limit would gain nothing or
-    cause spills, and AMD's compiler rejects the option. `stored_bytes` is the size of a number in the cache.
-    """
-    slightly = capability == HOPPER and rows == MIN_BLOCK_ROWS and 64 < head_dim <= 128
-    return {"maxnreg": OWN_REGISTERS} if slightly and dtype.itemsize == stored_bytes == 2 else {}
 
 
 def rows_first(query: torch.Tensor, width: int) -> torch.Tensor:
@@ -175,6 +162,7 @@ class KernelAttention:
 
     def __init__(self, pool: PagePool, rows: Sequence[DeviceRows]) -> None:
         """`rows` are those of each kind of layers in the pool."""
+        self.rows = {each.device: own for each, own in zip(pool.kinds, rows, strict=False)}
         self._kinds: dict[torch.device, dict[tuple[int, int, int], tuple[PoolLayers, dict[str, Any]]]] = {}
         for each, own in zip(pool.kinds, rows, strict=False):  # there are rows, but no layers, in a model without attention
             inputs = {"keys": each.keys, "values": each.values, "rows": own.rows, "tables": own.tables, **own.work.sizes}

@@ -3,8 +3,6 @@
 Triton is an optional dependency: import this module lazily.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -62,10 +60,13 @@ def choose_experts(
     epsilon: float,
     scale: float,
     dtype: torch.dtype,
+    groups: int = 1,
+    used_groups: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shares of `dtype` and numbers, int64, of the experts that each row of the logits chooses, the best first: [N, chosen].
 
-    Scores are a softmax or a sigmoid of the logits; `bias`, float32 [experts], is added to choose alone.
+    Scores are a softmax or a sigmoid of the logits; `bias`, float32 [experts], is added to choose alone. Of several groups, a
+    row uses those with the best expert, or with sigmoids the best two (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
     """
     logits = logits.contiguous()
     rows, experts = logits.shape
@@ -86,6 +87,10 @@ def choose_experts(
             is_normed=is_normed,
             epsilon=epsilon,
             scale=scale,
+            groups=groups,
+            padded_groups=triton.next_power_of_2(groups),
+            used=used_groups,
+            summed=2 if is_sigmoid else 1,
             num_warps=1,
         )
     return shares, index
@@ -94,7 +99,7 @@ def choose_experts(
 @choose_experts.register_fake
 def _(logits: torch.Tensor, bias: torch.Tensor | None, chosen: int, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (len(logits), chosen)
-    return logits.new_empty(shape, dtype=others[-1]), logits.new_empty(shape, dtype=torch.int64)
+    return logits.new_empty(shape, dtype=others[4]), logits.new_empty(shape, dtype=torch.int64)
 
 
 @torch.library.custom_op("outrider::experts", mutates_args=())  # `arrived` is as before; nothing reads `touched`

@@ -37,6 +37,11 @@ def splits_of(inputs: int, outputs: int) -> int:
     return splits
 
 
+def split_of(inputs: int, outputs: int) -> int:
+    """The inputs of each of these parts, whole blocks."""
+    return -(-inputs // (INPUTS * splits_of(inputs, outputs))) * INPUTS
+
+
 class Weights(NamedTuple):
     """Weights of a linear layer, [outputs, inputs]; in 8 or 4 bits those of `outrider.verify.model.gpu.quantized.Blocks`."""
 
@@ -46,6 +51,7 @@ class Weights(NamedTuple):
     factors: torch.Tensor | None
     bias: torch.Tensor | None
     arrived: torch.Tensor  # from `counters`; as before once a product ends
+    split: int  # from `split_of` for the whole layer, of which this may be a part
 
 
 def overlap(device: torch.device) -> dict[str, Any]:
@@ -54,7 +60,7 @@ def overlap(device: torch.device) -> dict[str, Any]:
     return {"pdl": overlaps} | ({"launch_pdl": True} if overlaps else {})
 
 
-def _multiply(rows: torch.Tensor, weights: Weights, out: torch.Tensor, epilogue: int, **others: Any) -> None:
+def multiply(rows: torch.Tensor, weights: Weights, out: torch.Tensor, epilogue: int, **others: Any) -> None:
     """Launches the kernel. `others` are the arguments of the norm before and of the epilogue."""
     flat = rows.reshape(-1, rows.shape[-1])
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
@@ -62,25 +68,27 @@ def _multiply(rows: torch.Tensor, weights: Weights, out: torch.Tensor, epilogue:
     bits, group = sizes_of(weights.values, weights.scales, inputs)
     is_normed = others.get("sums") is not None
     is_plain = epilogue == kernels.PLAIN.value and not is_normed
-    rule = Tile.of(count, outputs, splits_of(inputs, outputs), gpu, bits, rows.itemsize, is_plain)
+    rule = Tile.of(count, outputs, triton.cdiv(inputs, weights.split), gpu, bits, rows.itemsize, is_plain)
     product = Product(inputs, outputs, bits, group, rule.rows, rule.more_rows, epilogue, is_normed)
     launch, tuning = partial(_launch, flat, weights, out, epilogue, others), tuning_of(rows.device)
-    tuning.note(product, [rule, *rule.others(gpu, bits, rows.itemsize)], launch)
+    if "mailboxes" not in others:  # or the ranks would not publish equally often
+        tuning.note(product, [rule, *rule.others(gpu, bits, rows.itemsize)], launch)
     launch(tuning.tile(product, rule))
 
 
 def _launch(
     flat: torch.Tensor, weights: Weights, out: torch.Tensor, epilogue: int, others: Mapping[str, Any], tile: Tile
 ) -> None:
-    """`_multiply` of rows [N, inputs] by this tile."""
+    """`multiply` of rows [N, inputs] by this tile."""
     (count, inputs), outputs, bias, arrived = flat.shape, len(weights.values), weights.bias, weights.arrived
     bits, group = sizes_of(weights.values, weights.scales, inputs)
-    overlaps, splits, sums = overlap(flat.device), splits_of(inputs, outputs), others.get("sums")
-    partial_size = splits * count * outputs if splits > 1 else 0
+    overlaps, splits, sums = overlap(flat.device), triton.cdiv(inputs, weights.split), others.get("sums")
+    partial_size = splits * count * outputs if splits > 1 and epilogue != kernels.PARTS.value else 0
     grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(count, tile.rows + tile.more_rows), splits)
     if splits > 1 and len(arrived) < grid[0] * grid[1]:  # a picture in one forward
         arrived = arrived.new_zeros(grid[0] * grid[1])
-    unused = dict.fromkeys(("residual", "gain", "gained", "next_sums"), flat)
+    unused = dict.fromkeys(("residual", "gain", "gained", "next_sums", "mailboxes", "state"), flat)
+    alone = {"rank": 0, "room": 1, "first": 0, "ranks": 1}
     with on_device(flat.device):
         kernels.multiply[grid](
             rows=flat,
@@ -104,13 +112,13 @@ def _launch(
             block_outputs=tile.outputs,
             block_inputs=tile.inputs,
             splits=splits,
-            split_inputs=INPUTS * triton.cdiv(triton.cdiv(inputs, INPUTS), splits),
+            split_inputs=weights.split,
             levels=-1 if sums is None else (inputs // SUMMED - 1).bit_length(),
             epilogue=epilogue,
             num_warps=tile.warps,
             num_stages=tile.stages(gpu_of(flat.device).shared_bytes, tile.block_bytes(bits, flat.itemsize)),
             ahead=AHEAD if overlaps["pdl"] else 0,
-            **{"epsilon": 0.0, **unused, **others, "sums": flat if sums is None else sums},
+            **{"epsilon": 0.0, **unused, **alone, **others, "sums": flat if sums is None else sums},
             **overlaps,
         )
 
@@ -124,6 +132,7 @@ def linear(
     factors: torch.Tensor | None,
     bias: torch.Tensor | None,
     arrived: torch.Tensor,
+    split: int,
     sums: torch.Tensor | None = None,
     epsilon: float = 0.0,
     is_gated: bool = False,
@@ -134,16 +143,16 @@ def linear(
     root mean squares that `sums` are parts of. If `is_gated`, outputs are gates and values in turns, and half as many numbers
     are returned: SiLU of a gate times its value (Shazeer, GLU Variants Improve Transformer, arXiv 2002.05202, equation 5).
     """
-    weights = Weights(values, scales, minimums, factors, bias, arrived)
+    weights = Weights(values, scales, minimums, factors, bias, arrived, split)
     outputs = len(values) // 2 if is_gated else len(values)
     out = torch.empty(*rows.shape[:-1], outputs, dtype=rows.dtype, device=rows.device)
-    _multiply(rows, weights, out, kernels.SWIGLU.value if is_gated else kernels.PLAIN.value, sums=sums, epsilon=epsilon)
+    multiply(rows, weights, out, kernels.SWIGLU.value if is_gated else kernels.PLAIN.value, sums=sums, epsilon=epsilon)
     return out
 
 
 @linear.register_fake
 def _(rows: torch.Tensor, values: torch.Tensor, *others: Any, is_gated: bool = False, **_: Any) -> torch.Tensor:
-    is_gated = is_gated or (len(others) == 8 and others[7])
+    is_gated = is_gated or (len(others) == 9 and others[8])
     return rows.new_empty(*rows.shape[:-1], len(values) // 2 if is_gated else len(values))
 
 
@@ -156,21 +165,22 @@ def linear_residual(
     factors: torch.Tensor | None,
     bias: torch.Tensor | None,
     arrived: torch.Tensor,
+    split: int,
     residual: torch.Tensor,
     gain: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The residual, [N, outputs], plus these rows' outputs; and what `linear` takes of it: itself times `gain`, and sums."""
-    weights = Weights(values, scales, minimums, factors, bias, arrived)
+    weights = Weights(values, scales, minimums, factors, bias, arrived, split)
     found = states_like(residual)
     out, gained, sums = found
     others = {"residual": residual, "gain": gain, "gained": gained, "next_sums": sums}
-    _multiply(rows, weights, out, kernels.RESIDUAL.value, **others)
+    multiply(rows, weights, out, kernels.RESIDUAL.value, **others)
     return found
 
 
 @linear_residual.register_fake
 def _(rows: torch.Tensor, values: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return states_like(others[5])
+    return states_like(others[6])
 
 
 def states_like(residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -224,10 +234,11 @@ class KernelLinear(torch.nn.Linear):
     """A linear layer that the kernel computes."""
 
     arrived: torch.Tensor  # from `counters`
+    split: int  # as in `Weights`
 
     @property
     def weights(self) -> Weights:
-        return Weights(self.weight, None, None, None, self.bias, self.arrived)
+        return Weights(self.weight, None, None, None, self.bias, self.arrived, self.split)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return cast(torch.Tensor, linear(rows, *self.weights))
@@ -245,3 +256,4 @@ def use_kernel(layers: Iterable[torch.nn.Linear]) -> None:
         if layer.weight.dtype in TYPES:
             layer.__class__ = KernelLinear
             cast(KernelLinear, layer).arrived = counters(layer.out_features, layer.weight.device)
+            cast(KernelLinear, layer).split = split_of(layer.in_features, layer.out_features)

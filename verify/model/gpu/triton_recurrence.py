@@ -12,15 +12,12 @@ import torch
 import triton
 
 from outrider.verify.model.batch import Segment
-from outrider.verify.model.gpu import recurrent_kernels as kernels
+from outrider.verify.model.gpu import recurrent_kernels, state_kernels
 from outrider.verify.model.gpu.device_rows import WORDS, DeviceStates
 from outrider.verify.model.recurrent.rows import Recurrence, Scan
 from outrider.verify.model.recurrent.states import ROWS
 from outrider.verify.model.transfer import on_device
 
-# The tile size of a matrix product.
-BLOCK_ROWS = 16
-BLOCK_KEYS = 32
 # Columns of a state. With this many, a stream has about one program for each multiprocessor.
 BLOCK_VALUES = 32
 BLOCK_CHANNELS = 256
@@ -31,24 +28,26 @@ def scan(
     queries: torch.Tensor,  # float32 [H, N, key_dim]
     keys: torch.Tensor,  # float32 [H, N, key_dim]
     values: torch.Tensor,  # float32 [H, N, value_dim]
-    decays: torch.Tensor,  # float32 [H, N]
+    decays: torch.Tensor,  # float32 [H, N, D], with D of 1 or key_dim
+    sums: torch.Tensor | None,  # `sum_paths` of decays by channel
     beta: torch.Tensor | None,  # float32 [H, N]
     rows: torch.Tensor,  # see `DeviceStates`
     streams: torch.Tensor,
     layer: int,
 ) -> torch.Tensor:
     """Reads the streams' states for their rows, [H, N, value_dim]; zero without a stream. Keeps keys, writes and decays."""
-    queries, keys, values = (each if each.stride(2) == 1 else each.contiguous() for each in (queries, keys, values))
+    queries, keys, values, decays = map(with_rows, (queries, keys, values, decays))
     heads, count, value_dim = values.shape
     out = torch.empty(count, heads, value_dim, device=values.device)
     named = {"query": queries, "key": keys, "value": values, "decay": decays, "beta": decays if beta is None else beta}
     strides = {f"{name}_{of}": each.stride(at) for name, each in named.items() for at, of in enumerate(("head", "row"))}
     with on_device(values.device):
-        kernels.scan[count, heads, triton.cdiv(value_dim, BLOCK_VALUES)](
+        recurrent_kernels.scan[count, heads, triton.cdiv(value_dim, BLOCK_VALUES)](
             queries=queries,
             keys=keys,
             values=values,
             decays=decays,
+            sums=decays if sums is None else sums,
             beta=named["beta"],
             out=out,
             rows=rows,
@@ -56,11 +55,9 @@ def scan(
             layer=layer,
             is_delta=beta is not None,
             size=rows.shape[1],
-            padded_rows=triton.next_power_of_2(min(ROWS, count)),
-            block_keys=BLOCK_KEYS,
-            block_rows=BLOCK_ROWS,
             **strides,
-            **state_sizes(keys.shape[2], value_dim),
+            **state_sizes(decays.shape[2], keys.shape[2], value_dim),
+            num_stages=3 if beta is not None else 2,  # with three, capability 12.0 would spill
         )
     return out.transpose(0, 1)
 
@@ -68,6 +65,37 @@ def scan(
 @scan.register_fake
 def _(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *_: Any) -> torch.Tensor:
     return values.new_empty(values.shape[1], values.shape[0], values.shape[2]).transpose(0, 1)
+
+
+def with_rows(states: torch.Tensor) -> torch.Tensor:
+    """States [H, N, C] whose channels follow each other in memory."""
+    return states if states.stride(2) == 1 else states.contiguous()
+
+
+@torch.library.custom_op("outrider::sum_paths", mutates_args=())
+def sum_paths(decays: torch.Tensor, rows: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
+    """The sums of decays, float32 [H, N, key_dim], along the path to each row; zero without a stream."""
+    decays = with_rows(decays)
+    heads, count, key_dim = decays.shape
+    out = torch.empty(heads, count, key_dim, device=decays.device)
+    with on_device(decays.device):
+        recurrent_kernels.sum_paths[count, heads, triton.cdiv(key_dim, BLOCK_CHANNELS)](
+            decays=decays,
+            decay_head=decays.stride(0),
+            decay_row=decays.stride(1),
+            out=out,
+            rows=rows,
+            streams=streams,
+            size=rows.shape[1],
+            key_dim=key_dim,
+            block_keys=BLOCK_CHANNELS,
+        )
+    return out
+
+
+@sum_paths.register_fake
+def _(decays: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty(decays.shape, device=decays.device)
 
 
 @torch.library.custom_op("outrider::recurrent_convolution", mutates_args=())
@@ -83,7 +111,7 @@ def convolve(
     count, channels = inputs.shape
     out = torch.empty(count, channels, device=inputs.device)
     with on_device(inputs.device):
-        kernels.convolve[count, triton.cdiv(channels, BLOCK_CHANNELS)](
+        state_kernels.convolve[count, triton.cdiv(channels, BLOCK_CHANNELS)](
             inputs=inputs,
             input_row=inputs.stride(0),
             input_channel=inputs.stride(1),
@@ -111,16 +139,17 @@ def _(inputs: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty(inputs.shape, device=inputs.device)
 
 
-def state_sizes(key_dim: int, value_dim: int) -> dict[str, int]:
+def state_sizes(decay_dim: int, key_dim: int, value_dim: int) -> dict[str, int]:
     """The kernels' sizes of a state and of a stream's rows."""
-    return {"most_rows": ROWS, "key_dim": key_dim, "value_dim": value_dim, "block_values": BLOCK_VALUES}
+    sizes = {"decay_dim": decay_dim, "key_dim": key_dim, "value_dim": value_dim}
+    return {"most_rows": ROWS, "block_values": BLOCK_VALUES, **sizes}
 
 
-def enter(states: DeviceStates, segments: Sequence[Segment]) -> None:
+def enter(states: Sequence[DeviceStates], segments: Sequence[Segment]) -> None:
     """Moves the states of a forward's streams to the ends of their committed texts, and uploads where they are."""
-    pending = states.set(segments)
-    if any(pending):
-        fold(states, len(segments))
+    for each in states:
+        if any(each.set(segments)):
+            fold(each, len(segments))
     for cache, batch, *_ in segments:
         cache.recurrent.begin(cache.length, len(batch))
 
@@ -130,14 +159,14 @@ def fold(states: DeviceStates, count: int) -> None:
     shape, size = states.shape, states.streams.shape[1]
     with on_device(shape.device):
         if shape.states:
-            kernels.fold[count, shape.states * shape.heads, triton.cdiv(shape.value_dim, BLOCK_VALUES)](
+            state_kernels.fold[count, shape.states * shape.heads, triton.cdiv(shape.value_dim, BLOCK_VALUES)](
                 streams=states.streams,
                 size=size,
                 padded_key=triton.next_power_of_2(shape.key_dim),
-                **state_sizes(shape.key_dim, shape.value_dim),
+                **state_sizes(shape.decay_dim, shape.key_dim, shape.value_dim),
             )
         if shape.convolutions:
-            kernels.shift[count, shape.convolutions, triton.cdiv(shape.channels, BLOCK_CHANNELS)](
+            state_kernels.shift[count, shape.convolutions, triton.cdiv(shape.channels, BLOCK_CHANNELS)](
                 streams=states.streams,
                 itemsize=shape.dtype.itemsize,
                 size=size,
@@ -151,13 +180,17 @@ def fold(states: DeviceStates, count: int) -> None:
 class KernelRecurrence(Recurrence):
     """The recurrent layers of one forward by kernels."""
 
-    def __init__(self, states: DeviceStates) -> None:
+    def __init__(self, states: Sequence[DeviceStates]) -> None:
+        """`states` are those of each device."""
         super().__init__([])
-        self._tables = {"rows": states.rows, "streams": states.streams}
+        self._states = {each.rows.device: (each.rows, each.streams, each.first) for each in states}
 
     def convolve(self, number: int, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return cast(torch.Tensor, convolve(inputs, weight, bias, **self._tables, layer=number))
+        *tables, first = self._states[inputs.device]
+        return cast(torch.Tensor, convolve(inputs, weight, bias, *tables, number - first))
 
     def scan(self, number: int, rows: Scan, _: Any) -> torch.Tensor:
+        *tables, first = self._states[rows.keys.device]
         queries, keys, values, decays, beta = rows
-        return cast(torch.Tensor, scan(queries, keys, values, decays[..., 0], beta, **self._tables, layer=number))
+        sums = sum_paths(decays, *tables) if decays.shape[2] > 1 else None
+        return cast(torch.Tensor, scan(queries, keys, values, decays, sums, beta, *tables, number - first))

@@ -1,7 +1,5 @@
 """Launches the kernels over logits. Triton is an optional dependency: import this module lazily."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast

@@ -28,27 +28,27 @@ def load_block(
     `weight` and the planes after it are as in `multiply`, and `output` has the numbers of the outputs. With 8 or 4 bits,
     `block_inputs` is GROUP, and `begin` is a multiple of it.
     """
-    line, real = output.to(tl.int64)[:, None], (output < outputs)[:, None]
+    line = tl.minimum(output, outputs - 1)[:, None]  # a mask would cost registers; nobody stores what is beyond
     if bits == 16:
         at = begin + tl.arange(0, block_inputs)[None, :]
-        return tl.load(weight + line * inputs + at, real & (at < inputs), 0), 0, 0
+        return tl.load(weight + line.to(tl.int64) * inputs + at, at < inputs, 0), 0, 0
     else:
         words: tl.constexpr = GROUP * bits // 16
-        place = line * ((inputs + GROUP - 1) // GROUP) + begin // GROUP
-        stored = tl.load(weight + place * words + tl.arange(0, words)[None, :], real, 0)
-        place = place * (GROUP // group) + tl.arange(0, GROUP // group)[None, :]
+        groups: tl.constexpr = (inputs + GROUP - 1) // GROUP
+        stored = tl.load(weight + (line.to(tl.int64) * groups + begin // GROUP) * words + tl.arange(0, words)[None, :])
+        place = (line * groups + begin // GROUP) * (GROUP // group) + tl.arange(0, GROUP // group)[None, :]
         whole: tl.constexpr = scales.dtype.element_ty == tl.int8
-        units, least = tl.load(scales + place, real, 0).to(tl.float32), 0.0
+        units, least = tl.load(scales + place).to(tl.float32), 0.0
         if minimums is not None:
-            least = tl.load(minimums + place, real, 0).to(tl.float32)
+            least = tl.load(minimums + place).to(tl.float32)
         if factors is not None:
             of_span = 2 * (line * ((inputs + SPAN - 1) // SPAN) + begin // SPAN if whole else line)
-            units *= tl.load(factors + of_span, real, 0.0).to(tl.float32)
+            units *= tl.load(factors + of_span).to(tl.float32)
         if minimums is not None:
             if minimums.dtype.element_ty == tl.int8 and not whole:
                 least *= units
             elif factors is not None:
-                least *= tl.load(factors + of_span + 1, real, 0.0).to(tl.float32)
+                least *= tl.load(factors + of_span + 1).to(tl.float32)
         return stored, units, least
 
 

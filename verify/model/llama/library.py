@@ -3,8 +3,6 @@
 Promises that calls of several threads come one after the other. Knows nothing about sessions or trees.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 from collections.abc import Sequence
@@ -79,7 +77,6 @@ class LlamaModel:
 
     @property
     def is_decoder(self) -> bool:
-        """Whether the model continues a text."""
         api = self._api
         return bool(api.llama_model_has_decoder(self.handle) and not api.llama_model_has_encoder(self.handle))
 

@@ -1,7 +1,5 @@
 """The model runner whose forwards llama.cpp computes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,7 +99,6 @@ class LlamaRunner(ModelRunner):
         return min(MAX_NODES, self._sequences.nodes)
 
     def new_cache(self) -> KVCache:
-        """An empty cache for a full context."""
         assert self._sequences is not None
         return LlamaCache(self._sequences, self._positions)
 

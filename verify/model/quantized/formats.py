@@ -5,8 +5,6 @@ nothing. float8 is exact where a channel or a tensor has one scale. Other weight
 when a tensor's rows are read. Imports no torch.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from typing import TypeAlias

@@ -4,8 +4,6 @@ Words of 32 bits hold those of GPTQ, AWQ, and compressed-tensors' `pack-quantize
 its tensors' shapes, so layers of one checkpoint may differ.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

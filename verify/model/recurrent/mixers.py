@@ -5,8 +5,6 @@ and project the result. A layer is recognised by the names that its forward call
 traces all of it, and what it makes of one layer serves the others: layers differ by a number, which says whose state it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from types import FunctionType, MethodType
 from typing import Any

@@ -20,6 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.verify.model.batch import ForwardBatch, Segment
+from outrider.verify.model.recurrent.snapshot import DeviceSnapshot
+from outrider.verify.model.recurrent.split import SplitTensor
 from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates, Snapshot
 from outrider.verify.model.transfer import lazy_zeros, to_device
 
@@ -127,20 +129,26 @@ def convolve(
 
 
 class TensorStates(RecurrentStates):
-    """The states of one slot, on a CPU or a GPU. Reads and writes of layers go through `RecurrentRows`."""
+    """The states of one slot, on a CPU or on GPUs. Reads and writes of layers go through `RecurrentRows`."""
 
-    def _zeros(self, size: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
-        return lazy_zeros(size, dtype or torch.float32, self.shape.device)
+    def _zeros(self, size: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor | SplitTensor:
+        if not self.shape.homes:
+            return lazy_zeros(size, dtype or torch.float32, self.shape.device)
+        layers = {part.device: max(part.convolutions, part.states) if size[0] else 0 for part in self.shape.parts}
+        return SplitTensor([lazy_zeros((count, *size[1:]), dtype or torch.float32, home) for home, count in layers.items()])
 
-    def _copied(self, values: torch.Tensor) -> torch.Tensor:
-        return values.clone()
+    def _snapshot(self) -> Snapshot:
+        window = self.inputs[:, : self.shape.window]
+        return DeviceSnapshot.of(self.length, self.matrices, window, (self.matrices, window))
 
     def _places(self, rows: Sequence[int], offset: int) -> torch.Tensor:
-        return to_device(torch.tensor(rows) + offset, self.matrices.device)
+        index = torch.tensor(rows) + offset
+        return index if self.shape.homes else to_device(index, self.shape.device)
 
     def _taken(self, snapshot: Snapshot) -> Snapshot:
-        parts = (torch.as_tensor(each, device=self.matrices.device) for each in (snapshot.matrices, snapshot.windows))
-        return Snapshot(snapshot.length, *parts)
+        if isinstance(snapshot, DeviceSnapshot):
+            return snapshot
+        return DeviceSnapshot.of(snapshot.length, snapshot.matrices, snapshot.windows, (self.matrices, self.inputs))
 
     def _fold(self, rows: int, known: int) -> None:
         window, left = self.shape.window, min(known, self.count - rows)
@@ -175,8 +183,6 @@ ChunkedRows = Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class RecurrentRows:
-    """The rows of one stream."""
-
     def __init__(self, states: TensorStates, length: int, batch: ForwardBatch) -> None:
         """After `length` committed tokens; takes the batch's rows from `known` on."""
         states.settle(length, batch.known)
@@ -190,11 +196,13 @@ class RecurrentRows:
         assert batch.known <= states.count, "known rows were not computed by a forward"
         states.count = len(batch)
         self._known, self._end = batch.known, len(batch)
-        mask, device = batch.ancestor_mask(), states.shape.device
+        mask = batch.ancestor_mask()
         ancestors = torch.from_numpy(mask)
         hidden = torch.zeros(self.rows, len(batch)).masked_fill_(~ancestors[batch.known :], -torch.inf)
-        self._ancestors, self._mask = ancestors.float().to(device), hidden.to(device)  # as `scan` takes them
-        self._index = torch.from_numpy(gather_index(mask, batch.known, states.shape.window)).to(device)
+        index = torch.from_numpy(gather_index(mask, batch.known, states.shape.window))
+        arrays = ancestors.float(), hidden, index  # as `scan` and `convolve` take them
+        copies = ([each.to(part.device) for each in arrays] for part in states.shape.parts)
+        self._tables = {tables[0].device: tables for tables in copies}
 
     def convolve(self, number: int, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Inputs [N, channels] to outputs [N, channels]; `taps` is [window + 1, channels]."""
@@ -202,7 +210,7 @@ class RecurrentRows:
         if self._chunk is None:
             buffer = self._states.inputs[number, : window + self._end]
             buffer[window + self._known :] = inputs
-            return convolve(buffer, self._index, taps, bias)
+            return convolve(buffer, self._tables[inputs.device][2], taps, bias)
         joined = torch.cat([self._states.inputs[number, :window], inputs])
         self._chunk.windows[number] = joined[-window:].clone()
         steps = torch.arange(window + 1, device=inputs.device)
@@ -218,7 +226,8 @@ class RecurrentRows:
         keys, writes, decays = (each[number, :, : self._end] for each in (states.keys, states.writes, states.decays))
         keys[:, self._known :], decays[:, self._known :] = rows.keys, rows.decays
         known, state = writes[:, : self._known], states.matrices[number]
-        found, outputs = scan(rows.queries, keys, rows.values, rows.beta, known, decays, state, self._ancestors, self._mask)
+        tables = self._tables[rows.keys.device][:2]
+        found, outputs = scan(rows.queries, keys, rows.values, rows.beta, known, decays, state, *tables)
         writes[:, self._known :] = found
         return outputs
 
@@ -260,26 +269,25 @@ class StateProbe(Recurrence):
         self.scans: list[tuple[int, int, int, int]] = []  # heads, key_dim, value_dim, decay_dim
         self.dtype = torch.float32  # of the convolutions' inputs
         self._numbers: list[int] = []  # of the layers that have called
-        self._devices: set[torch.device] = set()
+        self._homes: dict[int, torch.device] = {}  # by layer
 
     def convolve(self, number: int, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         self.convolutions.append((weight.shape[1] - 1, len(weight)))
         self._numbers.append(number)
         self.dtype = inputs.dtype
-        self._devices.add(inputs.device)
+        self._homes[number] = inputs.device
         return torch.zeros_like(inputs)
 
     def scan(self, number: int, rows: Scan, chunked: ChunkedRows) -> torch.Tensor:
         self._numbers.append(number)
-        self._devices.add(rows.keys.device)
+        self._homes[number] = rows.keys.device
         heads, _, key_dim = rows.keys.shape
         self.scans.append((heads, key_dim, rows.values.shape[-1], rows.decays.shape[-1]))
         return torch.zeros_like(rows.values)
 
     def shape(self, device: torch.device) -> RecurrentShape:
-        """The recorded shape. Raises ValueError if the layers differ, or are not on the device."""
-        if self._devices - {device}:
-            raise ValueError("its recurrent layers must be on one device; name one in model.device")
+        """The recorded shape of a model whose first device this is. Raises ValueError if the layers differ."""
+        homes = tuple(self._homes[number] for number in sorted(self._homes))
         calls = [len(each) for each in (self.convolutions, self.scans) if each]
         are_alike = sorted(self._numbers) == sorted(number for count in calls for number in range(count)) and len({*calls}) == 1
         if len({*self.convolutions}) > 1 or len({*self.scans}) > 1 or not are_alike:
@@ -287,10 +295,10 @@ class StateProbe(Recurrence):
         window, channels = (self.convolutions or [(0, 0)])[0]
         heads, key_dim, value_dim, decay_dim = (self.scans or [(0, 0, 0, 0)])[0]
         scans = (len(self.scans), heads, key_dim, value_dim, decay_dim)
-        return RecurrentShape(len(self.convolutions), window, channels, *scans, self.dtype, device)
+        elsewhere = homes if {*homes} - {device} else ()
+        return RecurrentShape(len(self.convolutions), window, channels, *scans, self.dtype, device, elsewhere)
 
 
 def recurrence_of(segments: Sequence[Segment]) -> Recurrence:
-    """The rows of the segments in recurrent layers."""
     states = [(each.cache.recurrent, each) for each in segments]
     return Recurrence([RecurrentRows(state, each.cache.length, each.batch) for state, each in states if state is not None])

@@ -11,18 +11,17 @@ torch: who computes the rows, brings the arrays.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from outrider.drafters.interface import MAX_NODES
 
 # The rows of a step. Longer chunks of a prompt are read by the model's own chunked form.
 ROWS = MAX_NODES + 1
 SNAPSHOT_TOKENS = 256
-# The limit of a session's snapshots. Two are kept in any case.
+# The limit of a session's snapshots on a device. Two are kept in any case.
 SNAPSHOT_BYTES = 1 << 28
 
 
@@ -40,6 +39,14 @@ class RecurrentShape:
     decay_dim: int  # 1 = decays are per head; key_dim = per channel
     dtype: Any  # of the convolutions' inputs
     device: Any  # Device
+    homes: tuple[Any, ...] = ()  # devices of the layers, if there are others; consecutive layers share one
+
+    @property
+    def parts(self) -> list[RecurrentShape]:
+        """The layers on each device."""
+        layers = Counter(self.homes or [self.device] * max(self.convolutions, self.states))
+        counts = ((home, bool(self.convolutions) * count, bool(self.states) * count) for home, count in layers.items())
+        return [replace(self, convolutions=some, states=others, device=home, homes=()) for home, some, others in counts]
 
     @property
     def snapshot_bytes(self) -> int:
@@ -56,7 +63,7 @@ class RecurrentShape:
     @property
     def snapshots(self) -> int:
         """The most snapshots that are kept of a text."""
-        return max(2, SNAPSHOT_BYTES // self.snapshot_bytes)
+        return max(2, SNAPSHOT_BYTES // max(part.snapshot_bytes for part in self.parts))
 
     @property
     def slot_bytes(self) -> int:
@@ -76,10 +83,9 @@ class Snapshot:
     def nbytes(self) -> int:
         return int(self.matrices.nbytes + self.windows.nbytes)
 
-    def on_host(self) -> Snapshot:
-        if isinstance(self.matrices, np.ndarray):
-            return self
-        return Snapshot(self.length, self.matrices.cpu(), self.windows.cpu())
+    def on_host(self, pinned: bool = False) -> Snapshot:
+        """A copy in host memory, if it is not there; `pinned` as in `to_host`."""
+        return self
 
 
 @dataclass
@@ -113,8 +119,8 @@ class RecurrentStates(ABC):
         """Zeros of a data type, float32 unless it is given, which take memory when they are written to."""
 
     @abstractmethod
-    def _copied(self, values: Any) -> Any:
-        """A copy of an array."""
+    def _snapshot(self) -> Snapshot:
+        """A copy of the state."""
 
     @abstractmethod
     def _places(self, rows: Sequence[int], offset: int) -> Any:
@@ -202,9 +208,6 @@ class RecurrentStates(ABC):
         self.snapshots.clear()
         self._load(None)
         self.length = length
-
-    def _snapshot(self) -> Snapshot:
-        return Snapshot(self.length, self._copied(self.matrices), self._copied(self.inputs[:, : self.shape.window]))
 
     def states(self, length: int, end: int) -> list[Snapshot]:
         """The snapshots of the first `length` of `end` committed tokens, with one at the end if that is `length`."""

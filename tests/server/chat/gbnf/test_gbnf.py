@@ -113,8 +113,6 @@ LARK = [
 
 
 class Follower:
-    """A grammar that llguidance follows."""
-
     def __init__(self, grammar: str, special: Mapping[str, int] | None = None) -> None:
         """Raises ValueError if there is no such grammar."""
         job = GrammarJob(structure=Structure("grammar", grammar), special=special or {})
@@ -124,7 +122,6 @@ class Follower:
             raise ValueError(self._matcher.get_error())
 
     def allows(self, text: str) -> bool:
-        """Whether it allows the text as the whole answer."""
         matcher = self._matcher.deep_copy()
         return all(matcher.consume_token(byte) for byte in text.encode()) and matcher.is_accepting()
 

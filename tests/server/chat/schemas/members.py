@@ -8,8 +8,6 @@ CITY = {"type": "object", "properties": {"city": WORD}, "required": ["city"], "a
 
 
 class Member(NamedTuple):
-    """A schema of objects."""
-
     schema: Any
     valid: tuple[str, ...] = ()
     invalid: tuple[str, ...] = ()

@@ -52,7 +52,6 @@ ABILITIES = st.builds(TemplateAbilities, **{field.name: st.booleans() for field 
 
 
 def rendered(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The turns as the server passes them to a chat template."""
     return with_model_ids([Message.model_validate(turn).rendered() for turn in turns], "%hash")
 
 

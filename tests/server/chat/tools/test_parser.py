@@ -25,7 +25,6 @@ def parse(format: str, pieces: list[str]) -> list[Part]:
 
 
 def content_and_calls(parts: list[Part]) -> tuple[str, list[Call]]:
-    """The content, and the calls with parsed arguments."""
     content = "".join(part.text for part in parts if part.kind == "content")
     named = {part.call: part.text for part in parts if part.kind == "call"}
     texts = {number: "".join(p.text for p in parts if p.kind == "arguments" and p.call == number) for number in named}

@@ -49,7 +49,6 @@ POINT_CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 
 
 def message_of(engine: FakeEngine, template: str, fields: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """The message that answers a chat."""
     response = fetch(app_with(engine, template, **options), "POST", PATH, {"messages": MESSAGES, **fields})
     assert response.status_code == 200, response.text
     message: dict[str, Any] = response.json()["choices"][0]["message"]

@@ -19,7 +19,6 @@ from tests.server.chat.tools.patch_grammar import PATCH, PATCH_GRAMMAR
 
 
 def custom(name: str = "patch", **format: Any) -> dict[str, Any]:
-    """A custom tool with a grammar, if one is given."""
     grammar = {"format": {"type": "grammar", "grammar": format}} if format else {}
     return {"type": "custom", "custom": {"name": name, "description": "Edits files.", **grammar}}
 

@@ -68,11 +68,9 @@ def bytes_in(folder: Path) -> int:
 
 
 def content_of(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors and the labels of a session's file."""
     with safe_open(file, "pt") as opened:
         return {key: opened.get_tensor(key).clone() for key in opened.keys()}, opened.metadata()  # noqa: SIM118
 
 
 def page_of(name: str, folder: Path) -> Path:
-    """The file of a named session."""
     return next(file for file in sessions_in(folder) if file.stem == hidden(name))

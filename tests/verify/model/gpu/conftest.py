@@ -17,6 +17,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _conver
 from outrider.verify.model.cache import kv_cache
 from outrider.verify.model.gpu import text_work, triton_attention
 from outrider.verify.model.torch_runner import TorchRunner
+from tests.verify.model.gpu.emulated_devices import Devices, emulated_devices
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 STEP = 16
@@ -58,3 +59,10 @@ def tiny_runner(tiny_config: LlamaConfig) -> TorchRunner:
     """A runner without a backend, whose caches are contiguous, on the device that runs the kernels."""
     torch.manual_seed(0)
     return TorchRunner(LlamaForCausalLM(tiny_config).to(DEVICE), started=False)
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
+    monkeypatch.setattr(TorchRunner, "in_pages", True)
+    with emulated_devices() as found:
+        yield found

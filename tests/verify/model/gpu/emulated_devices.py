@@ -28,6 +28,7 @@ class Devices:
         self.captured: list[Callable[[], None]] | None = None
         self.capturing: torch.device | None = None
         self.copies = 0  # between devices
+        self.host_copies = 0  # between a device and the host
 
     def of(self, tensor: torch.Tensor) -> torch.device:
         found = self._places.get(storage(tensor)._cdata)
@@ -73,7 +74,9 @@ class Operations(TorchDispatchMode):
         if len(places) > 1 and all(each.dim() == 0 or numbers for each in tensors if self._devices.of(each) == HOST):
             places -= {HOST}  # as on a GPU, numbers and indices of the host may meet tensors of a device
         if func.overloadpacket in CROSSING:
-            self._devices.copies += len({*places, kwargs.get("device", HOST)} - {HOST}) > 1
+            between = {*places, kwargs.get("device") or next(iter(places))}
+            self._devices.copies += len(between - {HOST}) > 1
+            self._devices.host_copies += HOST in between and len(between) > 1
         elif len(places) > 1:
             raise RuntimeError(f"Expected all tensors to be on the same device, but found {sorted(map(str, places))}: {func}")
         with torch._C.DisableTorchFunction():
@@ -119,7 +122,9 @@ class Reads(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _to_host(self, tensor: torch.Tensor, kwargs: Any) -> torch.Tensor:
-        return torch.from_numpy(tensor.detach().numpy().copy()).to(kwargs.get("dtype", tensor.dtype))
+        self._devices.host_copies += 1
+        content = tensor.detach().reshape(-1).view(torch.uint8).numpy().copy()  # NumPy has not all types
+        return torch.from_numpy(content).view(tensor.dtype).view(tensor.shape).to(kwargs.get("dtype", tensor.dtype))
 
 
 @contextmanager

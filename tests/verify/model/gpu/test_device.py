@@ -27,7 +27,7 @@ from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
-from tests.decoding import answer_of
+from tests.decoding import answer_of, prefill, verify
 from tests.drafts import Oracle
 from tests.verify.model.gpu.test_triton_attention import random_tree
 
@@ -64,13 +64,13 @@ def test_a_step_waits_for_one_event_alone(runner: ModelRunner, temperature: floa
     tree = DraftTree(chain, chain - 1, chain + 1, np.ones(5, np.float32), np.zeros(5, np.uint8))
     verifier = Verifier(runner, runner.new_cache())
     verifier.begin(PROMPT, SamplingParams(temperature=temperature), max_tokens=100)
-    verifier.prefill()
-    verifier.verify(tree, feedback=4)  # allocates memory
+    prefill(verifier)
+    verify(verifier, tree, feedback=4)  # allocates memory
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            verifier.verify(tree, feedback=4)
+            verify(verifier, tree, feedback=4)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert not [warning for warning in caught if "called a synchronizing" in str(warning.message)]

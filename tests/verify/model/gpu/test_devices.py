@@ -1,7 +1,5 @@
 """A model over two devices: which layers are where, the logits of one device, and a step that is captured in stages."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -14,21 +12,16 @@ from outrider.verify.model.gpu.devices import Crossings, Placement, decoder_laye
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.gpu.triton_products import counters_of, use_kernel
+from outrider.verify.model.recurrent import states
+from outrider.verify.model.recurrent.rows import TensorStates
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import build, random_model
-from tests.verify.model.gpu.emulated_devices import Devices, emulated_devices
+from tests.verify.model.gpu.emulated_devices import Devices
 from tests.verify.model.gpu.test_graphs import POSITIONS, Graphed
 
 FIRST, SECOND = torch.device("cpu", 0), torch.device("cpu", 1)
 CONTEXT = 32
 COPIES = 5  # of a forward: hidden states, positions, both parts of rotary embeddings, and the hidden states back
-
-
-@pytest.fixture
-def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
-    monkeypatch.setattr(TorchRunner, "in_pages", True)
-    with emulated_devices() as found:
-        yield found
 
 
 def placed(name: str, *devices: torch.device) -> TorchRunner:
@@ -60,10 +53,13 @@ def answers(runner: TorchRunner) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "gemma2", "phi3"))]
-)
-def test_two_devices_give_the_logits_of_one(devices: Devices, name: str) -> None:
+FAST = "llama", "kimi_linear"
+SLOW = "gpt2", "gemma2", "phi3", "qwen3_5", "lfm2", "mamba2"
+
+
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_two_devices_give_the_logits_of_one(devices: Devices, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 2)
     expected = answers(placed(name, FIRST))
     assert devices.copies == 0
     runner = placed(name, FIRST, SECOND)
@@ -103,6 +99,25 @@ def test_a_tensor_on_another_device_is_noticed(devices: Devices, monkeypatch: py
     monkeypatch.setattr(Crossings, "bring", lambda _, value, device: value)
     with pytest.raises(ModelError, match=r"forward fails .* on the same device, but found .*cpu:0.*cpu:1"):
         placed("llama", FIRST, SECOND)
+
+
+@pytest.mark.parametrize("homes", [(FIRST,), (FIRST, SECOND)])
+def test_a_snapshot_crosses_in_one_copy_of_each_device(devices: Devices, homes: tuple[torch.device, ...]) -> None:
+    shape = states.RecurrentShape(2, 3, 5, 2, 1, 4, 6, 1, torch.bfloat16, FIRST, homes if len(homes) > 1 else ())
+    source, target = TensorStates(shape), TensorStates(shape)
+    matrices, windows = torch.randn(2, 1, 4, 6), torch.randn(2, 3, 5).bfloat16()
+    for layer in range(2):
+        source.matrices[layer], source.inputs[layer, :3] = matrices[layer], windows[layer]
+    source.length = 9
+    [snapshot] = source.states(9, 9)
+    devices.host_copies = 0
+    found = snapshot.on_host()
+    assert devices.host_copies == len(homes)
+    assert torch.equal(found.matrices, matrices) and torch.equal(found.windows, windows)
+    target.restore([found], 9)
+    assert devices.host_copies == 2 * len(homes)
+    assert all(torch.equal(own.cpu(), matrix) for own, matrix in zip(target.matrices, matrices, strict=True))
+    assert all(torch.equal(own.cpu(), rows) for own, rows in zip(target.inputs[:, :3], windows, strict=True))
 
 
 def test_a_replay_of_a_captured_step_computes_other_rows(tiny_config: LlamaConfig, devices: Devices) -> None:

@@ -183,21 +183,26 @@ def test_a_forward_that_cannot_be_captured_is_launched_kernel_by_kernel(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "kinds"), [("llama", 1), ("qwen3_5", 2), ("bamba", 2)])
-def test_layers_are_compiled_once_for_all_of_them(family: str, kinds: int, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("family", "kinds", "sizes"),
+    [("llama", 1, {}), ("qwen3_5", 2, {}), ("bamba", 2, {}), ("kimi_linear", 2, {"mlp_layer_types": ["dense"] * 4})],
+)
+def test_layers_are_compiled_once_for_all_of_them(
+    family: str, kinds: int, sizes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     """Code compiled for a layer of a kind and few numbers of rows serves all, with unchanged results.
 
     Recurrent parts are in it. All sizes but the number of rows, and that of a partial rotation, are constants.
     """
     caplog.set_level(logging.WARNING, "torch.__trace")  # verbose
-    runner = TorchRunner(build(family, NAME).to(DEVICE), started=False)
+    runner = TorchRunner(build(family, NAME, **sizes).to(DEVICE), started=False)
     compiled: list[torch.fx.GraphModule] = []
 
     def count(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
         compiled.append(graph)
         values = [node.meta.get("example_value") for node in graph.graph.nodes if node.op.startswith("call")]
-        sizes = {symbol for value in values if isinstance(value, torch.Tensor) for symbol in free_symbols(value.shape)}
-        assert len(sizes) <= kinds
+        symbols = {symbol for value in values if isinstance(value, torch.Tensor) for symbol in free_symbols(value.shape)}
+        assert len(symbols) <= kinds
         return graph
 
     graphs = Graphed(runner, capture=False)

@@ -1,6 +1,7 @@
 """Runners as on a GPU: caches in a pool, reserved before a forward; recurrent layers; draft heads."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,6 @@ import transformers
 from packaging.version import Version
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.drafters.interface import EMPTY
 from outrider.verify import controller
 from outrider.verify import stream as streams
 from outrider.verify.heads.model import HeadCache, HeadModel, HeadRunner
@@ -29,13 +29,13 @@ from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.verifier import Verifier
-from tests.decoding import check_sessions
+from tests.decoding import check_sessions, prefill, verify
 from tests.server.worker.fakes import Rig, request
 from tests.verify.heads.checkpoints import load_pair
 from tests.verify.model.families import build, config_of, random_model
 from tests.verify.model.gpu.conftest import DEVICE, PAGE
 from tests.verify.model.gpu.emulated_devices import emulated_devices
-from tests.verify.model.gpu.test_devices import FIRST
+from tests.verify.model.gpu.test_devices import FIRST, SECOND
 from tests.verify.model.gpu.test_graphs import POSITIONS, Graphed
 
 CONTEXT = 128
@@ -139,10 +139,14 @@ def test_requests_that_do_not_fit_together_wait(tiny_config: LlamaConfig, monkey
 
 # The interpreter takes a second for a layer of a few rows.
 LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
-# States beside attention; keys wider than values; layers of two shapes, which others read, too; and states alone.
+# States beside attention, which decay by head or by channel; keys wider than values, with experts in groups or in none; layers
+# with a window and without; layers of two shapes, which others read, too; and states alone.
 KINDS: dict[str, dict[str, Any]] = {
     "qwen3_5": {**LAYERS, "linear_num_value_heads": 1, "linear_num_key_heads": 1},
+    "kimi_linear": {**LAYERS, "linear_num_heads": 1, "mlp_layer_types": ["dense", "sparse"]},
     "deepseek_v3": {"num_hidden_layers": 2},
+    "glm4_moe_lite": {"num_hidden_layers": 2},
+    "gemma3": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
     "gemma4": {},
     "mamba2": {"num_hidden_layers": 2},
 }
@@ -160,15 +164,18 @@ def mixed_steps(forward: Callable[[list[Segment]], torch.Tensor], caches: list[T
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("family", KINDS)
-def test_a_replay_computes_other_streams(family: str) -> None:
+ON_SEVERAL = [*((family, 1) for family in KINDS), ("mamba2", 2)]  # devices, each with states
+
+
+@pytest.mark.parametrize(("family", "count"), ON_SEVERAL)
+def test_a_replay_computes_other_streams(family: str, count: int) -> None:
     """A captured step reads where the rows and states of its streams are, and which rows their trees have."""
     config = config_of(family, NAME, **KINDS[family])
     reference = TorchRunner(random_model(config, NAME), started=False)
     expected = mixed_steps(lambda segments: torch.cat(reference.forward_all(segments)), [reference.new_cache() for _ in "ab"])
     with emulated_devices() as devices:
         model = random_model(config, NAME)
-        Placement(model, (FIRST,)).move()
+        Placement(model, (FIRST, SECOND)[:count]).move()
         graphs = Graphed(TorchRunner(model, started=False))
         graphs.forward.capture_rows(4, devices.capture)
         found = mixed_steps(lambda segments: graphs(*segments), [PagedCache(graphs.pool, POSITIONS) for _ in "ab"])
@@ -177,17 +184,20 @@ def test_a_replay_computes_other_streams(family: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", KINDS)
-def test_sessions_are_reused_forked_rewound_and_swapped(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("family", "count"), ON_SEVERAL)
+def test_sessions_are_reused_forked_rewound_and_swapped(family: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
     sizes = KINDS[family]
     reference = TorchRunner(build(family, NAME, **sizes).to(DEVICE), 300, started=False)  # whose caches are contiguous
     monkeypatch.setattr(TorchRunner, "in_pages", True)
-    runner = TorchRunner(build(family, NAME, **sizes).to(DEVICE), 300, compile="off", started=False)
-    runner.pages = 24
-    runner.start(300)
-    for _ in check_sessions(runner, 3, share=0.5, added=(1, 3, 100), tokens=4, reference=reference):
-        pass
+    with nullcontext() if count == 1 else emulated_devices():
+        model = build(family, NAME, **sizes)
+        Placement(model, (DEVICE,) if count == 1 else (FIRST, SECOND)).move()
+        runner = TorchRunner(model, 300, compile="off", started=False)
+        runner.pages = 24
+        runner.start(300)
+        for _ in check_sessions(runner, 3, share=0.5, added=(1, 3, 100), tokens=4, reference=reference):
+            pass
 
 
 GREEDY = SamplingParams(temperature=0)
@@ -207,7 +217,7 @@ def drafts(pair: Pair, tokens: int) -> tuple[list[list[list[int]]], HeadCache]:
     shared = HeadRunner(head)
     verifier, session = Verifier(target, target.new_cache()), shared.session()
     verifier.begin((np.arange(tokens) % 90).astype(np.int32), GREEDY, 8)
-    verifier.prefill()
+    prefill(verifier)
     session.begin(verifier.sequence)
     found = []
     for _ in range(2):
@@ -215,7 +225,7 @@ def drafts(pair: Pair, tokens: int) -> tuple[list[list[list[int]]], HeadCache]:
         below = session.expand(root[0, :2].tolist(), [0, 0], 3).tokens
         deeper = session.expand([below[1, 2]], [2], 3).tokens
         found += [root.tolist(), below.tolist(), deeper.tolist()]
-        verdict = verifier.verify(EMPTY)
+        verdict = verify(verifier)
         verifier.commit(verdict)
         session.advance(verdict.tokens)
     cache = next(iter(shared._caches.values()))

@@ -103,15 +103,21 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "MiniMaxM2": {},
     "Lfm2Moe": {"use_expert_bias": True, "routed_scaling_factor": 1.5},
     "Glm4Moe": {"n_group": 1, "routed_scaling_factor": 2.5},
+    **{name: {"n_group": 1, "routed_scaling_factor": 1.8} for name in ("Glm4MoeLite", "KimiLinear")},
     "DeepseekV3": {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5},
+    "DeepseekV2": {"topk_method": "greedy", "routed_scaling_factor": 2.5},
 }
+GROUPS = {"n_group": 4, "topk_group": 2}
+IN_GROUPS = [("DeepseekV2", {"topk_method": "group_limited_greedy", "topk_group": 3}), ("DeepseekV3", {}), ("Glm4Moe", {})]
 
 
-@pytest.mark.parametrize("family", ROUTERS)
-def test_routers_are_transformers(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "changes"), [*((family, {}) for family in ROUTERS), *((f, GROUPS | c) for f, c in IN_GROUPS)]
+)
+def test_routers_are_transformers(family: str, changes: dict[str, Any]) -> None:
     label = f"{family}Text" if family == "Qwen3_5Moe" else family
     sizes = {"num_experts": 12, "num_local_experts": 12, "n_routed_experts": 12, "num_experts_per_tok": 3, "hidden_size": 128}
-    config = getattr(transformers, f"{label}Config")(**sizes, **ROUTERS[family])
+    config = getattr(transformers, f"{label}Config")(**sizes | ROUTERS[family] | changes)
     model_type = config.model_type.removesuffix("_text")
     module = import_module(f"transformers.models.{model_type}.modeling_{model_type}")
     torch.manual_seed(0)

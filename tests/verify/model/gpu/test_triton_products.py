@@ -16,7 +16,7 @@ from outrider.verify.model.gpu import triton_products
 from outrider.verify.model.gpu.projections import MergedLinear, MergedPart, joined, merge_projections, use_kernels
 from outrider.verify.model.gpu.quantized import Blocks, quantized
 from outrider.verify.model.gpu.text_work import ROWS
-from outrider.verify.model.gpu.tiles import OUTPUTS, Gpu, Product, Tile, Tuning, gpu_of
+from outrider.verify.model.gpu.tiles import OUTPUTS, ROOMY, Gpu, Product, Tile, Tuning, gpu_of
 from outrider.verify.model.gpu.triton_products import KernelLinear, splits_of, use_kernel
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import ATTENDING, build
@@ -110,8 +110,9 @@ def test_the_fastest_tiles_are_kept(tmp_path: Path) -> None:
         with timed.timed(seconds, file):
             for _ in range(2):
                 timed.note(product, tiles, used.append)
+            assert used[:3] == tiles  # are compiled with the other kernels
         assert timed.tile(product, rule) == tiles[1]
-        assert len(used) == 3 + 2 * 3  # compiled, and then timed in two calls
+        assert len(used) == 3 + 2 * 3  # which are timed in two calls
 
 
 def test_more_rows_than_the_layer_has_counters_for() -> None:
@@ -126,7 +127,8 @@ def test_blocks_fit_the_shared_memory() -> None:
             continue  # weights of 32 bits are not the kernel's
         tile = Tile.of(count, outputs, splits_of(4096, outputs), gpu, bits, itemsize)
         size = tile.block_bytes(bits, itemsize)
-        assert size * tile.stages(gpu.shared_bytes, size) <= gpu.shared_bytes
+        in_registers = gpu.capability not in ROOMY  # where tensor cores have one of the blocks
+        assert size * (tile.stages(gpu.shared_bytes, size) - in_registers) <= gpu.shared_bytes
 
 
 def test_which_layers_of_a_model_are_computed_by_it() -> None:

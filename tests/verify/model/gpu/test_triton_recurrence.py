@@ -45,15 +45,15 @@ class Layers:
         shape, norm = self.shape, torch.nn.functional.normalize
         queries, keys = (norm(self.noise(count, shape.heads, shape.key_dim), dim=-1).transpose(0, 1) for _ in range(2))
         values = self.noise(count, shape.heads, shape.value_dim).transpose(0, 1)
-        decays = -self.noise(count, shape.heads, 1).abs().transpose(0, 1) * 2
+        decays = -self.noise(count, shape.heads, shape.decay_dim).abs().transpose(0, 1) * 2
         return Scan(queries, keys, values, decays, self.noise(count, shape.heads).sigmoid().t() if self.is_delta else None)
 
     def agree(self, batches: Sequence[ForwardBatch]) -> bool:
         """Whether both compute the same in a forward of these rows of all streams."""
         count, channels = sum(map(len, batches)), self.shape.channels
         segments = [Segment(*each) for each in zip(self.caches, batches, strict=True)]
-        enter(self.states, segments)
-        found = KernelRecurrence(self.states)
+        enter([self.states], segments)
+        found = KernelRecurrence([self.states])
         expected = recurrence_of([Segment(*each) for each in zip(self.references, batches, strict=True)])
         agreed = []
         for number in range(LAYERS):
@@ -75,12 +75,27 @@ class Layers:
             cache.commit(rows)
 
 
+@pytest.mark.parametrize("decay_dim", [1, 16])
+def test_rows_beside_and_behind_change_no_bit(decay_dim: int) -> None:
+    """Whether the rows after a stream's first ones are another's, or its own."""
+    recurrent = RecurrentShape(LAYERS, 3, 8, LAYERS, 1, 16, 8, decay_dim, torch.float32, DEVICE)
+    layers = Layers(CacheShape((), torch.float32, DEVICE, recurrent), 1, 7)
+    recurrence, rows = KernelRecurrence([layers.states]), layers.rows(70)
+
+    def found(own: int, count: int) -> torch.Tensor:
+        layers.states.set([Segment(layers.caches[0], ForwardBatch.chain(torch.zeros(own, dtype=torch.int64)))])
+        return recurrence.scan(0, rows.part(slice(count)), None)[:, :20]
+
+    alone = found(20, 20)
+    assert alone.any() and torch.equal(found(20, 70), alone) and torch.equal(found(70, 70), alone)
+
+
 def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether rows are equal, and those of padding zero."""
     return torch.allclose(found[: len(expected)], expected, atol=2e-5) and not found[len(expected) :].any()
 
 
-@pytest.mark.parametrize("is_delta", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["delta rule", "by channel", pytest.param("state space", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("sizes", "dims", "window", "dtype"),
     [
@@ -90,11 +105,12 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
     ],
 )
 def test_trees_equal_the_plain_functions(
-    is_delta: bool, sizes: tuple[int, ...], dims: tuple[int, int, int], window: int, dtype: torch.dtype
+    kind: str, sizes: tuple[int, ...], dims: tuple[int, int, int], window: int, dtype: torch.dtype
 ) -> None:
     """And chains after random paths were committed: some rows in place, some moved, or none."""
-    recurrent = RecurrentShape(LAYERS, window, 300 if sum(sizes) > 4 else 8, LAYERS, *dims, 1, dtype, DEVICE)
-    layers = Layers(CacheShape((), dtype, DEVICE, recurrent), len(sizes), sum(sizes), is_delta)
+    decay_dim = dims[1] if kind == "by channel" else 1
+    recurrent = RecurrentShape(LAYERS, window, 300 if sum(sizes) > 4 else 8, LAYERS, *dims, decay_dim, dtype, DEVICE)
+    layers = Layers(CacheShape((), dtype, DEVICE, recurrent), len(sizes), sum(sizes), kind != "state space")
     trees = [random_tree(rows, layers.generator) for rows in sizes]
     assert layers.agree(trees)
     for number, tree in enumerate(trees):

@@ -1,7 +1,5 @@
 """Packs a decoder's weights for the library, and describes it to the library."""
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass, field
 from functools import partial
@@ -112,8 +110,6 @@ def pack(
 
 
 class Packing(Packer):
-    """Packs one model."""
-
     def uses_all(self) -> bool:
         """Whether every tensor is one that is packed: others would make the model another one."""
         known = {TABLE, HEAD, NORM, LFM2_NORM, "rope_freqs", "rope_factors_long", "rope_factors_short"}
@@ -288,7 +284,6 @@ class Packing(Packer):
         return found | {name: self.linear(place + UP, (inner, hidden), rows) for name, rows in halves.items()}
 
     def _mixture(self, number: int, known: Mixture) -> dict[str, Any]:
-        """The experts of a layer, and the shared one."""
         place = f"blk.{number}."
         found: dict[str, Any] = {"mixture": ctypes.pointer(pack_mixture(self, number, known))}
         return found | (self._feed_forward(place) if self.has(place + SHARED["down"]) or self.has(place + DOWN) else {})

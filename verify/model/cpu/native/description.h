@@ -193,7 +193,7 @@ struct Stream {
   const CachedPart* parts;      // [layers, 2]: keys and values
   int32_t stored;               // StoredAs
   int32_t rows, start, length;  // length: committed tokens
-  int32_t kept, padding;        // rows whose logits are returned, the last ones before the padding
+  int32_t kept;                 // rows whose logits are returned, the last ones
   const int64_t* tokens;        // of the rows
   const int64_t* depths;        // positions of the rows after the committed tokens
   const int32_t* counts;        // of rows that each row attends to, itself included; null = all before it and itself

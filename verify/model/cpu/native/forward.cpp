@@ -96,9 +96,8 @@ void outrider_fold(Engine* engine, const Model* model, const Slot* slot) {
 int32_t outrider_forward(Engine* engine, const Model* model, const Stream* streams, int32_t stream_count, float* logits, const Tap* tap) {
   std::vector<int64_t> tokens, positions, kept;
   for (const Stream& stream : std::span(streams, stream_count)) {
-    const int64_t end = (int64_t)tokens.size() + stream.rows - stream.padding;
-    for (int64_t row = end - stream.kept; row < end; row++) kept.push_back(row);
     tokens.insert(tokens.end(), stream.tokens, stream.tokens + stream.rows);
+    for (size_t row = tokens.size() - stream.kept; row < tokens.size(); row++) kept.push_back(row);
     for (int row = 0; row < stream.rows; row++) positions.push_back(stream.length + stream.depths[row]);
   }
   const int rows = (int)tokens.size();

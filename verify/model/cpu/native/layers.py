@@ -1,7 +1,5 @@
 """Modules with weights that are packed for the library: linear layers, and what a draft head uses of its target."""
 
-from __future__ import annotations
-
 import torch
 
 from outrider.verify.model.cpu.native.library import Engine, compiled_library
@@ -27,8 +25,6 @@ class NativeLinear(PackedLayer):
 
 
 class NativeEmbedding(torch.nn.Module):
-    """An embedding table with packed weights."""
-
     def __init__(self, weights: Weights) -> None:
         super().__init__()
         self.weights = weights

@@ -33,7 +33,6 @@ def variant() -> str:
 
 
 def load(file: Path) -> ctypes.CDLL:
-    """The library in a file, with the types of its functions."""
     found = ctypes.CDLL(str(file))
     found.outrider_engine_new.restype = c_void_p
     found.outrider_matrix_bytes.restype = c_int64
@@ -44,7 +43,6 @@ class Engine:
     """Threads that run the library, one call at a time."""
 
     def __init__(self, threads: int, code: ctypes.CDLL | None = None) -> None:
-        """Requires a compiled library."""
         found = code or compiled_library()
         assert found is not None
         self.library, self.threads = found, threads

@@ -204,7 +204,6 @@ def packed(
 
 
 def precision(options: LoadOptions) -> Precision:
-    """How weights are rounded."""
     rest = None if options.dtype == "auto" else Kind.BFLOAT16 if options.dtype == "bfloat16" else Kind.FLOAT32
     layers = {"none": None, "int8": Kind.INT8, "int4": Kind.INT4}[options.quantize]
     # The head takes a large part of a small model's step, and 4 bits of it change few of the likeliest tokens.

@@ -147,7 +147,6 @@ def padded(size: int) -> int:
 
 
 def mapped(file: Path) -> NDArray[np.uint8] | None:
-    """The content of a file; None if there is none."""
     try:
         with file.open("rb") as opened:
             content = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)

@@ -1,7 +1,5 @@
 """Packs single tensors of a model for the library, and keeps what its descriptions refer to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

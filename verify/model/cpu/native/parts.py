@@ -3,8 +3,6 @@
 Latent attention attends to latents as they are (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import replace
 from itertools import pairwise

@@ -192,7 +192,6 @@ class NativeRunner(ModelRunner):
 
     @property
     def lm_head(self) -> torch.nn.Module:
-        """The layer that computes logits."""
         from outrider.verify.model.cpu.native.layers import NativeHead  # imports torch
 
         return NativeHead(self.decoder.head)
@@ -212,7 +211,6 @@ class _Described:
             length + known,
             length,
             segment.kept,
-            0,  # rows whose logits are left out
             batch.tokens.ctypes.data + token_bytes,
             batch.depths.ctypes.data + token_bytes,
             None,

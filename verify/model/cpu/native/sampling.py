@@ -1,7 +1,5 @@
 """Passes over logits by the library: one pass where numpy makes ten. Imports no torch."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

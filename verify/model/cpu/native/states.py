@@ -3,8 +3,6 @@
 So a state has the same bits however the rows before it were computed: one by one, in a draft tree, or in a chunk of a prompt.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from typing import Any
@@ -18,11 +16,10 @@ from outrider.verify.model.cpu.native.decoder import Decoder
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.structures import Slot
 from outrider.verify.model.memory import FLOAT32, HOST, zeros
-from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates
+from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates, Snapshot
 
 
 def shape_of(layers: Sequence[Layer], hidden: int) -> RecurrentShape | None:
-    """The states of a decoder; None if it has none."""
     found = [each.recurrence for each in layers if each.recurrence is not None]
     if not found:
         return None
@@ -68,8 +65,8 @@ class NativeStates(RecurrentStates):
     def _zeros(self, size: tuple[int, ...], dtype: Any = None) -> NDArray[np.float32]:
         return zeros(size, np.float32)
 
-    def _copied(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        return values.copy()
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(self.length, self.matrices.copy(), self.inputs[:, : self.shape.window].copy())
 
     def _places(self, rows: Sequence[int], offset: int) -> NDArray[np.int64]:
         return np.array(rows) + offset

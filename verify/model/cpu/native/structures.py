@@ -1,7 +1,5 @@
 """The structures that cross to the library, field by field as in description.h and matrix.h. Imports no torch."""
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from typing import Any
@@ -21,13 +19,10 @@ NORMS = (
 
 
 def each(kind: type[Any], *names: str) -> list[tuple[str, type[Any]]]:
-    """Fields of one type."""
     return [(name, kind) for name in names]
 
 
 class Matrix(Structure):
-    """Packed weights."""
-
     _fields_ = (("kind", c_int32), ("outputs", c_int32), ("inputs", c_int32), ("data", c_void_p), ("scales", c_void_p))
 
 
@@ -56,14 +51,10 @@ class LayerEmbeddings(Structure):
 
 
 class Rotary(Structure):
-    """A table of rotary angles."""
-
     _fields_ = (("frequencies", c_void_p), ("size", c_int32), *each(c_float, "scaling", "temperature", "span"))
 
 
 class Mixture(Structure):
-    """A mixture of experts."""
-
     _fields_ = (
         ("router", Linear),
         ("bias", c_void_p),
@@ -90,8 +81,6 @@ class Recurrence(Structure):
 
 
 class Latent(Structure):
-    """Latent attention."""
-
     _fields_ = (("query_down", Linear), ("query_norm", Norm), ("key_up", Linear), ("value_up", Linear))
 
 
@@ -102,8 +91,6 @@ class Updates(Structure):
 
 
 class Layer(Structure):
-    """A layer of a decoder."""
-
     _fields_ = (
         *each(Norm, *NORMS),
         *each(Linear, *PROJECTIONS, "query_gate", "embedding_gate", "embedding_output"),
@@ -121,8 +108,6 @@ class Layer(Structure):
 
 
 class Model(Structure):
-    """A decoder."""
-
     _fields_ = (
         *each(c_int32, "layers", "hidden", "rotaries"),
         *each(c_float, "epsilon", "embedding_scale", "residual_scale", "logit_scale", "logit_cap"),
@@ -145,14 +130,10 @@ class LowRank(Structure):
 
 
 class AdapterLayer(Structure):
-    """An adapter's additions to a layer."""
-
     _fields_ = tuple((name, LowRank) for name in PROJECTIONS)
 
 
 class Adapter(Structure):
-    """An adapter."""
-
     _fields_ = (("layer", POINTER(AdapterLayer)), ("rank", c_int32))
 
 
@@ -169,8 +150,6 @@ class CachedPart(Structure):
 
 
 class Slot(Structure):
-    """The states of a stream."""
-
     _fields_ = (
         *each(c_void_p, "matrices", "keys", "writes", "decays", "inputs", "next_matrices", "next_inputs", "parents"),
         *each(c_int32, "capacity", "folded", "known"),
@@ -178,11 +157,9 @@ class Slot(Structure):
 
 
 class Stream(Structure):
-    """The rows of a stream."""
-
     _fields_ = (
         ("parts", POINTER(CachedPart)),
-        *each(c_int32, "stored", "rows", "start", "length", "kept", "padding"),
+        *each(c_int32, "stored", "rows", "start", "length", "kept"),
         *each(c_void_p, "tokens", "depths", "counts", "slots"),
         ("adapter", POINTER(Adapter)),
         ("states", POINTER(Slot)),

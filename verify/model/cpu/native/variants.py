@@ -3,8 +3,6 @@
 setup.py runs this file before the package is installed, so it imports nothing of it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import platform
 from pathlib import Path

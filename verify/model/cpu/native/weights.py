@@ -139,7 +139,6 @@ class Weights:
 
 
 def packed_bytes(engine: Engine, kind: Kind, outputs: int, inputs: int) -> int:
-    """The bytes of packed weights."""
     return int(engine.library.outrider_matrix_bytes(ctypes.byref(Matrix(kind, outputs, inputs, None))))
 
 

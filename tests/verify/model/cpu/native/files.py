@@ -6,7 +6,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFValueType, quants
+from gguf import GGML_QUANT_SIZES, MODEL_ARCH, MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFValueType, quants
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -103,6 +103,7 @@ def finish(writer: gguf.GGUFWriter) -> None:
 
 
 def write(writer: gguf.GGUFWriter, name: str, values: NDArray[np.float32], kind: GGMLQuantizationType) -> None:
+    kind = GGMLQuantizationType.F32 if values.shape[-1] % GGML_QUANT_SIZES[kind][0] else kind
     writer.add_tensor(name, quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
 
 

@@ -37,7 +37,10 @@ class Usage:
     stack_bytes: int  # of a thread; more than 0 if registers are spilled
     shared_bytes: int
     tensor_core_instructions: int
+    barriers: int = 0  # of the innermost loop of products, or of the whole kernel
+    instructions_per_weight: float = 0.0  # of all threads, in the innermost loop of a product of weights
     waits_first: bool = False  # whether it waits for the kernel before, and touches no memory until then
+    awaits_ranks: bool = False  # whether it waits for other GPUs before it reads what they have stored
 
 
 def usages(case: str, capability: int) -> list[Usage]:
@@ -96,16 +99,40 @@ def forms() -> dict[str, Any]:
 
 def products(capability: int, form: str = "16 bits", kind: str = "plain") -> None:
     """The kernel of linear layers in bfloat16, for few and many rows and outputs."""
-    from outrider.verify.model.gpu.triton_products import SUMMED, counters, linear, linear_residual
+    from outrider.verify.model.gpu.triton_products import SUMMED, counters, linear, linear_residual, split_of
 
     for count, outputs in ((1, 4096), (64, 4096), (136, 4096), (72, 128_256), (136, 128_256), (256, 128_256)):
         rows, parts = torch.empty(count, 4096, dtype=BFLOAT16), weights_of(outputs, 4096, form)
         bias = None if kind == "gates" else torch.empty(outputs, dtype=BFLOAT16)
-        weights = (*parts, bias, counters(outputs, rows.device))
+        weights = (*parts, bias, counters(outputs, rows.device), split_of(4096, outputs))
         if kind == "residuals":
             linear_residual(rows, *weights, torch.empty(count, outputs, dtype=BFLOAT16), torch.empty(outputs, dtype=BFLOAT16))
         else:
             linear(rows, *weights, *((torch.empty(count, 4096 // SUMMED), 1e-6, True) if kind == "gates" else ()))
+
+
+def ranks(capability: int, form: str = "16 bits") -> None:
+    """The kernels by which two GPUs exchange parts of sums and logits, for few rows and many."""
+    from outrider.verify.model.gpu.exchange import add_parts, await_ranks, publish
+    from outrider.verify.model.gpu.triton_products import SUMMED, counters
+
+    mailboxes = torch.empty(3, dtype=torch.int64)
+    exchange = torch.empty(64), mailboxes, torch.empty(2, dtype=torch.int64), 1
+    for count in (1, 64, 136):
+        for inputs, outputs in ((2048, 4096), (4096, 64_128)):
+            rows, arrived = torch.empty(count, inputs, dtype=BFLOAT16), counters(outputs, mailboxes.device)
+            weights = (*weights_of(outputs, inputs, form), None, arrived, min(inputs, 1024))
+            normed = (torch.empty(count, inputs // SUMMED), 1e-6) if outputs > inputs * 2 else ()
+            publish(rows, *weights, *exchange, outputs if normed else 2, 2 * outputs, *normed)
+        residual = torch.empty(count, 4096, dtype=BFLOAT16)
+        add_parts(residual, residual[0], None, *exchange, 4, 1 << 22)
+    await_ranks(*exchange)
+
+
+def embedding(capability: int) -> None:
+    from outrider.verify.model.gpu.triton_products import embed
+
+    embed(torch.empty(ROWS, dtype=torch.int64), tensor(128_256, 4096, dtype=BFLOAT16), torch.empty(4096, dtype=BFLOAT16))
 
 
 def experts(capability: int, form: str = "16 bits") -> None:
@@ -120,27 +147,30 @@ def experts(capability: int, form: str = "16 bits") -> None:
     touched = torch.empty(1, dtype=torch.int32)
     for number in (1, 16, 2048):
         rows, logits = (torch.empty(number, size, dtype=BFLOAT16) for size in (hidden, count))
+        choose_experts(logits, torch.empty(count), 8, True, True, 0.0, 1.0, FLOAT32, 8, 4)
         shares, index = choose_experts(logits, None, 8, False, True, 0.0, 1.0, BFLOAT16)
         compute(rows, index, shares, gate_up, down, [], counters(hidden, rows.device), touched, "silu", False, 1.0, 0.0)
 
 
-def recurrence(capability: int, key_dim: int, value_dim: int, is_delta: bool) -> None:
+def recurrence(capability: int, key_dim: int, value_dim: int, is_delta: bool, by_channel: bool = False) -> None:
     from outrider.verify.model.gpu.device_rows import DeviceStates
-    from outrider.verify.model.gpu.triton_recurrence import convolve, fold, scan
+    from outrider.verify.model.gpu.triton_recurrence import convolve, fold, scan, sum_paths
     from outrider.verify.model.recurrent.states import RecurrentShape
 
-    heads, channels = 4, 8192
-    shape = RecurrentShape(1, 3, channels, 1, heads, key_dim, value_dim, 1, BFLOAT16, torch.device("cpu"))
+    heads, channels, decay_dim = 4, 8192, key_dim if by_channel else 1
+    shape = RecurrentShape(1, 3, channels, 1, heads, key_dim, value_dim, decay_dim, BFLOAT16, torch.device("cpu"))
     states = DeviceStates(shape, ROWS)
-    tables = {"rows": states.rows, "streams": states.streams, "layer": 1}
+    tables = states.rows, states.streams
     queries, keys, values = (torch.empty(heads, ROWS, size) for size in (key_dim, key_dim, value_dim))
-    decays = torch.empty(heads, ROWS)
-    scan(queries, keys, values, decays, decays if is_delta else None, **tables)
+    beta, decays = torch.empty(heads, ROWS), torch.empty(heads, ROWS, decay_dim)
+    sums = sum_paths(decays, *tables) if by_channel else None
+    scan(queries, keys, values, decays, sums, beta if is_delta else None, *tables, 1)
     convolve(
         torch.empty(ROWS, channels, dtype=BFLOAT16),
         torch.empty(channels, 4, dtype=BFLOAT16),
         torch.empty(channels, dtype=BFLOAT16),
-        **tables,
+        *tables,
+        1,
     )
     fold(states, 2)
 
@@ -154,7 +184,7 @@ def sampling(capability: int, dtype: torch.dtype, draws: int = 1) -> None:
 
 
 # The forms of weights; those of files have no minimums, or minimums that count scales, or factors of both, or 4-bit floats.
-FORMS = ("16 bits", "8 bits", "4 bits", "Q4_0", "ZERO4", "ZERO8", "Q4_K", "Q5_K", "Q6_K", "NVFP4")
+FORMS = ("16 bits", "8 bits", "4 bits", "Q4_0", "ZERO4", "ZERO8", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XS", "NVFP4")
 GATED = ("16 bits", "4 bits", "Q4_K", "Q6_K")
 # By name: what launches the kernels.
 CASES: dict[str, Callable[[int], None]] = {
@@ -167,10 +197,13 @@ CASES: dict[str, Callable[[int], None]] = {
     "heads of 64 with a window": partial(attention, dtype=BFLOAT16, head_dim=64, window=32),
     "heads of 256 with a window": partial(attention, dtype=BFLOAT16, head_dim=256, window=32),
     "latent attention": partial(attention, dtype=BFLOAT16, head_dim=192, heads=8),
+    "embedding": embedding,
     **{f"products of {form}": partial(products, form=form) for form in FORMS},
     **{f"{kind} of {form}": partial(products, form=form, kind=kind) for kind in ("gates", "residuals") for form in GATED},
+    **{f"ranks of {form}": partial(ranks, form=form) for form in GATED},
     **{f"experts of {form}": partial(experts, form=form) for form in FORMS},
     "delta rule": partial(recurrence, key_dim=128, value_dim=128, is_delta=True),
+    "delta rule by channel": partial(recurrence, key_dim=128, value_dim=128, is_delta=True, by_channel=True),
     "Mamba": partial(recurrence, key_dim=256, value_dim=64, is_delta=False),
     "a sample": partial(sampling, dtype=BFLOAT16),
     "a sample in float16": partial(sampling, dtype=FLOAT16),
@@ -180,8 +213,8 @@ CASES: dict[str, Callable[[int], None]] = {
 
 
 @contextmanager
-def compiled(capability: int) -> Iterator[list[tuple[str, Any]]]:
-    """Kernels that are launched inside are compiled for this GPU, and listed by name."""
+def compiled(capability: int) -> Iterator[list[tuple[str, Any, int]]]:
+    """Kernels that are launched inside are compiled for this GPU; listed by name, with the weights of a block if there are."""
     torch.version.hip = "7" if capability == GFX942 else None  # before kernels are imported
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
@@ -189,7 +222,7 @@ def compiled(capability: int) -> Iterator[list[tuple[str, Any]]]:
 
     from outrider.verify.model.gpu import text_work, tiles, triton_experts, triton_products
 
-    found: list[tuple[str, Any]] = []
+    found: list[tuple[str, Any, int]] = []
     target = GPUTarget("hip", "gfx942", 64) if capability == GFX942 else GPUTarget("cuda", capability, 32)
     gpu = tiles.Gpu(132, SHARED_BYTES.get(capability, LOCAL_BYTES) - 1024, capability)
     functions = {"get_current_target": target, "get_current_device": 0, "get_current_stream": 0}
@@ -206,13 +239,30 @@ def compiled(capability: int) -> Iterator[list[tuple[str, Any]]]:
     run = jit.run
 
     def compile_only(kernel: Any, *args: Any, **options: Any) -> None:
-        found.append((kernel.fn.__name__, run(kernel, *args, **options | {"warmup": True})))
+        weights = options.get("block_outputs", 0) * options.get("block_inputs", 0)
+        found.append((kernel.fn.__name__, run(kernel, *args, **options | {"warmup": True}), weights))
 
     jit.run = compile_only
     yield found
 
 
-def usage(name: str, kernel: Any) -> Usage:
+def inner_loop(code: str) -> list[str]:
+    """The machine instructions of the shortest loop with matrix instructions; all if there is none."""
+    found: list[str] = []
+    labels: dict[str, int] = {}
+    loops: list[list[str]] = []
+    for line in code.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = len(found)
+        elif instruction := re.match(r"\s+/\*[0-9a-f]+\*/\s+([^;]+);", line):
+            found.append(instruction[1])
+            branch = re.search(r"\bBRA\b.*\((\.L_x_\d+)\)", instruction[1])
+            if branch and branch[1] in labels:
+                loops.append(found[labels[branch[1]] :])
+    return min((each for each in loops if re.search(TENSOR_CORE_INSTRUCTIONS, " ".join(each))), key=len, default=found)
+
+
+def usage(name: str, kernel: Any, weights: int = 0) -> Usage:
     """What a kernel uses, by the tools of CUDA that Triton's package has."""
     import triton
 
@@ -231,10 +281,16 @@ def usage(name: str, kernel: Any) -> Usage:
         )
     found = re.search(r"REG:(\d+) STACK:(\d+)", resources)
     assert found is not None
-    matrix = len(re.findall(TENSOR_CORE_INSTRUCTIONS, instructions))
-    before, wait, _ = kernel.asm["ptx"].partition("griddepcontrol.wait")
+    matrix, loop = len(re.findall(TENSOR_CORE_INSTRUCTIONS, instructions)), inner_loop(instructions)
+    barriers = sum(bool(re.search(r"\bBAR\.", each)) for each in loop)
+    per_weight = round(len(loop) * 32 * kernel.metadata.num_warps / weights, 2) if weights else 0.0
+    code = kernel.asm["ptx"]
+    before, wait, _ = code.partition("griddepcontrol.wait")
+    awaits_ranks = 0 < code.find("ld.acquire.sys") < code.find("ld.global.cg")
     waits_first = bool(wait) and not re.search(r"\b(?:ld|st|atom|red|cp\.async\S*)\.(?:\w+\.)*global", before)
-    return Usage(name, int(found[1]), int(found[2]), kernel.metadata.shared, matrix, waits_first)
+    return Usage(
+        name, int(found[1]), int(found[2]), kernel.metadata.shared, matrix, barriers, per_weight, waits_first, awaits_ranks
+    )
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ class LearnedText(Collection[Corpus]):
         self._indexing: Future[Corpus] | None = None
 
     def __len__(self) -> int:
-        """The number of blocks."""
         return 1
 
     def __iter__(self) -> Iterator[Corpus]:
