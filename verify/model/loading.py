@@ -75,10 +75,10 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
     is_gpu = devices[0].type == "cuda"
     by_file = is_gpu and bool(location.gguf or (options.quantize != "none" and not is_split) or settings)
     beside: AbstractContextManager[None] = nullcontext()
-    if is_gpu and len(devices) == 1:
+    if is_gpu and not is_split:
         from outrider.verify.model.early import compiled_beside
 
-        beside = compiled_beside(options, location, config, dtype, devices[0], by_file)
+        beside = compiled_beside(options, location, config, dtype, devices, by_file)
     with beside:
         model: PreTrainedModel | None = None
         if by_file:

@@ -18,7 +18,7 @@ from outrider.verify.model.attention.torch_attention import JointAttention, Pict
 from outrider.verify.model.batch import ForwardBatch, Segment, grouped, keep_hidden, kept_rows, positions_of, tokens_of
 from outrider.verify.model.cache.codec import STORED
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
-from outrider.verify.model.cache.shape import CacheShape, KVDtype
+from outrider.verify.model.cache.shape import CacheShape, KVDtype, LayerShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.native.layers import pack_layers
 from outrider.verify.model.gpu.devices import Crossings
@@ -26,7 +26,7 @@ from outrider.verify.model.gpu.experts import touched_experts
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, pages_for, unplanned_pages
 from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.gpu.split_linear import INSTEAD, SplitLinear
-from outrider.verify.model.gpu.text_work import ROWS, depth_left
+from outrider.verify.model.gpu.text_work import INVARIANT_ROWS, ROWS, depth_left
 from outrider.verify.model.hidden import HiddenTap
 from outrider.verify.model.kwarg_injector import KwargInjector, NotPassedOn, is_receiver
 from outrider.verify.model.load_options import Compile
@@ -175,15 +175,20 @@ class TorchRunner(ModelRunner):
     def touched(self) -> float:  # type: ignore[override]
         return 0.0 if self._touched is None else self._touched.mean
 
-    def run_fused(self, counts: Sequence[int], layers: int) -> None:
-        """Forwards of these numbers of rows by the fused forward, if it computes the model, over caches of `layers` layers."""
+    def run_all(self, alike: Mapping[int, int]) -> None:
+        """Forwards of all numbers of rows, over caches in which each of the model's layers has so many like itself."""
         from outrider.verify.model.gpu.tiles import tuning_of
 
-        shape = replace(self.cache_shape, layers=self.cache_shape.layers[:1] * layers)
-        graphed = self._graphed(PagePool(shape, 1), counts)
-        if self.is_fused:
-            with tuning_of(self.device).noted():
-                graphed.run_all()
+        numbers, layers, first = self._attention_probe.numbers, list[LayerShape](), dict[int, int]()
+        for index, number in numbers.items():
+            if number not in first:  # else it shares another one's keys
+                first[number] = len(layers)
+                layers += [self.cache_shape.layers[number]] * (alike.get(index) or 1)
+        number_layers(self.model, {index: first[number] for index, number in numbers.items()})
+        shape = replace(self.cache_shape, layers=tuple(layers))
+        graphed = self._graphed(PagePool(shape, 1), INVARIANT_ROWS if shape.recurrent is None else ROWS)
+        with tuning_of(self.device).noted():
+            graphed.run_all()
 
     def _graphed(self, pool: PagePool, counts: Sequence[int]) -> GraphedForward:
         """The kernels of a forward of each number of rows."""

@@ -125,5 +125,5 @@ class ShapeProbe:
 def number_layers(model: torch.nn.Module, numbers: dict[int, int]) -> None:
     """Tells the model's attention layers which layer of the cache is theirs (`ShapeProbe.numbers`)."""
     for module in model.modules():
-        if numbers.get(index := getattr(module, "layer_idx", None), index) != index:  # type: ignore[arg-type]
+        if (index := getattr(module, "layer_idx", None)) in numbers:
             module.cache_layer = numbers[index]  # type: ignore[assignment, index]

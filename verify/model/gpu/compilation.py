@@ -34,7 +34,8 @@ from triton.runtime.jit import JITFunction
 RECOMPILE_LIMIT = 64
 # The integer attributes of modules that are variables in compiled code, so that one layer's code is reused for the others. All
 # other integers, such as sizes, are constants, because kernels are slow if they divide by variables.
-DYNAMIC_SOURCES = r".*\.(cache_layer|recurrent_layer|layer_idx|layer_id|layer_number)"
+LAYER_NUMBERS = "cache_layer", "recurrent_layer", "layer_idx", "layer_id", "layer_number"
+DYNAMIC_SOURCES = rf".*\.({'|'.join(LAYER_NUMBERS)})"
 
 CompileError = torch._dynamo.exc.TorchDynamoException
 
@@ -96,20 +97,23 @@ COMPILING = Lock()
 def compiled_together(stopped: Event | None = None) -> Iterator[None]:
     """Kernels that this thread launches inside are only compiled: their outputs have any values. All are ready afterwards.
 
-    One that cannot be compiled, or was not when `stopped` was set, is compiled again when it is launched later.
+    One that cannot be compiled, or was not when `stopped` was set, is compiled again when it is launched later. A launch after
+    `stopped` was set raises CancelledError.
     """
-    run, thread, launched = JITFunction.run, get_ident(), set[Any]()
+    run, thread, launched, stopped = JITFunction.run, get_ident(), set[Any](), stopped or Event()
 
     def compile_only(kernel: Any, *args: Any, **options: Any) -> Any:
         if get_ident() != thread:
             return run(kernel, *args, **options)
+        if stopped.is_set():
+            raise CancelledError
         launched.add(kernel)
         return run(kernel, *args, **options | {"warmup": True})
 
     jit: Any = JITFunction
     with COMPILING:
         try:
-            with Compilers(stopped or Event()) as threads, AsyncCompileMode(threads, ignore_errors=True):
+            with Compilers(stopped) as threads, AsyncCompileMode(threads, ignore_errors=True):
                 jit.run = compile_only
                 try:
                     yield

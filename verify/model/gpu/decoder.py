@@ -78,7 +78,7 @@ class Decoder:
         if shared is not None:
             rank = shared.exchange.rank
             self.device = shared.exchange.mailbox.device
-        layers = list(zip(decoder.layers, architecture.layers, strict=True))
+        layers = [(module, architecture.layers[module.self_attn.layer_idx]) for module in decoder.layers]
         self._layers = [
             layer_weights(module, layer, number + rank * len(layers), rank, self.device)
             for number, (module, layer) in enumerate(layers)

@@ -4,7 +4,7 @@ Consecutive decoder layers share a device. Everything else is on the first one: 
 that shares the embedding table finds it there. Knows nothing about caches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
@@ -49,14 +49,14 @@ class Placement:
                 module._apply(partial(torch.Tensor.to, device=device), recurse=False)
 
 
-def decoder_layers(model: PreTrainedModel) -> Sequence[torch.nn.Module]:
+def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
     """The model's decoder layers in their order. Raises ModelError if they are not found."""
     count = model.config.get_text_config().num_hidden_layers
     lists = (module for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module) == count)
     found = next(lists, None)
     if found is None:
         raise ModelError("The layers of this model cannot be spread over devices; name one in model.device.")
-    return list(found)
+    return found
 
 
 def split(sizes: Sequence[int], parts: int) -> list[int]:
@@ -73,7 +73,7 @@ def split(sizes: Sequence[int], parts: int) -> list[int]:
     return found
 
 
-def _sizes(model: PreTrainedModel, layers: Sequence[torch.nn.Module]) -> list[int]:
+def _sizes(model: PreTrainedModel, layers: Iterable[torch.nn.Module]) -> list[int]:
     """Bytes of what is not in the layers, and of each layer."""
     sizes = [sum(tensor.nbytes for tensor in layer.parameters()) for layer in layers]
     return [sum(tensor.nbytes for tensor in model.parameters()) - sum(sizes), *sizes]

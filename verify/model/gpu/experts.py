@@ -149,14 +149,15 @@ class KernelRouter(torch.nn.Module):
 def use_experts(model: torch.nn.Module) -> None:
     """Replaces a model's mixtures and their routers by those that the kernels compute, in place; they keep their weights."""
     touched: dict[torch.device, torch.Tensor] = {}
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if (way := way_of(child)) is not None:
-                experts = KernelExperts(child, way)
-                experts.touched = touched.setdefault(experts.arrived.device, experts.touched)  # one for each device
-                setattr(parent, name, experts)
-            elif (form := form_of(child)) is not None:
-                setattr(parent, name, KernelRouter(child, form))
+    children = [(parent, *named) for parent in list(model.modules()) for named in list(parent.named_children())]
+    for parent, name, child in children:
+        if (way := way_of(child)) is not None:
+            experts = KernelExperts(child, way)
+            experts.touched = touched.setdefault(experts.arrived.device, experts.touched)  # one for each device
+            setattr(parent, name, experts)
+    for parent, name, child in children if touched else ():  # PyTorch's experts fail if kernels are compiled and not run
+        if (form := form_of(child)) is not None:
+            setattr(parent, name, KernelRouter(child, form))
 
 
 class TouchedExperts:

@@ -90,7 +90,11 @@ class Tile(NamedTuple):
         tiles = [smallest.sized(size, bits, itemsize) for size in sizes]
         # One of two blocks must fit: where shared memory is small, tensor cores have the other one in registers.
         tiles = [each for each in tiles if each.block_bytes(bits, itemsize) <= gpu.shared_bytes]
-        return min(tiles, key=lambda each: each.busiest_bytes(count, outputs, splits, gpu, bits, itemsize))
+        found = min(tiles, key=lambda each: each.busiest_bytes(count, outputs, splits, gpu, bits, itemsize))
+        # Ampere for data centres has the shared memory for twice the inputs, whose loop has fewer instructions per weight.
+        longer = found._replace(inputs=INPUTS, blocks=ENOUGH_STAGES)
+        is_ampere = bits == 16 and itemsize == 2 and gpu.capability not in ROOMY
+        return longer if is_ampere and 2 * longer.block_bytes(bits, itemsize) <= gpu.shared_bytes else found
 
     def sized(self, outputs: int, bits: int, itemsize: int, blocks: int = 0) -> Tile:
         """The tile for as many rows with another number of outputs."""

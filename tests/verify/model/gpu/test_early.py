@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from triton.runtime.interpreter import InterpretedFunction
@@ -18,25 +19,27 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cpu.native.loading import read
 from outrider.verify.model.early import Sketch, compiled_beside
 from outrider.verify.model.gpu.compilation import compiled_together
+from outrider.verify.model.gpu.devices import Placement
+from outrider.verify.model.gpu.experts import KernelRouter
 from outrider.verify.model.gpu.projections import use_kernels
-from outrider.verify.model.gpu.text_work import INVARIANT_ROWS
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import read_configuration
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.cpu.native.files import write_gguf
+from tests.verify.model.families import SERVED, config_of
 from tests.verify.model.gpu.conftest import DEVICE
+from tests.verify.model.gpu.emulated_devices import Devices
 
-LAYERS, CONTEXT = 3, 512
-NOWHERE = LoadOptions(""), Location(".")
+NOWHERE, SMALL = (LoadOptions(""), Location(".")), config_of("llama", NAME)
 CONFIG = LlamaConfig(
     hidden_size=256,
     intermediate_size=768,
-    num_hidden_layers=LAYERS,
+    num_hidden_layers=3,
     num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=64,
     vocab_size=640,
-    max_position_embeddings=CONTEXT,
+    max_position_embeddings=512,
     dtype="bfloat16",
 )
 
@@ -48,38 +51,74 @@ def model() -> PreTrainedModel:
     return found.to(DEVICE).eval()
 
 
-def specialization(value: Any) -> Any:
-    return (value.dtype, value.data_ptr() % 16) if isinstance(value, torch.Tensor) else value
+def specialization(kernel: Any, name: str, value: Any) -> Any:
+    """What a kernel is compiled for of an argument, as Triton has it."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.data_ptr() % 16
+    is_constant = kernel.fn.__annotations__.get(name) in (tl.constexpr, "tl.constexpr") or name not in kernel.arg_names
+    if is_constant or not isinstance(value, int | float):
+        return value
+    return type(value), name not in (kernel.kwargs["do_not_specialize"] or ()) and (value == 1, value % 16 == 0)
 
 
 def launched(run: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> set[Any]:
-    """The kernels of forwards, with the types of their tensors and all other arguments. None runs."""
+    """The kernels that forwards compile. None runs, and their outputs have values that are no index."""
     found = set()
 
     def note(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         named = dict(zip(kernel.arg_names, args, strict=False)) | options
-        found.add((kernel.__name__, *sorted((name, specialization(value)) for name, value in named.items())))
+        found.add((kernel.__name__, *sorted((name, specialization(kernel, name, value)) for name, value in named.items())))
 
     with monkeypatch.context() as patch:
         patch.setattr(InterpretedFunction, "run", note)
-        run()
+        torch.use_deterministic_algorithms(True)  # fills new memory with NaN and large numbers
+        try:
+            run()
+        finally:
+            torch.use_deterministic_algorithms(False)
     return found
 
 
-def check_equal(sketch: Sketch, model: PreTrainedModel, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compares the kernels of a sketch of this many layers with those of the model."""
-    filled = sketch.filled(DEVICE)
+def check_equal(sketch: Sketch, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compares the kernels of a sketch with those of the model."""
+    filled = sketch.filled()
     for each in (filled, model):
         use_kernels(each)
-    monkeypatch.setattr(sketch, "filled", lambda _: filled)
-    of_sketch = launched(lambda: sketch.run(DEVICE), monkeypatch)
-    of_model = launched(lambda: TorchRunner(model, started=False).run_fused(INVARIANT_ROWS, LAYERS), monkeypatch)
+    monkeypatch.setattr(sketch, "filled", lambda: filled)
+    of_sketch = launched(sketch.run, monkeypatch)
+    alone = dict.fromkeys(range(model.config.num_hidden_layers), 1)
+    of_model = launched(lambda: TorchRunner(model, started=False).run_all(alone), monkeypatch)
     assert of_sketch == of_model != set()
-    assert filled.config.num_hidden_layers == layers
 
 
-def test_a_sketch_has_the_kernels_of_its_model(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_equal(Sketch(LoadOptions(""), CONFIG, torch.bfloat16, None, False), model, 1, monkeypatch)
+def whole_model(config: Any) -> PreTrainedModel:
+    found: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=NAME)
+    return found.to(DEVICE).eval()
+
+
+FAST = "gemma4", "deepseek_v3", "qwen3_5_moe"
+SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in SERVED if family not in FAST]
+
+
+@pytest.mark.parametrize("family", [*FAST, *SLOW])
+def test_a_sketch_has_the_kernels_of_its_model(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(family, NAME)
+    check_equal(Sketch(LoadOptions(""), config, torch.bfloat16, [DEVICE], None, False), whole_model(config), monkeypatch)
+
+
+def test_experts_that_pytorch_computes_keep_their_routers() -> None:
+    """They would read indices that a kernel has not computed yet."""
+    model = whole_model(config_of("qwen3_moe", NAME, hidden_act="relu2"))
+    use_kernels(model)
+    assert not any(isinstance(each, KernelRouter) for each in model.modules())
+
+
+def test_a_sketch_has_the_pages_of_each_device(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third device has fewer layers than the others."""
+    places, model = [torch.device("cpu", number) for number in range(3)], whole_model(SMALL)
+    sketch = Sketch(LoadOptions(""), SMALL, torch.bfloat16, places, None, False)
+    Placement(model, places).move()
+    check_equal(sketch, model, monkeypatch)
 
 
 @pytest.mark.parametrize("is_file", [False, True])
@@ -103,7 +142,9 @@ def test_a_sketch_has_the_forms_of_its_model(
     monkeypatch.setattr(file_model, "read", lambda *_: source)
     whole = file_model.load(options, location, config, torch.bfloat16, [DEVICE])
     assert whole is not None
-    check_equal(Sketch(options, config, torch.bfloat16, source, is_file), whole, 1 + is_file, monkeypatch)
+    sketch = Sketch(options, config, torch.bfloat16, [DEVICE], source, is_file)
+    assert sketch.layers == [0, 1][: 1 + is_file]
+    check_equal(sketch, whole, monkeypatch)
 
 
 @pytest.mark.parametrize("fails_early", [False, True])
@@ -113,7 +154,7 @@ def test_a_failure_is_only_logged(fails_early: bool, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Sketch, "__init__" if fails_early else "run", fail)
     caplog.set_level(logging.DEBUG, "outrider.worker")
-    with compiled_beside(*NOWHERE, CONFIG, torch.bfloat16, DEVICE, False):
+    with compiled_beside(*NOWHERE, SMALL, torch.bfloat16, [DEVICE], False):
         pass
     assert [each.levelno for each in caplog.records if "beside the load" in each.message] == [logging.DEBUG]
     assert not any(each.name == "outrider-kernels" for each in threads())
@@ -121,8 +162,9 @@ def test_a_failure_is_only_logged(fails_early: bool, monkeypatch: pytest.MonkeyP
         pass
 
 
-def test_an_error_of_the_load_ends_the_threads() -> None:
-    beside = compiled_beside(*NOWHERE, CONFIG, torch.bfloat16, DEVICE, False)
+def test_an_error_of_the_load_ends_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InterpretedFunction, "run", lambda *_, **__: None)
+    beside = compiled_beside(*NOWHERE, SMALL, torch.bfloat16, [DEVICE], False)
     with pytest.raises(KeyboardInterrupt), beside:
         raise KeyboardInterrupt
     assert not any(each.name == "outrider-kernels" for each in threads())

@@ -13,16 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.verify.model.gpu.compiled.compiling import CASES, FORMS, GFX942, LOCAL_BYTES, SHARED_BYTES, usages
+from tests.verify.model.gpu.compiled.compiling import CASES, GFX942, LOCAL_BYTES, SHARED_BYTES, usages
 
 pytestmark = pytest.mark.slow
-# Bytes of a thread that kernels may spill: none, or a number outside loops; more in float32, with 8-bit keys, or windows.
-NUMBER_BYTES, FEW_BYTES = 8, 24
-SPILLED = {
-    **dict.fromkeys(("attention", "attention in float16", "delta rule", "delta rule by channel", "Mamba"), 0),
-    **{f"{kind} of {form}": 0 for kind in ("products", "experts") for form in FORMS},
-    "products of 16 bits": NUMBER_BYTES,
-}
+# The kernels that may spill some bytes of a thread: those in float32, with 8-bit keys, or windows.
+FEW_BYTES, SPILLED = 24, ("float32", "attention to", "heads of")
 # Kernels that begin while the one before still runs.
 OVERLAPPING = ("attend_text", "attend_own", "write", "multiply", "embed", "add_parts", "await_ranks")
 WITH_PRODUCTS = ("attend_text", "multiply", "scan", "gate_up", "down")
@@ -35,7 +30,7 @@ ON_AMD = ("attention", "attention of 64 in float32", "delta rule", "a sample", "
 def test_kernels_launch_and_spill_little(case: str, capability: int) -> None:
     for usage in usages(case, capability):
         assert usage.shared_bytes <= SHARED_BYTES[capability], usage
-        assert usage.stack_bytes <= SPILLED.get(case, FEW_BYTES), usage
+        assert usage.stack_bytes <= (FEW_BYTES if any(name in case for name in SPILLED) else 0), usage
         assert usage.tensor_core_instructions > 0 or usage.kernel not in WITH_PRODUCTS, usage
         assert usage.awaits_ranks or usage.kernel != "add_parts", usage
         assert usage.waits_first or capability < 90 or usage.kernel not in OVERLAPPING, usage
@@ -65,6 +60,7 @@ def wrong(left, size: tl.constexpr):
 """
 PROGRAM = """
 import json
+from concurrent.futures import CancelledError
 from threading import Event, Thread
 
 import torch
@@ -99,8 +95,11 @@ def launch():
         apart.append(str(error))
 
 
-with compiled_together(stopped):
-    launched[128] = add[(1,)](rows, rows, size=128)
+try:
+    with compiled_together(stopped):
+        add[(1,)](rows, rows, size=128)
+except CancelledError:
+    launched[128] = None
 with compiled_together():
     thread = Thread(target=launch)
     thread.start()
