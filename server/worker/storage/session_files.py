@@ -75,20 +75,17 @@ class SessionFiles:
         file = f"{beginning(principal, text)}-{uuid.uuid4().hex}" if name is None else hidden(name)
         return self._folder.of(principal) / f"{file}{SESSION}"
 
-    def save(self, path: Path, contents: Contents) -> bool:
-        """Writes a session to its file; returns False if it was stopped, or if it failed, which is logged."""
+    def save(self, path: Path, contents: Contents) -> None:
+        """Writes a session to its file, unless it is stopped. A failure is logged."""
         self._sweep_at = time.monotonic() + UNNAMED_SECONDS
-        complete = False
         try:
             self._folder.make(path.parent)
             self._write(path, contents)
-            complete = True
         except OSError as error:
             log.warning("a session could not be saved in %s: %s", self._folder, reason(error))
         except Stopped:
             pass
         self._trim()
-        return complete
 
     def _write(self, path: Path, contents: Contents) -> None:
         """`save`. Raises Stopped or OSError."""
