@@ -10,7 +10,6 @@ from fastapi import Request as HTTPRequest
 from fastapi import Response
 
 from outrider.server.chat.grammar_job import GrammarJob
-from outrider.server.chat.media import PICTURES
 from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
 from outrider.server.chat.reasoning_parser import THINK, ReasoningParser, detect_reasoning
 from outrider.server.chat.structured_output import Enforced, GrammarChecker, only
@@ -23,7 +22,7 @@ from outrider.server.http.errors import APIError
 from outrider.server.http.ignored import report_ignored
 from outrider.server.http.json_route import in_turn, turn_of
 from outrider.server.openai.chat_formatter import ChatFormatter
-from outrider.server.openai.conversation import unrendered
+from outrider.server.openai.conversation import PICTURES, unrendered
 from outrider.server.openai.generation import GenerationRunner, GenerationTask, Stop
 from outrider.server.openai.output_parser import HiddenMarkers, SingleCallParser, SingleCallStop
 from outrider.server.openai.requests import RequestBuilder, check_count
