@@ -3,7 +3,7 @@
 Installed packages add drafters with the entry-point group `outrider.drafters`. Their names are read here; the packages are
 imported when such a drafter is made (`outrider.drafters.registry`).
 
-The server sets few of the options (`outrider.server.settings.speculation.Speculation`); experiments set any of them
+The server sets few of the options (`outrider.server.settings.Speculation`); experiments set any of them
 (`bench.drafter_options`).
 """
 

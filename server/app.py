@@ -247,7 +247,7 @@ def create_endpoints(
                 names, prompts, engine.wait_started, lambda: engine.info, sampling_defaults, chat.capabilities
             ),
             messages=MessagesEndpoint(settings, prompts, chat, runner),
-            infill=InfillEndpoint(prompts, vocabulary, grammars, requests, runner),
+            infill=InfillEndpoint(completions),
             ollama=OllamaEndpoint(settings, names, chat, completions),
             prompts=prompts,
             pictures=pictures,

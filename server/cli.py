@@ -74,7 +74,7 @@ def next_step() -> str:
     from outrider.server.terminal.client import ChatError, Client
 
     try:
-        Client(URL, timeout_seconds=CHECK_SECONDS).check()
+        Client(URL, timeout_seconds=CHECK_SECONDS).version()
     except ChatError as error:
         return str(error)
     return f"A server runs at {URL}; talk to it with `outrider chat`."

@@ -141,8 +141,6 @@ def listening_at(path: Path, mode: int) -> Iterator[socket.socket]:
 
     Replaces the file of a server that has not ended properly.
     """
-    if not hasattr(socket, "AF_UNIX"):
-        raise OSError("This system's Python has no UNIX sockets; listen on an address instead.")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
             _remove_stale(path)

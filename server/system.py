@@ -1,24 +1,16 @@
-"""Features of some operating systems only: locks of files between processes, and limits of a process."""
+"""Features of POSIX and of Linux: locks of files between processes, and limits of a process."""
 
 import errno
+import fcntl
 import io
 import os
+import resource
 import signal
 import stat
 import sys
-import time
 from pathlib import Path
 from typing import IO, Any
 
-try:
-    import fcntl
-    import resource
-except ImportError:  # Windows
-    fcntl = resource = None  # type: ignore[assignment]
-if sys.platform == "win32":
-    import msvcrt
-
-RETRY_SECONDS = 0.05
 STDERR = 2  # its descriptor
 
 
@@ -43,24 +35,9 @@ def tolerate_stderr() -> None:
     sys.stderr = io.TextIOWrapper(TolerantFile(STDERR, "w", closefd=False), "utf-8", "backslashreplace", write_through=True)
 
 
-def is_posix() -> bool:
-    """Whether the system has POSIX's locks and limits, and processes inherit sockets."""
-    return fcntl is not None
-
-
 def lock(file: IO[Any], wait: bool = True) -> None:
     """Locks a file until it is closed or its process ends. Raises OSError if it is locked, unless `wait`."""
-    if is_posix():
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    elif sys.platform == "win32":
-        while True:
-            file.seek(0)
-            try:
-                return msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-            except OSError:
-                if not wait:
-                    raise
-            time.sleep(RETRY_SECONDS)
+    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 def open_regular(path: str, flags: int) -> int:
@@ -68,7 +45,7 @@ def open_regular(path: str, flags: int) -> int:
 
     It does not wait, as opening a pipe would.
     """
-    found = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    found = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o600)
     if not stat.S_ISREG(os.fstat(found).st_mode):
         os.close(found)
         raise OSError(errno.EINVAL, "it is not a regular file", path)
@@ -76,9 +53,7 @@ def open_regular(path: str, flags: int) -> int:
 
 
 def allow_open_files(count: int) -> None:
-    """Raises this process's limit of open files to `count` if the system has one and allows it."""
-    if not is_posix():
-        return
+    """Raises this process's limit of open files to `count` if the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
@@ -87,20 +62,18 @@ def allow_open_files(count: int) -> None:
 
 def limit_memory(count: int) -> None:
     """Bounds this process's address space to `count` bytes, without core dumps. Raises OSError or ValueError."""
-    if is_posix():
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (count, count))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (count, count))
 
 
 def limit_processor_time(seconds: float) -> None:
     """Ends this process once it has computed for so long; 0 removes the limit."""
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def stack_limit() -> int | None:
     """The size of the main thread's stack in bytes; None if it is not limited."""
-    limit = resource.getrlimit(resource.RLIMIT_STACK)[0] if is_posix() else -1
+    limit = resource.getrlimit(resource.RLIMIT_STACK)[0]
     return None if limit < 0 else int(limit)
 
 

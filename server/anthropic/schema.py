@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from outrider.server.chat.media import MEDIA, placeholder
-from outrider.server.openai.conversation import ArgumentText, PredictionBody
+from outrider.server.openai.conversation import MEDIA, ArgumentText, PredictionBody, placeholder
 from outrider.server.openai.fields import (
     MAX_ENTRIES,
     MAX_PARTS,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, takewhile
 from typing import NamedTuple
 
+Markers = tuple[str | None, ...]
 # These are llama-server's names; requests to /infill contain neither.
 REPOSITORY_LINE, CURRENT_FILE_LINE = "myproject\n", "filename\n"
 # A long text is cut by multiples of this, so that prompts of consecutive keystrokes begin alike.
@@ -20,25 +21,17 @@ MARKER_COUNT = 3
 PREFIX_SHARE = 0.75
 
 
-@dataclass(frozen=True)
-class FillInFormat:
-    """The markers in front of a prompt's parts."""
-
-    prefix: str  # text before the cursor
-    suffix: str  # text after it
-    middle: str | None  # the answer; None = the answer continues the prefix, which is the last part
-
-
-# The first format whose markers are all in the vocabulary is used.
-FORMATS = (
-    FillInFormat("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen 2.5 Coder and later, CodeGemma, Granite 4
-    FillInFormat("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite 3
-    FillInFormat("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek Coder  # noqa: RUF001
-    FillInFormat("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
-    FillInFormat("[PREFIX]", "[SUFFIX]", None),  # Codestral
+# The markers in front of the prefix, of the suffix, and of the answer; without the last one, the prefix comes last, and the
+# answer continues it. The first format whose markers are all in the vocabulary is used.
+FORMATS: tuple[Markers, ...] = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen 2.5 Coder and later, CodeGemma, Granite 4
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite 3
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek Coder  # noqa: RUF001
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+    ("[PREFIX]", "[SUFFIX]", None),  # Codestral
 )
 # The first marker precedes the repository's name, if there is one, and the second a file's name.
-REPOSITORY_FORMATS: tuple[tuple[str | None, str], ...] = (
+REPOSITORY_FORMATS: tuple[Markers, ...] = (
     ("<|repo_name|>", "<|file_sep|>"),  # Qwen
     ("<repo_name>", "<file_sep>"),  # StarCoder 2
     ("<reponame>", "<filename>"),  # Granite 3, StarCoder
@@ -46,12 +39,7 @@ REPOSITORY_FORMATS: tuple[tuple[str | None, str], ...] = (
 )
 # Models also end an answer with these tokens.
 ENDS = ("<|endoftext|>", "[MIDDLE]", "<|fim_pad|>", "<fim_pad>", "▁<EOT>", "<|EOT|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
-MARKERS = frozenset(
-    text
-    for group in (*((each.prefix, each.suffix, each.middle) for each in FORMATS), *REPOSITORY_FORMATS, ENDS)
-    for text in group
-    if text is not None
-)
+MARKERS = frozenset(text for group in (*FORMATS, *REPOSITORY_FORMATS, ENDS) for text in group if text is not None)
 
 
 class ContextFile(NamedTuple):
@@ -115,21 +103,19 @@ class FillInParts:
 
 def find_tokens(vocabulary: Mapping[str, int]) -> FillInTokens | None:
     """The markers in a vocabulary; None if the model cannot fill in."""
-    for markers in FORMATS:
-        if all(text in vocabulary for text in (markers.prefix, markers.suffix, markers.middle) if text is not None):
-            break
-    else:
+
+    def first(formats: Sequence[Markers]) -> list[int | None]:
+        """The ids of the first format that the vocabulary has; empty if it has none."""
+        known = (each for each in formats if all(text in vocabulary for text in each if text is not None))
+        return [None if text is None else vocabulary[text] for text in next(known, ())]
+
+    if not (markers := first(FORMATS)):
         return None
-    known = ((name, file) for name, file in REPOSITORY_FORMATS if file in vocabulary and (name is None or name in vocabulary))
-    name, file = next(known, (None, None))
-    return FillInTokens(
-        prefix=vocabulary[markers.prefix],
-        suffix=vocabulary[markers.suffix],
-        middle=None if markers.middle is None else vocabulary[markers.middle],
-        repository=None if name is None else vocabulary[name],
-        file=None if file is None else vocabulary[file],
-        stops=tuple(sorted(vocabulary[text] for text in MARKERS if text in vocabulary)),
-    )
+    prefix, suffix, middle = markers
+    assert prefix is not None and suffix is not None
+    repository, file = first(REPOSITORY_FORMATS) or (None, None)
+    stops = tuple(sorted(vocabulary[text] for text in MARKERS if text in vocabulary))
+    return FillInTokens(prefix, suffix, middle, repository, file, stops)
 
 
 def encode_parts(tokens: FillInTokens, text: FillInText, encode: Callable[[str, bool], list[int]]) -> FillInParts:

@@ -23,7 +23,7 @@ ANSWER_SECONDS, START_SECONDS = 10.0, 30.0
 log = logging.getLogger("outrider")
 GRAMMAR_BYTES = 1 << 16
 # A process with such an exit code was killed from outside, or stopped, or could not start: that says nothing about the grammar.
-FROM_OUTSIDE = (-getattr(signal, "SIGKILL", 9), -signal.SIGTERM, 1)
+FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, 1)
 TRIES = 2
 # Valid grammars are cached, and the oldest are evicted.
 CACHED_GRAMMARS, CACHED_BYTES = 256, 16 << 20

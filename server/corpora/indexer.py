@@ -16,21 +16,7 @@ from numpy.typing import NDArray
 from outrider.drafters.tables import datastore
 from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.drafters.tables.splice import splice
-from outrider.server.corpora.messages import (
-    LISTING,
-    Change,
-    Document,
-    Listing,
-    NewDocument,
-    Outcome,
-    decode_change,
-    decode_listing,
-    encode,
-    encode_listing,
-    is_private,
-    listed_bytes,
-    read_file,
-)
+from outrider.server.corpora import messages
 from outrider.server.engine.helper import answer_all
 from outrider.server.reasons import reason
 
@@ -41,23 +27,23 @@ SUFFIX = ".block"
 
 def main(argument: str) -> None:
     """Answers changes from the socket until the front end closes it."""
-    answer_all(argument, lambda message: encode(answer(decode_change(message))), NICENESS)
+    answer_all(argument, lambda message: messages.encode(answer(messages.decode_change(message))), NICENESS)
 
 
-def answer(change: Change) -> Outcome:
+def answer(change: messages.Change) -> messages.Outcome:
     """The outcome of a change, also of one that fails."""
     try:
         return apply(change)
     except (ArrayFileError, OSError, MemoryError) as error:
-        return Outcome(error=f"{type(error).__name__}: {reason(error, *block_paths(change.folder), change.folder)}")
+        return messages.Outcome(error=f"{type(error).__name__}: {reason(error, *block_paths(change.folder), change.folder)}")
 
 
-def apply(change: Change) -> Outcome:
+def apply(change: messages.Change) -> messages.Outcome:
     """Makes a change. Raises ArrayFileError and OSError."""
     folder = Path(change.folder)
     for each in (folder.parent, folder):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not is_private(folder.parent):
+    if not messages.is_private(folder.parent):
         raise PermissionError(errno.EACCES, "its folder is not this user's own")
     before = read_listing(folder)
     old = before.documents if before else []
@@ -69,27 +55,27 @@ def apply(change: Change) -> Outcome:
     tokens, order = splice(tokens, order, kept, text, change.separator)
     block = folder / f"{1 + max((int(path.stem) for path in block_paths(folder)), default=0):06d}{SUFFIX}"
     datastore.save_block(block, tokens, change.separator, change.fingerprint, order)
-    new = [Document(each.path, each.digest, len(ids)) for each, ids in zip(change.added, added, strict=True)]
+    new = [messages.Document(each.path, each.digest, len(ids)) for each, ids in zip(change.added, added, strict=True)]
     documents = [each for each in old if each.path not in gone] + new
-    size_bytes = block.stat().st_size + listed_bytes(documents)
+    size_bytes = block.stat().st_size + messages.listed_bytes(documents)
     if size_bytes > change.max_bytes:
         block.unlink()
-        return Outcome(size_bytes=size_bytes)
-    listing = Listing(change.name, block.name, size_bytes, documents)
-    partial = folder / f"{LISTING}.partial"
-    partial.write_bytes(encode_listing(listing))
-    os.replace(partial, folder / LISTING)
+        return messages.Outcome(size_bytes=size_bytes)
+    listing = messages.Listing(change.name, block.name, size_bytes, documents)
+    partial = folder / f"{messages.LISTING}.partial"
+    partial.write_bytes(messages.encode_listing(listing))
+    os.replace(partial, folder / messages.LISTING)
     for path in block_paths(folder):
         if path.name not in (block.name, before and before.block):
             path.unlink()
-    return Outcome(listing, size_bytes)
+    return messages.Outcome(listing, size_bytes)
 
 
 def block_paths(folder: Path | str) -> list[Path]:
     return list(Path(folder).glob("*" + SUFFIX))
 
 
-def with_separator(document: NewDocument, separator: int) -> NDArray[np.uint32]:
+def with_separator(document: messages.NewDocument, separator: int) -> NDArray[np.uint32]:
     """The ids of a text and the separator after them; nothing for an empty text."""
     ids = np.frombuffer(document.ids, np.uint32)
     return np.append(ids, np.uint32(separator)) if len(ids) else ids
@@ -101,9 +87,9 @@ def arrays(block: Path, fingerprint: str) -> tuple[NDArray[Any], NDArray[Any]]:
     return found["tokens"], found["order"]
 
 
-def read_listing(folder: Path) -> Listing | None:
+def read_listing(folder: Path) -> messages.Listing | None:
     """The listing of a corpus; None if the folder has none that can be read."""
     try:
-        return decode_listing(read_file(folder / LISTING))
+        return messages.decode_listing(messages.read_file(folder / messages.LISTING))
     except (OSError, ValueError):
         return None

@@ -14,21 +14,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from outrider.server.engine import messages
 from outrider.server.engine.fair_queue import Queue, QueueFull
-from outrider.server.engine.messages import (
-    Accepted,
-    Cancel,
-    Event,
-    Failed,
-    Forget,
-    FromWorker,
-    Pause,
-    Ready,
-    Request,
-    Resume,
-    Status,
-    TokenEvent,
-)
 from outrider.server.engine.supervisor import Supervisor
 from outrider.server.engine.worker_process import WorkerProcess
 from outrider.server.settings import Scheduling, Settings
@@ -106,9 +93,9 @@ def seconds_left(limits: Scheduling, arrived: float, waiting: bool) -> float:
 class Delivery:
     """The events of a request on their way to its client."""
 
-    request: Request
+    request: messages.Request
     arrived: float  # time.monotonic()
-    events: asyncio.Queue[Event | EngineError] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[messages.Event | EngineError] = field(default_factory=asyncio.Queue)
     sent: bool = False  # the worker has the request
     held: asyncio.TimerHandle | None = None  # ends the request, which gets no turn until its events have been read
     ended: bool = False  # ended because it was held for too long, or with too many others
@@ -129,7 +116,7 @@ class Engine:
         self._supervisor = Supervisor(settings, self._on_message, self._on_lost, self._on_unavailable, self._on_failed)
         self._spawned: WorkerProcess | None = None
         self._started = asyncio.Event()  # set when the first worker is ready or has failed
-        self.info: Ready | None = None  # what the latest ready worker reported
+        self.info: messages.Ready | None = None  # what the latest ready worker reported
         self.ready = False  # whether a worker serves requests
         self._draining = False  # whether new requests are refused
         self.failure: str | None = None  # why no worker runs and requests are refused, one sentence
@@ -168,7 +155,7 @@ class Engine:
     def seconds_per_request(self) -> float:
         return self._queue.seconds_per_request
 
-    async def wait_started(self) -> Ready:
+    async def wait_started(self) -> messages.Ready:
         """Waits for the first worker and returns its Ready message. Raises WorkerLost if no worker can run."""
         await self._started.wait()
         if self.failure is not None:
@@ -177,8 +164,8 @@ class Engine:
         return self.info
 
     async def generate(
-        self, request: Request, arrived: float | None = None, admitted: bool = False
-    ) -> AsyncGenerator[Event | None, None]:
+        self, request: messages.Request, arrived: float | None = None, admitted: bool = False
+    ) -> AsyncGenerator[messages.Event | None, None]:
         """Yields the request's events, and None after each keep-alive interval without an event. Raises EngineError.
 
         Closing the iterator cancels the request. `arrived` (time.monotonic(), default: now) is where its time limit begins.
@@ -209,11 +196,11 @@ class Engine:
             if delivery.held is not None:
                 delivery.held.cancel()
             if delivery.sent and not (finished or delivery.ended):
-                self._supervisor.send(Cancel(request.id))
+                self._supervisor.send(messages.Cancel(request.id))
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: messages.Request) -> None:
         if request.session is not None:
-            self._supervisor.send(Forget(request.principal, request.session, request.adapter))
+            self._supervisor.send(messages.Forget(request.principal, request.session, request.adapter))
 
     def _enter(self, delivery: Delivery, admitted: bool) -> None:
         """Queues the request. Raises EngineError."""
@@ -236,7 +223,7 @@ class Engine:
     def _run(self, request_id: str) -> None:
         self._metrics.record_queue(self._queue)
         delivery = self._deliveries[request_id]
-        self._supervisor.send(Resume(request_id) if delivery.sent else delivery.request)
+        self._supervisor.send(messages.Resume(request_id) if delivery.sent else delivery.request)
         if not delivery.sent:
             delivery.sent = True
             self._metrics.queue.observe(time.monotonic() - delivery.arrived)
@@ -244,7 +231,7 @@ class Engine:
     def _pause(self, request_id: str) -> None:
         """The request's turn ends before the request does."""
         self._metrics.record_queue(self._queue)
-        self._supervisor.send(Pause(request_id))
+        self._supervisor.send(messages.Pause(request_id))
 
     def _timeout(self, delivery: Delivery, admitted: bool) -> float:
         """Seconds to wait for an event before a keep-alive. Raises DeadlineExceeded once a time limit is exceeded."""
@@ -260,10 +247,10 @@ class Engine:
         self._queue.leave(request_id)
         self._metrics.record_queue(self._queue)
 
-    def _on_message(self, message: FromWorker) -> None:
+    def _on_message(self, message: messages.FromWorker) -> None:
         self._metrics.last_progress.set(time.time())
         match message:
-            case Ready():
+            case messages.Ready():
                 self.info, self.ready, self.failure = message, True, None
                 self._metrics.worker_ready.set(1)
                 self._metrics.record_model(message, self._adapters)
@@ -273,19 +260,19 @@ class Engine:
                 where = f"{message.dtype} on {message.device}, {message.weight_bits:g} bits per weight, {slots}"
                 rows = message.invariance
                 log.info("ready after %.1f s: %s; %s; invariant rows: %s", message.seconds, where, message.memory, rows)
-            case Status():
+            case messages.Status():
                 self._metrics.record_status(message)
                 self.info = self.info and msgspec.structs.replace(self.info, alone=message.alone)
                 if message.max_active is not None and self._limits.max_active is None:
                     self._queue.allow(message.max_active)
-            case Failed():
+            case messages.Failed():
                 self._deliver(message.id, (InvalidRequest if message.client_error else EngineError)(message.message))
-            case Accepted() | TokenEvent():
-                if isinstance(message, TokenEvent) and message.reuse is not None:  # the first one
+            case messages.Accepted() | messages.TokenEvent():
+                if isinstance(message, messages.TokenEvent) and message.reuse is not None:  # the first one
                     self._queue.answer(message.id)
                 self._deliver(message.id, message)
 
-    def _deliver(self, request_id: str, event: Event | EngineError) -> None:
+    def _deliver(self, request_id: str, event: messages.Event | EngineError) -> None:
         if isinstance(event, EngineError) or event.finish is not None:
             self._leave(request_id)
         delivery = self._deliveries.get(request_id)  # None if the request was cancelled
@@ -312,7 +299,7 @@ class Engine:
         self._metrics.rejected_requests.labels("unread").inc()
         self._leave(request_id)
         if delivery.sent:
-            self._supervisor.send(Cancel(request_id))
+            self._supervisor.send(messages.Cancel(request_id))
         message = "The answer was not read in time, or too many answers were not read; read streams as they arrive."
         delivery.events.put_nowait(Unread(message))
 
@@ -321,7 +308,7 @@ class Engine:
         self.ready = False
         self._metrics.worker_ready.set(0)
         self._metrics.worker_restarts.inc()
-        self._metrics.record_status(Status(0, 0.0))  # the worker's sessions are lost
+        self._metrics.record_status(messages.Status(0, 0.0))  # the worker's sessions are lost
         for request_id in self._queue.close():
             self._deliver(request_id, WorkerLost("The worker was lost during the request; try again shortly."))
 

@@ -103,8 +103,7 @@ def _retrieve(asked: asyncio.Future[bytes]) -> None:
 
 def answer_all(argument: str, answer: Callable[[bytes], bytes], niceness: int = 0) -> None:
     """The program's main loop: answers messages from the socket until the front end closes it."""
-    if hasattr(os, "nice"):  # not on Windows
-        os.nice(niceness)
+    os.nice(niceness)
     wire = WorkerSide(connected(argument))
     with contextlib.suppress(EOFError, OSError):
         while True:

@@ -6,26 +6,21 @@ program ends by itself when its socket closes.
 
 import contextlib
 import os
-import secrets
 import socket
 import subprocess
 import sys
 import weakref
 
-from outrider.server.system import is_posix
-
 # A program gets this process's module search path, so that both run the same code wherever it is installed. Ctrl-C and a closed
 # terminal reach the whole process group; only the front end handles them.
 PROGRAM = """
 import signal, sys
-for number in {{signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)}}:
+for number in (signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 sys.path[:] = sys.argv[2:]
 from {module} import main
 main(sys.argv[1])
 """
-SECRET_BYTES = 32
-CONNECT_SECONDS = 60.0
 
 
 def command(module: str, argument: str) -> list[str]:
@@ -85,21 +80,6 @@ def start(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
     Raises OSError.
     """
-    return start_with_descriptor(module) if is_posix() else start_with_port(module)
-
-
-def connected(argument: str) -> socket.socket:
-    """The program's end of the socket."""
-    if is_posix():
-        return socket.socket(fileno=int(argument))
-    end = socket.create_connection(("127.0.0.1", int(argument)))
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    end.sendall(sys.stdin.buffer.read(SECRET_BYTES))
-    return end
-
-
-def start_with_descriptor(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """`start` where a process inherits sockets."""
     end, theirs = socket.socketpair()
     try:
         with theirs:
@@ -112,36 +92,6 @@ def start_with_descriptor(module: str) -> tuple[subprocess.Popen[bytes], socket.
     return process, end
 
 
-def start_with_port(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """`start` elsewhere: the program connects to a port, and is the one that knows a secret."""
-    secret = secrets.token_bytes(SECRET_BYTES)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        program = command(module, str(listener.getsockname()[1]))
-        process = subprocess.Popen(program, stdin=subprocess.PIPE, env=environment_without_settings())
-        assert process.stdin is not None
-        try:
-            with process.stdin:
-                process.stdin.write(secret)
-            listener.settimeout(CONNECT_SECONDS)
-            while True:
-                end, _ = listener.accept()
-                end.settimeout(CONNECT_SECONDS)
-                if secrets.compare_digest(received(end, SECRET_BYTES), secret):
-                    end.settimeout(None)
-                    return process, end
-                end.close()
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-
-
-def received(end: socket.socket, size: int) -> bytes:
-    """The first bytes from a socket; fewer if it is closed or silent."""
-    found = b""
-    try:
-        while len(found) < size and (part := end.recv(size - len(found))):
-            found += part
-    except OSError:
-        pass
-    return found
+def connected(argument: str) -> socket.socket:
+    """The program's end of the socket."""
+    return socket.socket(fileno=int(argument))

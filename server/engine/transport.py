@@ -103,7 +103,5 @@ class FrontSide(asyncio.Protocol):
 async def connect(end: socket.socket, on_message: Callable[[bytes], None], on_end: Callable[[], None]) -> FrontSide:
     """Connects the front end's side to its end of the socket, and takes ownership of that end."""
     loop = asyncio.get_running_loop()
-    is_unix = end.family == getattr(socket, "AF_UNIX", None)
-    create = loop.create_unix_connection if is_unix else loop.create_connection
-    _, side = await create(lambda: FrontSide(on_message, on_end), sock=end)
+    _, side = await loop.create_unix_connection(lambda: FrontSide(on_message, on_end), sock=end)
     return side

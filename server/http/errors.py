@@ -196,20 +196,20 @@ def from_validation(error: RequestValidationError) -> APIError:
     return APIError(400, f"Invalid '{name}': {message}." if name else f"Invalid body: {message}.", name, "invalid_value")
 
 
+def as_api_error(error: APIError | EngineError | RequestValidationError) -> APIError:
+    if isinstance(error, APIError):
+        return error
+    return from_engine(error) if isinstance(error, EngineError) else from_validation(error)
+
+
 def install(app: FastAPI) -> None:
     """Registers handlers that turn every exception into an error in the format of its path."""
 
     @app.exception_handler(APIError)
-    async def api_error(request: Request, error: APIError) -> JSONResponse:
-        return error.response(request.scope)
-
     @app.exception_handler(EngineError)
-    async def engine_error(request: Request, error: EngineError) -> JSONResponse:
-        return from_engine(error).response(request.scope)
-
     @app.exception_handler(RequestValidationError)
-    async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
-        return from_validation(error).response(request.scope)
+    async def expected(request: Request, error: APIError | EngineError | RequestValidationError) -> JSONResponse:
+        return as_api_error(error).response(request.scope)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:

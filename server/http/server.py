@@ -89,15 +89,15 @@ class DrainingServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Drains also when the terminal is closed, unless the process was started to outlive it, as by nohup."""
         with super().capture_signals():
-            number, is_main = getattr(signal, "SIGHUP", None), threading.current_thread() is threading.main_thread()
-            if number is None or signal.getsignal(number) == signal.SIG_IGN or not is_main:
+            is_main = threading.current_thread() is threading.main_thread()
+            if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN or not is_main:
                 yield
                 return
-            before = signal.signal(number, self.handle_exit)
+            before = signal.signal(signal.SIGHUP, self.handle_exit)
             try:
                 yield
             finally:
-                signal.signal(number, before)
+                signal.signal(signal.SIGHUP, before)
 
     def _force_exit(self) -> None:
         self.force_exit = True

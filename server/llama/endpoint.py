@@ -11,16 +11,12 @@ from typing import Any
 from fastapi import Request as HTTPRequest
 from fastapi import Response
 
-from outrider.server.chat.prompt import PromptEncoder
-from outrider.server.chat.structured_output import GrammarChecker
-from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import Request
-from outrider.server.http.errors import APIError
 from outrider.server.http.ignored import report_ignored
 from outrider.server.http.sse import ServerSentEvent
 from outrider.server.llama.schema import InfillBody
-from outrider.server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask
-from outrider.server.openai.requests import RequestBuilder
+from outrider.server.openai.completions import CompletionsEndpoint
+from outrider.server.openai.generation import ChoiceOutput, Formatter, GenerationTask
 from outrider.server.openai.usage import Usage
 
 # A long prompt leaves room for this many tokens if the request sets no limit.
@@ -29,31 +25,25 @@ ANSWER_TOKENS = 256
 
 @dataclass(frozen=True)
 class InfillEndpoint:
-    prompts: PromptEncoder
-    vocabulary: Vocabulary
-    grammars: GrammarChecker
-    requests: RequestBuilder
-    runner: GenerationRunner
+    completions: CompletionsEndpoint
 
     async def create(self, http: HTTPRequest, body: InfillBody) -> Response:
         """Fills in the text. Raises APIError and EngineError."""
-        arrived = time.monotonic()
-        body = self.requests.named(body).model_copy(update={"session_id": body.session})
-        self.requests.check(body)
-        context_tokens = (await self.requests.ready()).context_tokens
+        arrived, parts = time.monotonic(), self.completions
+        body = parts.requests.named(body).model_copy(update={"session_id": body.session})
+        parts.requests.check(body)
+        context_tokens = (await parts.requests.ready()).context_tokens
         answer_tokens = ANSWER_TOKENS if body.token_limit is None else max(1, body.token_limit)
         room = max(context_tokens // 2, context_tokens - answer_tokens)
-        prompt = await self.prompts.fill_in(http.state.principal, body.text, context_tokens, room)
-        tokens = self.vocabulary.grammar_tokens
-        grammar, ignored = await self.grammars.grammar(body.structures, http.state.principal, special=tokens)
-        requests = await self.requests.build(http, body, [prompt], grammar)
+        prompt = await parts.prompts.fill_in(http.state.principal, body.text, context_tokens, room)
+        requests, ignored = await parts.build(http, body, [prompt])
         stats: dict[str, float] = {}
-        eos_ids = self.prompts.eos_ids.union(requests[0].stop_token_ids)
+        eos_ids = parts.prompts.eos_ids.union(requests[0].stop_token_ids)
         formatter = InfillFormatter(body, requests[0], arrived, stats, eos_ids)
         task = GenerationTask(
             requests, formatter, arrived, choices=body.candidates, padded=body.pads_stream, new_stop=body.new_stop, stats=stats
         )
-        return report_ignored(http, await self.runner.respond(http, task, bool(body.stream)), ignored)
+        return report_ignored(http, await parts.runner.respond(http, task, bool(body.stream)), ignored)
 
 
 @dataclass
@@ -65,8 +55,8 @@ class Progress:
     has_new_line: bool = False
 
 
-class InfillFormatter:
-    """Writes the answer to one /infill request. Implements `outrider.server.openai.generation.Formatter`."""
+class InfillFormatter(Formatter):
+    """Writes the answer to one /infill request."""
 
     def __init__(
         self, body: InfillBody, request: Request, arrived: float, stats: Mapping[str, float], eos_ids: Collection[int]
@@ -85,9 +75,6 @@ class InfillFormatter:
         answers = [self._selected(self._final(each.index, each.text, each.tokens, usage)) for each in outputs]
         return answers if self._body.candidates > 1 else answers[0]
 
-    def start(self) -> list[ServerSentEvent]:
-        return []
-
     def deltas(self, output: ChoiceOutput) -> list[ServerSentEvent]:
         self._record(output)
         return [ServerSentEvent(self._partial(output.index, output.text, output.tokens), padded=True)] if output.text else []
@@ -97,9 +84,6 @@ class InfillFormatter:
 
     def end(self, usage: Usage) -> list[ServerSentEvent]:
         return [ServerSentEvent(self._selected(self._final(index, "", [], usage))) for index in sorted(self._progress)]
-
-    def error(self, error: APIError) -> list[ServerSentEvent]:
-        return [ServerSentEvent(error.body)]
 
     def _record(self, output: ChoiceOutput) -> None:
         progress = self._progress.setdefault(output.index, Progress(output))

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.encoders.kind import Kind
 from outrider.server.engine.engine import EngineError
-from outrider.server.http.errors import ANTHROPIC_PATHS, OLLAMA_PREFIX, APIError, from_engine
+from outrider.server.http.errors import ANTHROPIC_PATHS, OLLAMA_PREFIX, APIError, as_api_error
 from outrider.server.http.json_body import InvalidJSON, decode
 from outrider.server.http.json_route import INLINE_BYTES, BodyPool, turn_of
 from outrider.server.http.sse import HEADERS
@@ -106,7 +106,7 @@ class Dispatcher:
                 check_kind(model, None)
                 await loaded.app(scope, receive, rest)
         except (APIError, EngineError) as error:
-            await rest.end(error if isinstance(error, APIError) else from_engine(error))
+            await rest.end(as_api_error(error))
 
 
 class RestOfStream:

@@ -15,7 +15,7 @@ from outrider.server.http.sse import ServerSentEvent
 from outrider.server.ollama.schema import AnswerBody
 from outrider.server.openai.chat_formatter import new_call_id
 from outrider.server.openai.conversation import parse_arguments
-from outrider.server.openai.generation import ChoiceOutput
+from outrider.server.openai.generation import ChoiceOutput, Formatter
 from outrider.server.openai.logprobs import content_logprobs
 from outrider.server.openai.output_parser import OutputParser
 from outrider.server.openai.usage import Usage
@@ -49,8 +49,8 @@ class Piece:
     logprobs: list[dict[str, Any]] | None = None
 
 
-class AnswerFormatter:
-    """Writes the answer to one request. Implements `outrider.server.openai.generation.Formatter`."""
+class AnswerFormatter(Formatter):
+    """Writes the answer to one request."""
 
     def __init__(
         self,
@@ -73,15 +73,9 @@ class AnswerFormatter:
     def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
         return self._last(self._read(outputs[0]), usage)
 
-    def start(self) -> list[ServerSentEvent]:
-        return []
-
     def deltas(self, output: ChoiceOutput) -> list[ServerSentEvent]:
         piece = self._read(output)
         return [JSONLine(answer(self._body, piece))] if piece != Piece() else []
-
-    def heartbeat(self) -> None:
-        return None
 
     def end(self, usage: Usage) -> list[ServerSentEvent]:
         return [JSONLine(self._last(Piece(), usage))]
@@ -137,11 +131,8 @@ def answer(body: AnswerBody, piece: Piece) -> dict[str, Any]:
     if body.is_chat:
         message = {"message": {"role": "assistant", "content": piece.text, **thinking, **calls}}
     logprobs = {} if piece.logprobs is None else {"logprobs": piece.logprobs}
-    return {"model": body.model_name, "created_at": now_text(), **message, **logprobs, "done": False}
-
-
-def now_text() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return {"model": body.model_name, "created_at": now, **message, **logprobs, "done": False}
 
 
 def nanoseconds(seconds: float) -> int:

@@ -10,7 +10,6 @@ from fastapi import Request as HTTPRequest
 from fastapi import Response
 
 from outrider.server.chat.grammar_job import GrammarJob
-from outrider.server.chat.media import PICTURES
 from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
 from outrider.server.chat.reasoning_parser import THINK, ReasoningParser, detect_reasoning
 from outrider.server.chat.structured_output import Enforced, GrammarChecker, only
@@ -23,7 +22,7 @@ from outrider.server.http.errors import APIError
 from outrider.server.http.ignored import report_ignored
 from outrider.server.http.json_route import in_turn, turn_of
 from outrider.server.openai.chat_formatter import ChatFormatter
-from outrider.server.openai.conversation import unrendered
+from outrider.server.openai.conversation import PICTURES, unrendered
 from outrider.server.openai.generation import GenerationRunner, GenerationTask, Stop
 from outrider.server.openai.output_parser import HiddenMarkers, SingleCallParser, SingleCallStop
 from outrider.server.openai.requests import RequestBuilder, check_count
@@ -61,28 +60,21 @@ class PreparedChat:
         return [*self.prompt.ignored(names), *self.unenforced]
 
 
+@dataclass(eq=False)
 class ChatEndpoint:
     """POST /v1/chat/completions. Endpoints whose bodies convert to chats use `prepare`."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        prompts: PromptEncoder,
-        vocabulary: Vocabulary,
-        grammars: GrammarChecker,
-        requests: RequestBuilder,
-        runner: GenerationRunner,
-        pictures: PictureService,
-    ) -> None:
-        self._pictures = pictures
-        self._limits = settings.limits
-        self._prompts = prompts
-        self._vocabulary = vocabulary
-        self._grammars = grammars
-        self._requests = requests
-        self._runner = runner
+    settings: Settings
+    prompts: PromptEncoder
+    vocabulary: Vocabulary
+    grammars: GrammarChecker
+    requests: RequestBuilder
+    runner: GenerationRunner
+    pictures: PictureService
+
+    def __post_init__(self) -> None:
+        prompts, configured = self.prompts, self.settings.model.tool_format
         prompts.templates.probe()
-        configured = settings.model.tool_format
         self._tool_format = tool_format_of(prompts.templates) if configured == "auto" else FORMATS[configured]
         if self._tool_format is None and prompts.templates:
             log.warning("the chat template's format of tool calls is unknown, so only JSON is read; set model.tool_format")
@@ -95,34 +87,34 @@ class ChatEndpoint:
     def capabilities(self) -> list[str]:
         """The model's capabilities on this server, as its card names them."""
         known = {
-            "chat": bool(self._prompts.templates),
-            "tools": bool(self._prompts.templates) and self._tool_format is not None,
-            "reasoning": bool(self._prompts.templates) and self._reasoning is not None,
+            "chat": bool(self.prompts.templates),
+            "tools": bool(self.prompts.templates) and self._tool_format is not None,
+            "reasoning": bool(self.prompts.templates) and self._reasoning is not None,
             "structured_outputs": True,
-            "fill_in": self._prompts.fills_in,
+            "fill_in": self.prompts.fills_in,
         }
         return [name for name, has in known.items() if has]
 
     async def create(self, http: HTTPRequest, body: ChatBody) -> Response:
         """Answers a chat. Raises APIError and EngineError."""
         arrived = time.monotonic()
-        body = self._requests.named(body)
+        body = self.requests.named(body)
         chat = await self.prepare(http, body)
-        formatter = ChatFormatter(body, self._vocabulary, chat.new_parser, chat.requests[0].id)
+        formatter = ChatFormatter(body, self.vocabulary, chat.new_parser, chat.requests[0].id)
         task = GenerationTask(
             chat.requests, formatter, arrived, choices=body.candidates, padded=body.pads_stream, new_stop=chat.new_stop
         )
-        return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), chat.ignored(body.ignored))
+        return report_ignored(http, await self.runner.respond(http, task, bool(body.stream)), chat.ignored(body.ignored))
 
     async def prepare(self, http: HTTPRequest, body: ChatBody) -> PreparedChat:
         """Checks the body, renders and encodes its prompt, and compiles its grammar. Raises APIError."""
         prompt = await self.encode(http, body)
-        opened = self._reasoning is not None and self._prompts.ends_with(prompt.tokens, self._reasoning.opening)
+        opened = self._reasoning is not None and self.prompts.ends_with(prompt.tokens, self._reasoning.opening)
         grammar, unenforced = await self._grammar(http, body, opened)
         limit = self._reasoning_limit(body, opened)
         markers = self._special_markers(body)
-        shown = [self._vocabulary.special[marker] for marker in markers]
-        requests = await self._requests.build(
+        shown = [self.vocabulary.special[marker] for marker in markers]
+        requests = await self.requests.build(
             http, body, [prompt.tokens], grammar, limit, shown, prompt.pictures, open_ended=bool(body.enforced_tools)
         )
 
@@ -144,23 +136,23 @@ class ChatEndpoint:
 
     async def encode(self, http: HTTPRequest, body: ChatBody) -> EncodedChat:
         """Checks the body, and returns its prompt. Raises APIError and EngineError."""
-        self._requests.check(body)
+        self.requests.check(body)
         check_count("messages", len(body.messages), MAX_MESSAGES, "messages")
         if body.top_logprobs is not None and not body.logprobs:
             raise APIError(400, "'top_logprobs' needs 'logprobs': true.", "top_logprobs", "invalid_value")
-        ready = await self._requests.ready()
+        ready = await self.requests.ready()
         has_pictures = any(message.picture_count for message in body.messages)
-        reads = has_pictures and ready.reads_pictures and await self._pictures.is_available()
-        template = self._prompts.template(bool(body.enabled_tools))
+        reads = has_pictures and ready.reads_pictures and await self.pictures.is_available()
+        template = self.prompts.template(bool(body.enabled_tools))
         left_out = unrendered(body.messages, template.abilities)
         roles = template.picture_roles if reads else frozenset[str]()
         urls = [url for message in body.messages if message.role in roles for url in message.picture_urls]
         messages, options = await in_turn(http, lambda: (self._rendered(body, roles), self._template_options(body)))
-        pictures = await self._pictures.prepare(turn_of(http), urls) if urls else NO_PICTURES
-        tokens = await self._prompts.chat(http.state.principal, messages, options, ready.context_tokens, pictures)
+        pictures = await self.pictures.prepare(turn_of(http), urls) if urls else NO_PICTURES
+        tokens = await self.prompts.chat(http.state.principal, messages, options, ready.context_tokens, pictures)
         if not urls:
             return EncodedChat(tokens, [], False, left_out)
-        placed = self._pictures.place(tokens, pictures.prepared, self._prompts.rare_ids)
+        placed = self.pictures.place(tokens, pictures.prepared, self.prompts.rare_ids)
         all_read = len(urls) == sum(message.picture_count for message in body.messages)
         return EncodedChat(*placed, all_read, left_out)
 
@@ -185,18 +177,18 @@ class ChatEndpoint:
             texts |= markers_of(FORMATS["harmony"])
         if body.enabled_tools:
             texts |= markers_of(self._call_format)
-        return [token for token in self._vocabulary.special if any(token in text for text in texts)]
+        return [token for token in self.vocabulary.special if any(token in text for text in texts)]
 
     async def _grammar(self, http: HTTPRequest, body: ChatBody, opened: bool) -> Enforced:
         """The grammar that the answer follows, after the reasoning if the prompt has opened it. Raises APIError.
 
         Where tools may be called, a structure is that of an answer without calls.
         """
-        prefix, tokens = "", self._vocabulary.grammar_tokens
+        prefix, tokens = "", self.vocabulary.grammar_tokens
         if self._reasoning is not None and opened:
             prefix = self._reasoning.prefix(tokens, calls=body.requires_call)
         if not body.enforced_tools:
-            return await self._grammars.grammar(body.structures, http.state.principal, prefix, tokens)
+            return await self.grammars.grammar(body.structures, http.state.principal, prefix, tokens)
         name, structure = only({} if body.requires_call else body.structures)
         job = GrammarJob(
             prefix=prefix,
@@ -209,14 +201,15 @@ class ChatEndpoint:
             max_calls=1 if body.parallel_tool_calls is False or body.named_tool is not None else MAX_CALLS,
             strict=body.strict_tools,
         )
-        return await self._grammars.check(job, http.state.principal)
+        return await self.grammars.check(job, http.state.principal)
 
     def _template_options(self, body: ChatBody) -> TemplateOptions:
         """The request's options of the chat template. Raises APIError."""
         arguments = dict(body.chat_template_kwargs or {})
-        unknown = sorted(set(arguments) - set(self._limits.template_arguments))
+        allowed = self.settings.limits.template_arguments
+        unknown = sorted(set(arguments) - set(allowed))
         if unknown:
-            message = f"'chat_template_kwargs' may contain {', '.join(self._limits.template_arguments)}, not {unknown[0]!r}."
+            message = f"'chat_template_kwargs' may contain {', '.join(allowed)}, not {unknown[0]!r}."
             raise APIError(400, message, "chat_template_kwargs", "invalid_value")
         if body.reasoning_effort is not None:
             arguments["reasoning_effort"] = body.reasoning_effort

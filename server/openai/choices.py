@@ -8,17 +8,16 @@ from typing import Any, ClassVar
 
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import StepReport, StepTrace
-from outrider.server.http.errors import APIError
 from outrider.server.http.sse import DONE, ServerSentEvent
-from outrider.server.openai.generation import ChoiceOutput
+from outrider.server.openai.generation import ChoiceOutput, Formatter
 from outrider.server.openai.schema import GenerationBody
 from outrider.server.openai.usage import Usage
 
 FINGERPRINT = f"outrider-{version('outrider')}"
 
 
-class ChoicesFormatter(ABC):
-    """A `Formatter` whose bodies and chunks have `choices`; subclasses write the choices."""
+class ChoicesFormatter(Formatter, ABC):
+    """Bodies and chunks that have `choices`, which subclasses write."""
 
     id_prefix: ClassVar[str]
     body_object: ClassVar[str]
@@ -77,9 +76,6 @@ class ChoicesFormatter(ABC):
             last["usage"] = usage.completion_body(self.reasoning_tokens)
         has_last = self._request.includes_usage or self._request.reports_speculation
         return [ServerSentEvent(self._with_report(last, usage)), DONE] if has_last else [DONE]
-
-    def error(self, error: APIError) -> list[ServerSentEvent]:
-        return [ServerSentEvent(error.body)]
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return {

@@ -19,7 +19,7 @@ from outrider.server.openai.choices import ChoicesFormatter
 from outrider.server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask
 from outrider.server.openai.logprobs import CompletionLogprobs
 from outrider.server.openai.requests import RequestBuilder, check_count
-from outrider.server.openai.schema import CompletionBody
+from outrider.server.openai.schema import CompletionBody, GenerationBody
 from outrider.server.openai.usage import Usage
 
 MAX_PROMPTS = 64
@@ -68,8 +68,14 @@ class CompletionsEndpoint:
             prompts = [await self.prompts.fill_in(principal, text, context_tokens) for text in texts]
         else:
             prompts = [await self.prompts.text(principal, prompt, context_tokens) for prompt in body.prompts]
+        return await self.build(http, body, prompts)
+
+    async def build(
+        self, http: HTTPRequest, body: GenerationBody, prompts: Sequence[list[int]]
+    ) -> tuple[list[Request], Sequence[str]]:
+        """As `prepare`, of prompts that are encoded."""
         tokens = self.vocabulary.grammar_tokens
-        grammar, ignored = await self.grammars.grammar(body.structures, principal, special=tokens)
+        grammar, ignored = await self.grammars.grammar(body.structures, http.state.principal, special=tokens)
         return await self.requests.build(http, body, prompts, grammar), ignored
 
 

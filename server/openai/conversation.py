@@ -10,11 +10,29 @@ import msgspec
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from outrider.server.chat.grammar_job import INPUT
-from outrider.server.chat.media import MEDIA, PICTURES, placeholder
 from outrider.server.chat.template import TemplateAbilities
 from outrider.server.http import json_body
 from outrider.server.openai.fields import MAX_ENTRIES, MAX_PARTS, TEXT_OR_LIST, Body, FreeForm, Name, Text
 
+# Types of content in OpenAI's and Anthropic's APIs, and what each is called.
+MEDIA = {
+    "audio": "An audio recording",
+    "audio_url": "An audio recording",
+    "computer_screenshot": "A screenshot",
+    "container_upload": "A file",
+    "document": "A document",
+    "file": "A file",
+    "image": "An image",
+    "image_file": "An image",
+    "image_url": "An image",
+    "input_audio": "An audio recording",
+    "input_file": "A file",
+    "input_image": "An image",
+    "input_video": "A video",
+    "video": "A video",
+    "video_url": "A video",
+}
+PICTURES = ("image", "image_url", "input_image")
 TEXT_TYPES = ("text", "input_text", "output_text", "refusal")
 
 
@@ -28,6 +46,11 @@ class MediaPart(Body):
     """Content that the model cannot read. Its data are dropped, and a line of text stands for it."""
 
     type: str
+
+
+def placeholder(content_type: str) -> str:
+    """The line that stands for content of one of the types MEDIA. It depends on the type only, so that prefixes are reused."""
+    return f"[{MEDIA[content_type]} was left out: this model reads text only.]"
 
 
 def url_of(value: Any) -> Any:

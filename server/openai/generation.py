@@ -101,18 +101,21 @@ class Formatter(Protocol):
 
     def start(self) -> list[ServerSentEvent]:
         """The events before the first output."""
+        return []
 
     def deltas(self, output: ChoiceOutput) -> list[ServerSentEvent]:
         """The events of new output."""
 
     def heartbeat(self) -> ServerSentEvent | None:
         """A padded event without content, with the size of a content event; None if the API has no such event."""
+        return None
 
     def end(self, usage: Usage) -> list[ServerSentEvent]:
         """The last events, after the engine has finished."""
 
     def error(self, error: APIError) -> list[ServerSentEvent]:
         """The last events of a stream that cannot be completed."""
+        return [ServerSentEvent(error.body)]
 
 
 class Cut(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request
@@ -14,7 +15,7 @@ from outrider.server.chat.tools import with_model_ids
 from outrider.server.engine.messages import Ready
 from outrider.server.http.errors import APIError, shortened
 from outrider.server.openai.conversation import Messages
-from outrider.server.openai.fields import NO_DEFAULTS, Body, SamplingFields, TokenIds
+from outrider.server.openai.fields import Body, SamplingFields, TokenIds
 from outrider.server.settings import Model
 from outrider.server.settings.models import NAME_CHARACTERS
 
@@ -70,24 +71,15 @@ class DetokenizeBody(Body):
     tokens: TokenIds
 
 
+@dataclass(frozen=True)
 class ModelEndpoint:
-    def __init__(
-        self,
-        names: ModelNames,
-        prompts: PromptEncoder,
-        wait_started: Callable[[], Awaitable[Ready]],
-        info: Callable[[], Ready | None] = lambda: None,
-        sampling_defaults: SamplingFields = NO_DEFAULTS,
-        capabilities: Sequence[str] = (),
-    ) -> None:
-        """`info` returns the properties of a worker that is or was ready. The model's card shows what the last two say."""
-        self._names = names
-        self._created = int(time.time())
-        self._prompts = prompts
-        self._wait_started = wait_started
-        self.info = info
-        self._capabilities = [*capabilities]
-        self._sampling_defaults = sampling_defaults.model_dump(exclude_none=True)
+    names: ModelNames
+    prompts: PromptEncoder
+    wait_started: Callable[[], Awaitable[Ready]]
+    info: Callable[[], Ready | None]  # the properties of a worker that is or was ready
+    sampling_defaults: SamplingFields
+    capabilities: Sequence[str]
+    created: int = field(default_factory=lambda: int(time.time()))
 
     def list(self, client_version: str | None) -> dict[str, Any]:
         """GET /v1/models.
@@ -96,15 +88,15 @@ class ModelEndpoint:
         For a model that is not listed, it uses its own settings.
         """
         catalog: dict[str, Any] = {} if client_version is None else {"models": []}
-        return {"object": "list", "data": [self._card(name) for name in self._names.listed], **catalog}
+        return {"object": "list", "data": [self._card(name) for name in self.names.listed], **catalog}
 
     def retrieve(self, name: str) -> dict[str, Any]:
         """GET /v1/models/{name}. Raises APIError."""
-        self._names.check(name)
+        self.names.check(name)
         return self._card(name)
 
     def card(self) -> dict[str, Any]:
-        return self._card(self._names.listed[0])
+        return self._card(self.names.listed[0])
 
     def _card(self, name: str) -> dict[str, Any]:
         """The model under one of its names. The length of its context is null until it is loaded, and has the names that the
@@ -115,29 +107,29 @@ class ModelEndpoint:
         return {
             "id": name,
             "object": "model",
-            "created": self._created,
+            "created": self.created,
             "owned_by": "outrider",
             "max_model_len": context_tokens,
             "context_length": context_tokens,
-            "meta": {"n_ctx": context_tokens, "n_vocab": self._prompts.size},
-            "capabilities": [*self._capabilities, *(["vision"] if info and info.reads_pictures else [])],
-            **({} if self._names.adapter(name) is None else {"parent": self._names.served_name}),
-            "default_sampling_params": self._sampling_defaults,
+            "meta": {"n_ctx": context_tokens, "n_vocab": self.prompts.size},
+            "capabilities": [*self.capabilities, *(["vision"] if info and info.reads_pictures else [])],
+            **({} if self.names.adapter(name) is None else {"parent": self.names.served_name}),
+            "default_sampling_params": self.sampling_defaults.model_dump(exclude_none=True),
         }
 
     async def tokenize(self, http: Request, body: TokenizeBody) -> dict[str, Any]:
         """The token ids of a text, or of a rendered conversation. Raises APIError and EngineError."""
-        principal, context_tokens = http.state.principal, (await self._wait_started()).context_tokens
+        principal, context_tokens = http.state.principal, (await self.wait_started()).context_tokens
         if body.messages is not None:
             messages = with_model_ids([message.rendered() for message in body.messages])
-            tokens = await self._prompts.chat(principal, messages, TemplateOptions(), context_tokens)
+            tokens = await self.prompts.chat(principal, messages, TemplateOptions(), context_tokens)
         elif body.content is not None and not body.add_special:
-            tokens = await self._prompts.plain(principal, body.content, context_tokens, "content")
+            tokens = await self.prompts.plain(principal, body.content, context_tokens, "content")
         else:
-            tokens = await self._prompts.text(principal, body.content or body.prompt or "", context_tokens)
+            tokens = await self.prompts.text(principal, body.content or body.prompt or "", context_tokens)
         return {"tokens": tokens, "count": len(tokens), "max_model_len": context_tokens}
 
     async def detokenize(self, http: Request, body: DetokenizeBody) -> dict[str, Any]:
         """The text of token ids. Raises APIError and EngineError."""
-        context_tokens = (await self._wait_started()).context_tokens
-        return {"prompt": await self._prompts.decode(http.state.principal, body.tokens, context_tokens)}
+        context_tokens = (await self.wait_started()).context_tokens
+        return {"prompt": await self.prompts.decode(http.state.principal, body.tokens, context_tokens)}

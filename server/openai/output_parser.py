@@ -66,9 +66,6 @@ class ItemsFormatter(Formatter, ABC):
         self.end(usage)
         return self.answer
 
-    def heartbeat(self) -> None:
-        return None
-
     @abstractmethod
     def _begin_item(self, part: Part) -> list[ServerSentEvent]:
         """Appends the item that a part begins, without the part's text unless that is the name of a call."""
@@ -106,20 +103,28 @@ class ItemsFormatter(Formatter, ABC):
         return len(self._items) - 1
 
 
-class SingleCallParser:
-    """Parses an answer up to its second call. Implements `ToolParser`."""
+class FilteredParser(ABC):
+    """Filters what another parser finds. Implements `ToolParser`."""
 
     def __init__(self, parser: ToolParser) -> None:
         self._parser = parser
-        self.ended = False  # the second call has begun
 
     def feed(self, text: str) -> list[Part]:
-        return self._until_second_call(self._parser.feed(text))
+        return self._filter(self._parser.feed(text))
 
     def finish(self) -> list[Part]:
-        return self._until_second_call(self._parser.finish())
+        return self._filter(self._parser.finish())
 
-    def _until_second_call(self, parts: Sequence[Part]) -> list[Part]:
+    @abstractmethod
+    def _filter(self, parts: Sequence[Part]) -> list[Part]: ...
+
+
+class SingleCallParser(FilteredParser):
+    """Parses an answer up to its second call."""
+
+    ended = False  # the second call has begun
+
+    def _filter(self, parts: Sequence[Part]) -> list[Part]:
         end = 0 if self.ended else next((at for at, part in enumerate(parts) if part.kind == "call" and part.call > 0), None)
         self.ended = end is not None
         return list(parts[:end])
@@ -136,20 +141,14 @@ class SingleCallStop:
         return Cut(len(text), "stop") if self._parser.ended else None
 
 
-class HiddenMarkers:
-    """Leaves markers that are special tokens, if any, out of what a parser takes for text. Implements `ToolParser`."""
+class HiddenMarkers(FilteredParser):
+    """Leaves markers that are special tokens, if any, out of what a parser takes for text."""
 
     def __init__(self, parser: ToolParser, markers: Collection[str]) -> None:
-        self._parser = parser
+        super().__init__(parser)
         self._markers = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or "(?!)")
 
-    def feed(self, text: str) -> list[Part]:
-        return self._hide(self._parser.feed(text))
-
-    def finish(self) -> list[Part]:
-        return self._hide(self._parser.finish())
-
-    def _hide(self, parts: Sequence[Part]) -> list[Part]:
+    def _filter(self, parts: Sequence[Part]) -> list[Part]:
         shown = [
             replace(part, text=self._markers.sub("", part.text)) if part.kind in ("content", "reasoning") else part
             for part in parts

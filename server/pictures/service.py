@@ -166,7 +166,7 @@ class PictureService:
             answer: Loaded | Prepared | Failed = decode_answer(self._process.ask(message, seconds))
         except HelperEnded as ended:
             self._process = None
-            if ended.code == -getattr(signal, "SIGPROF", 0):  # its limit of processor time
+            if ended.code == -signal.SIGPROF:  # its limit of processor time
                 raise invalid("A picture takes too long to prepare; scale it down.") from None
             raise WorkerLost("The process that prepares pictures has ended; try again.") from None
         except OSError as error:

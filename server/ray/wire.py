@@ -7,19 +7,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from outrider.server.engine.engine import (
-    DeadlineExceeded,
-    EngineError,
-    InvalidRequest,
-    Overloaded,
-    ShuttingDown,
-    Unread,
-    WorkerLost,
-)
+from outrider.server.engine import engine
 from outrider.server.engine.messages import Accepted, Event, Ready, Request, TokenEvent
 
 # Errors whose only argument is their message, by their names.
-KINDS = {each.__name__: each for each in (InvalidRequest, WorkerLost, DeadlineExceeded, Unread)}
+KINDS = {each.__name__: each for each in (engine.InvalidRequest, engine.WorkerLost, engine.DeadlineExceeded, engine.Unread)}
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -45,24 +37,24 @@ decode_ready = msgspec.msgpack.Decoder(Ready).decode
 _decode_batch = msgspec.msgpack.Decoder(Batch).decode
 
 
-def encode_batch(items: Sequence[Event | EngineError]) -> bytes:
-    return encode([_plain(item) if isinstance(item, EngineError) else item for item in items])
+def encode_batch(items: Sequence[Event | engine.EngineError]) -> bytes:
+    return encode([_plain(item) if isinstance(item, engine.EngineError) else item for item in items])
 
 
-def decode_batch(data: bytes) -> list[Event | EngineError]:
+def decode_batch(data: bytes) -> list[Event | engine.EngineError]:
     """The events, and the error after them."""
     return [_exception(item) if isinstance(item, Error) else item for item in _decode_batch(data)]
 
 
-def _plain(error: EngineError) -> Error:
-    overload = (error.reason, error.seconds) if isinstance(error, Overloaded) else ()
+def _plain(error: engine.EngineError) -> Error:
+    overload = (error.reason, error.seconds) if isinstance(error, engine.Overloaded) else ()
     return Error(type(error).__name__, str(error), *overload)
 
 
-def _exception(error: Error) -> EngineError:
+def _exception(error: Error) -> engine.EngineError:
     match error.kind:
         case "Overloaded":
-            return Overloaded(error.message, error.reason, error.seconds)
+            return engine.Overloaded(error.message, error.reason, error.seconds)
         case "ShuttingDown":
-            return ShuttingDown()
-    return KINDS.get(error.kind, EngineError)(error.message)
+            return engine.ShuttingDown()
+    return KINDS.get(error.kind, engine.EngineError)(error.message)

@@ -4,9 +4,7 @@ from outrider.server.settings.access import ApiKey, Auth, MetricsAccess, Server
 from outrider.server.settings.models import DraftModel, Model
 from outrider.server.settings.section import SettingsError
 from outrider.server.settings.sources import load_settings, parse_flags
-from outrider.server.settings.speculation import Speculation
-from outrider.server.settings.stores import Corpora, Sessions
-from outrider.server.settings.tree import Limits, Logging, Scheduling, Settings, Tracing
+from outrider.server.settings.tree import Corpora, Limits, Logging, Scheduling, Sessions, Settings, Speculation, Tracing
 
 __all__ = [
     "ApiKey",

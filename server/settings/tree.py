@@ -1,17 +1,113 @@
 """Every setting with its type, default, bounds and description, in one frozen tree. `sources` says where values come from."""
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from outrider.drafters.options import MAX_NODES, DrafterName, Options, PearlOptions, RetrievalOptions, TrigramOptions
 from outrider.server.settings.access import Auth, MetricsAccess, Server
 from outrider.server.settings.models import DraftModel, Model, Models, expand_list
 from outrider.server.settings.section import Section
-from outrider.server.settings.speculation import Speculation
-from outrider.server.settings.stores import Corpora, Sessions
 
 DEFAULT_MAX_ACTIVE = 8
+# All stored responses of /v1/responses take at most this much memory.
+RESPONSES_BYTES = 256 << 20
+
+
+class Trigram(Section):
+    """The n-grams of the `trigram` and `fusion` drafters."""
+
+    table: str | None = Field(None, description="Base table file; null uses the embedded one if the model has its tokenizer.")
+
+
+class Retrieval(Section):
+    """The texts that the `retrieval` and `fusion` drafters search."""
+
+    datastores: tuple[str, ...] = Field(
+        (), description="Folders made by `outrider datastore build --kind suffix` or `outrider datastore watch`."
+    )
+
+
+class Pearl(Section):
+    """The `pearl` drafter."""
+
+    only_if_worth: bool = Field(
+        True,
+        description="Also draft as `lookup` does, and use the draft model only if that pays; false runs the paper's algorithm.",
+    )
+
+
+class Speculation(Section):
+    """Speculative decoding: the drafter and its node budget."""
+
+    drafter: DrafterName = Field(
+        "fusion", description="Default drafter; draft, draft-tree, draft-graph and pearl need a draft model."
+    )
+    max_nodes: Literal["auto"] | Annotated[int, Field(ge=0, le=MAX_NODES)] = Field(
+        "auto", description="Maximum draft nodes per step; auto chooses by measured costs, 0 is plain decoding."
+    )
+    cost_folder: Path | None = Field(
+        Path("~/.cache/outrider"),
+        description="Folder of measured step costs, kernels and tried chat templates; null finds them at every start.",
+    )
+    trace: bool | None = Field(
+        None, description="Let requests see the drafts of their steps; null allows it if there are no API keys."
+    )
+    trigram: Trigram = Trigram()
+    retrieval: Retrieval = Retrieval()
+    pearl: Pearl = Pearl()
+
+    @property
+    def options(self) -> Options:
+        return Options(
+            trigram=TrigramOptions(table=self.trigram.table),
+            retrieval=RetrievalOptions(datastores=self.retrieval.datastores),
+            pearl=PearlOptions(only_if_worth=self.pearl.only_if_worth),
+        )
+
+
+class Sessions(Section):
+    """State kept between the requests of a session."""
+
+    capacity: int = Field(32, ge=0, description="Maximum sessions; the least recently used idle one is evicted first.")
+    kv_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="Maximum bytes of the sessions' keys and values, where shared prefixes count once; null allows a quarter "
+        "of the free memory.",
+    )
+    automatic: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Find sessions by the prompt's text; auto does unless the address is public and there are no API keys.",
+    )
+    learn: Literal["session", "key"] = Field(
+        "session",
+        description="Drafts learn from their session, or with key also from earlier sessions of the same API key that are "
+        "found by text.",
+    )
+    ttl_seconds: float = Field(1800.0, gt=0, description="Idle time after which a session is evicted.")
+    folder: Path | None = Field(
+        None, description="Folder where sessions are saved, so that they outlive a restart; null saves nothing."
+    )
+    folder_bytes: int = Field(
+        16 << 30, ge=0, description="Maximum bytes of sessions.folder per model; the oldest files are removed first."
+    )
+    slots: int | None = Field(
+        None,
+        ge=1,
+        description="Number of KV caches on the device; other sessions are swapped out to host memory. With null, their "
+        "number follows from the free memory.",
+    )
+
+
+class Corpora(Section):
+    """Texts that clients post for the drafts of their requests."""
+
+    total_bytes: int = Field(
+        64 << 20, ge=0, description="Maximum size of all corpora, as indexed; each key may use an equal share. 0 keeps none."
+    )
 
 
 class Scheduling(Section):

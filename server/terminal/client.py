@@ -77,10 +77,6 @@ class Client:
             except (ValueError, LookupError, TypeError, RecursionError):
                 raise ChatError(f"The server at {self.url} names no model; is it an OpenAI-compatible server?") from None
 
-    def check(self) -> None:
-        """Raises ChatError if no server runs. Needs no key."""
-        self.version()
-
     def version(self) -> Any:
         """What the server says of itself. Raises ChatError. Needs no key."""
         with self._answer("GET", "/version") as response:

@@ -10,20 +10,6 @@ import time
 import numpy as np
 
 from outrider.server.engine import messages
-from outrider.server.engine.messages import (
-    SAVE_SECONDS,
-    Accepted,
-    Cancel,
-    Failed,
-    Forget,
-    FromWorker,
-    Pause,
-    Request,
-    Resume,
-    Shutdown,
-    Status,
-    TokenEvent,
-)
 from outrider.server.engine.transport import WorkerSide
 from outrider.server.settings import Settings
 from outrider.server.worker.job import Job
@@ -86,7 +72,7 @@ class Worker:
                 self.sessions.save()
                 self._runtime.measure_again()
                 self._runtime.save_findings()
-        self.sessions.save_all(SAVE_SECONDS)
+        self.sessions.save_all(messages.SAVE_SECONDS)
         self._runtime.save_findings()
 
     def step(self) -> bool:
@@ -107,22 +93,22 @@ class Worker:
         """Handles the messages that have arrived; waits only when idle. Returns False on Shutdown."""
         for data in self._wire.receive(0 if self.scheduler.active else IDLE_SECONDS):
             match message := messages.decode_to_worker(data):
-                case Shutdown():
+                case messages.Shutdown():
                     return False
-                case Request():
+                case messages.Request():
                     self._accept(message)
-                case Cancel(id):
+                case messages.Cancel(id):
                     self._cancel(id)
-                case Pause(id):
+                case messages.Pause(id):
                     self._settle()
                     self.scheduler.pause(id)
-                case Resume(id):
+                case messages.Resume(id):
                     self.scheduler.resume(id)
-                case Forget(principal, session, adapter):
+                case messages.Forget(principal, session, adapter):
                     self.sessions.forget(SessionKey(self._runtime.owner_of(principal, adapter), session))
         return True
 
-    def _accept(self, request: Request) -> None:
+    def _accept(self, request: messages.Request) -> None:
         """Checks what the client can fix, before its stream begins."""
         try:
             check_prompt(request.prompt, self._runtime.runner.context_tokens)
@@ -132,13 +118,13 @@ class Worker:
             self._send(failure(request, error))
         else:
             self.scheduler.add(request)
-            self._send(Accepted(request.id))
+            self._send(messages.Accepted(request.id))
 
     def _start(self, entry: Entry) -> bool:
         """Begins a request, or continues a job; returns False if it must wait."""
         return self._continue(entry) if isinstance(entry, Job) else self._begin(entry)
 
-    def _begin(self, request: Request) -> bool:
+    def _begin(self, request: messages.Request) -> bool:
         """Starts a request; returns False if it must wait."""
         try:
             owner = self._runtime.owner_of(request.principal, request.adapter)
@@ -221,7 +207,7 @@ class Worker:
 
     def _deliver(self, job: Job, outcome: Step | Exception) -> bool:
         """Sends what a round has brought to a job; returns whether the job has ended."""
-        event: TokenEvent | None = None
+        event: messages.TokenEvent | None = None
         error = outcome if isinstance(outcome, Exception) else None
         if isinstance(outcome, Step):
             try:
@@ -261,18 +247,20 @@ class Worker:
     def _report(self) -> None:
         usage, running_usage = self.sessions.usage_ratio(), self.sessions.usage_ratio(with_idle=False)
         alone = self._runtime.runner.alone
-        self._send(Status(len(self.sessions), usage, running_usage, self.scheduler.max_active, alone))
+        self._send(messages.Status(len(self.sessions), usage, running_usage, self.scheduler.max_active, alone))
 
-    def _send(self, message: FromWorker) -> None:
+    def _send(self, message: messages.FromWorker) -> None:
         self._last_sent_at = time.monotonic()
         self._wire.send(messages.encode(message))
 
 
-def failure(request: Request, error: Exception) -> Failed:
+def failure(request: messages.Request, error: Exception) -> messages.Failed:
     """The message for the client. An error that the client cannot fix is logged."""
     if isinstance(error, CLIENT_ERRORS):
-        return Failed(request.id, str(error), client_error=True)
+        return messages.Failed(request.id, str(error), client_error=True)
     log.error("request %s failed", request.id, exc_info=error)
     if isinstance(error, (OutOfPages, *out_of_memory())):
-        return Failed(request.id, "There is not enough memory for this request; try again later or use a shorter context.")
-    return Failed(request.id, "The model failed on this request; see the server's log.")
+        return messages.Failed(
+            request.id, "There is not enough memory for this request; try again later or use a shorter context."
+        )
+    return messages.Failed(request.id, "The model failed on this request; see the server's log.")

@@ -19,8 +19,7 @@ from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import Memory
 from outrider.server.http.body_budget import TOTAL_BYTES
 from outrider.server.settings import DraftModel, Model, Settings
-from outrider.server.settings.stores import RESPONSES_BYTES
-from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
+from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE, RESPONSES_BYTES
 from outrider.server.worker.activations import Activations
 from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
 from outrider.server.worker.resources import MAX_PRINCIPALS, ClientCorpora, LearnedTexts, Stores, Tables, load_resources

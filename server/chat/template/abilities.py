@@ -126,7 +126,10 @@ def probe(render: Render) -> TemplateAbilities:
         argument_texts=argument_texts,
         system=has_system,
         system_alone=not has_system or takes_system_alone(render, given),
-        system_anywhere=takes_system_anywhere(render),
+        system_anywhere=shows(
+            render([system(1), system(2), user(1), answer(1), system(3), user(2), system(4)]),
+            "qsystem1 qsystem2 quser1 qanswer1 qsystem3 quser2 qsystem4",
+        ),
         tools=tools,
         calls=has_calls,
         several_calls=has_calls
@@ -163,11 +166,6 @@ def takes_loose_results(render: Render, tools: Sequence[dict[str, Any]]) -> bool
     return shows(render([user(1), loose, answer(1)], tools), "quser1 qresult1 qanswer1") and shows(
         render([user(1), answer(1), loose, answer(2)], tools), "quser1 qanswer1 qresult1 qanswer2"
     )
-
-
-def takes_system_anywhere(render: Render) -> bool:
-    turns = [system(1), system(2), user(1), answer(1), system(3), user(2), system(4)]
-    return shows(render(turns), "qsystem1 qsystem2 quser1 qanswer1 qsystem3 quser2 qsystem4")
 
 
 def takes_system_alone(render: Render, tools: Sequence[dict[str, Any]]) -> bool:

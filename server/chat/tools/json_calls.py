@@ -81,12 +81,9 @@ def bare_calls(source: Source, writer: CallWriter, functions: Collection[str], k
         yield from source.run(NAME, lambda _: None)  # the fence's language
         yield from source.skip_space()
     while True:
-        doubled = yield from open_call(source)
         name, arguments = yield from exact_object(source, functions, keys)
         writer.begin(name)
         writer.arguments(arguments)
-        if doubled:
-            yield from close_call(source)
         source.hold()
         yield from source.skip_space()
         if fenced and (yield from source.match(FENCE)):
@@ -108,10 +105,7 @@ def last_calls(source: Source, writer: CallWriter, functions: Collection[str], k
         if fenced:
             yield from source.run(NAME, lambda _: None)
             yield from source.skip_space()
-        doubled = yield from open_call(source)
         calls.append((yield from exact_object(source, functions, keys)))
-        if doubled:
-            yield from close_call(source)
         yield from source.skip_space()
         if fenced:
             yield from source.match(FENCE)
@@ -122,7 +116,8 @@ def last_calls(source: Source, writer: CallWriter, functions: Collection[str], k
 
 
 def exact_object(source: Source, functions: Collection[str], keys: Collection[str]) -> Reader[tuple[str, str]]:
-    """Reads an opened object of two fields, in any order: a function's name, and its arguments as JSON. Raises Malformed."""
+    """Reads an object of two fields, in any order: a function's name, and its arguments as JSON. Raises Malformed."""
+    doubled = yield from open_call(source)
     name, arguments = "", ""
     for end in (",", "}"):
         yield from source.skip_space()
@@ -138,6 +133,8 @@ def exact_object(source: Source, functions: Collection[str], keys: Collection[st
             arguments = yield from read_object(source)
         yield from source.skip_space()
         yield from source.expect(end)
+    if doubled:
+        yield from close_call(source)
     return name, arguments
 
 

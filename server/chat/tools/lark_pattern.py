@@ -70,7 +70,10 @@ class Grammar:
         rule: list[Token] = []
         for line in split_lines(tokenize(text)):
             if line[0][0] == "import":
-                self._import([text for kind, text in line[1:] if kind == "name"])
+                names = [text for kind, text in line[1:] if kind == "name"]
+                if names[:1] != ["common"] or not set(names[1:]) <= set(COMMON):
+                    raise ValueError("only the terminals of 'common' can be imported, without new names")
+                self._patterns |= {name: COMMON[name] for name in names[1:]}
             elif line[0][1] == "|":
                 rule += line
             elif line[0][0] == "name":
@@ -96,11 +99,6 @@ class Grammar:
         if pattern is None:
             raise ValueError(f"its rule {name!r} is recursive")
         return pattern
-
-    def _import(self, names: list[str]) -> None:
-        if names[:1] != ["common"] or not set(names[1:]) <= set(COMMON):
-            raise ValueError("only the terminals of 'common' can be imported, without new names")
-        self._patterns |= {name: COMMON[name] for name in names[1:]}
 
 
 class Expression:

@@ -6,24 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from outrider.server.openai.conversation import (
-    AnyToolCall,
-    ArgumentText,
-    CalledCustom,
-    CalledFunction,
-    Content,
-    CustomToolCall,
-    Message,
-    ToolCall,
-    content_text,
-)
+from outrider.server.openai import conversation
 from outrider.server.openai.fields import MAX_ENTRIES, MAX_PARTS, Body
 
 
 class MessageItem(Body):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Content | None = None
+    content: conversation.Content | None = None
 
 
 def full_name(namespace: str | None, name: str) -> str:
@@ -36,12 +26,12 @@ class CallItem(Body):
     call_id: str | None = None
     namespace: str | None = None
     name: str
-    arguments: ArgumentText = ""
+    arguments: conversation.ArgumentText = ""
 
-    def to_chat(self) -> ToolCall:
+    def to_chat(self) -> conversation.ToolCall:
         """The same call in a chat's message."""
-        called = CalledFunction(name=full_name(self.namespace, self.name), arguments=self.arguments)
-        return ToolCall(id=self.call_id, function=called)
+        called = conversation.CalledFunction(name=full_name(self.namespace, self.name), arguments=self.arguments)
+        return conversation.ToolCall(id=self.call_id, function=called)
 
 
 class CustomCallItem(Body):
@@ -49,12 +39,12 @@ class CustomCallItem(Body):
     call_id: str | None = None
     namespace: str | None = None
     name: str
-    input: ArgumentText = ""
+    input: conversation.ArgumentText = ""
 
-    def to_chat(self) -> CustomToolCall:
+    def to_chat(self) -> conversation.CustomToolCall:
         """The same call in a chat's message."""
-        called = CalledCustom(name=full_name(self.namespace, self.name), input=self.input)
-        return CustomToolCall(id=self.call_id, type="custom", custom=called)
+        called = conversation.CalledCustom(name=full_name(self.namespace, self.name), input=self.input)
+        return conversation.CustomToolCall(id=self.call_id, type="custom", custom=called)
 
 
 class ResultItem(Body):
@@ -62,7 +52,7 @@ class ResultItem(Body):
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str | None = None
-    output: Content | None = None
+    output: conversation.Content | None = None
 
 
 class ReasoningPart(Body):
@@ -99,7 +89,7 @@ class OtherItem(Body):
     type: Annotated[str, Field(max_length=64)]
 
 
-def content_of(item: object) -> Content | None:
+def content_of(item: object) -> conversation.Content | None:
     """The content of a message, or the result of a call; None for other items."""
     return item.content if isinstance(item, MessageItem) else item.output if isinstance(item, ResultItem) else None
 
@@ -144,14 +134,14 @@ def input_item(item: Mapping[str, Any]) -> InputItem:
     return STORED_ITEM.validate_python(item)
 
 
-def to_messages(items: str | Sequence[InputItem], stored: Mapping[str, InputItem] | None = None) -> list[Message]:
+def to_messages(items: str | Sequence[InputItem], stored: Mapping[str, InputItem] | None = None) -> list[conversation.Message]:
     """Input items as messages. `stored` are the items that references name.
 
     Consecutive calls, and calls after the assistant's text, become one assistant message, together with the reasoning before.
     """
     if isinstance(items, str):
-        return [Message(role="user", content=items)]
-    messages: list[Message] = []
+        return [conversation.Message(role="user", content=items)]
+    messages: list[conversation.Message] = []
     reasoning: str | None = None  # reasoning that belongs to the next message of the assistant
     for item in items:
         if isinstance(item, ItemReference):
@@ -159,14 +149,14 @@ def to_messages(items: str | Sequence[InputItem], stored: Mapping[str, InputItem
         if isinstance(item, ReasoningItem):
             reasoning = (reasoning or "") + item.text or None
         elif isinstance(item, MessageItem) and item.role == "assistant":
-            messages.append(Message(role="assistant", content=item.content, reasoning_content=reasoning))
+            messages.append(conversation.Message(role="assistant", content=item.content, reasoning_content=reasoning))
             reasoning = None
         elif isinstance(item, MessageItem):
-            messages += [Message(role="assistant", reasoning_content=reasoning)] if reasoning else []
-            messages.append(Message(role=item.role, content=item.content))
+            messages += [conversation.Message(role="assistant", reasoning_content=reasoning)] if reasoning else []
+            messages.append(conversation.Message(role=item.role, content=item.content))
             reasoning = None
         elif isinstance(item, ResultItem):
-            messages.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
+            messages.append(conversation.Message(role="tool", content=item.output, tool_call_id=item.call_id))
             reasoning = None
         elif isinstance(item, CallItem | CustomCallItem):
             add_call(messages, item.to_chat(), reasoning)
@@ -174,10 +164,10 @@ def to_messages(items: str | Sequence[InputItem], stored: Mapping[str, InputItem
     return messages
 
 
-def add_call(messages: list[Message], call: AnyToolCall, reasoning: str | None) -> None:
+def add_call(messages: list[conversation.Message], call: conversation.AnyToolCall, reasoning: str | None) -> None:
     """Adds a call to the last message if that is the assistant's, else as a new message."""
     if not messages or messages[-1].role != "assistant":
-        messages.append(Message(role="assistant", reasoning_content=reasoning, tool_calls=[call]))
+        messages.append(conversation.Message(role="assistant", reasoning_content=reasoning, tool_calls=[call]))
         return
     last = messages[-1]
     if last.tool_calls is not None:
@@ -187,12 +177,12 @@ def add_call(messages: list[Message], call: AnyToolCall, reasoning: str | None) 
         messages[-1] = last.model_copy(update={"tool_calls": last.tool_calls or [call], "reasoning_content": thought})
 
 
-def with_system(instructions: str | None, messages: Sequence[Message]) -> list[Message]:
+def with_system(instructions: str | None, messages: Sequence[conversation.Message]) -> list[conversation.Message]:
     """The messages after one system message: the instructions, then the system and developer messages at the beginning."""
     leading = list(takewhile(lambda message: message.role in ("system", "developer"), messages))
     texts = [] if instructions is None else [instructions]
-    texts += [content_text(message.content) for message in leading]
-    system = [Message(role="system", content="\n\n".join(texts))] if texts else []
+    texts += [conversation.content_text(message.content) for message in leading]
+    system = [conversation.Message(role="system", content="\n\n".join(texts))] if texts else []
     return [*system, *messages[len(leading) :]]
 
 

@@ -7,19 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
 
+from outrider.server.openai import fields
 from outrider.server.openai.conversation import Message, PredictionBody, media_names
-from outrider.server.openai.fields import (
-    TEXT_OR_LIST,
-    Body,
-    CheckedBody,
-    Effort,
-    FreeForm,
-    Metadata,
-    SamplingFields,
-    Strings,
-    Text,
-    UntracedSpeculation,
-)
 from outrider.server.openai.responses.items import InputItems, OtherItem, ReasoningItem, content_of, with_system
 from outrider.server.openai.responses.tools import HostedChoice, HostedTool, ToolChoice, Tools, chat_choice, own_tools
 from outrider.server.openai.schema import ChatBody, StreamOptions
@@ -56,12 +45,12 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 
 
-class TextFormat(Body):
+class TextFormat(fields.Body):
     """`text.format`, the counterpart of a chat's `response_format`."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
-    schema_: Annotated[FreeForm | None, Field(alias="schema")] = None
+    schema_: Annotated[fields.FreeForm | None, Field(alias="schema")] = None
     strict: bool | None = None
 
     def to_chat(self) -> ResponseFormat:
@@ -77,23 +66,23 @@ class TextFormat(Body):
         return self
 
 
-class TextSettings(Body):
+class TextSettings(fields.Body):
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None  # a hint to OpenAI's models
 
 
-class ReasoningSettings(Body):
-    effort: Effort | None = None
+class ReasoningSettings(fields.Body):
+    effort: fields.Effort | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None  # without effect: the answer has all reasoning
 
 
-class ResponsesBody(CheckedBody, SamplingFields):
+class ResponsesBody(fields.CheckedBody, fields.SamplingFields):
     """POST /v1/responses."""
 
     unsupported = UNSUPPORTED
 
     model: str
-    input: Annotated[Text | Annotated[InputItems, Tag("[array]")], TEXT_OR_LIST]
+    input: Annotated[fields.Text | Annotated[InputItems, Tag("[array]")], fields.TEXT_OR_LIST]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
@@ -105,21 +94,21 @@ class ResponsesBody(CheckedBody, SamplingFields):
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None  # counts calls of hosted tools only, so it is without effect
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None
-    include: Strings | None = None
+    include: fields.Strings | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    metadata: Metadata | None = None
+    metadata: fields.Metadata | None = None
     user: str | None = None  # accepted without effect, like the next six
     safety_identifier: str | None = None
     service_tier: str | None = None
     prompt_cache_retention: str | None = None
-    prompt_cache_options: FreeForm | None = None
-    client_metadata: FreeForm | None = None
+    prompt_cache_options: fields.FreeForm | None = None
+    client_metadata: fields.FreeForm | None = None
     truncation: Literal["auto", "disabled"] | None = None  # an input beyond the context is always a 400
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     prompt_cache_key: Annotated[str, Field(max_length=256)] | None = None
     prediction: PredictionBody | None = None  # as in chats
-    speculation: UntracedSpeculation | None = None
+    speculation: fields.UntracedSpeculation | None = None
 
     @property
     def stores(self) -> bool:
@@ -151,7 +140,7 @@ class ResponsesBody(CheckedBody, SamplingFields):
             model=self.model,
             messages=with_system(self.instructions, messages),
             max_completion_tokens=self.max_output_tokens,
-            **{name: getattr(self, name) for name in SamplingFields.model_fields},
+            **{name: getattr(self, name) for name in fields.SamplingFields.model_fields},
             seed=self.seed,
             tools=[tool.to_chat() for tool in own_tools(self.tools)] or None,
             tool_choice=chat_choice(self.tool_choice, self.tools),

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from outrider.server.http.errors import APIError
 from outrider.server.openai.conversation import Message
-from outrider.server.settings.stores import RESPONSES_BYTES
+from outrider.server.settings.tree import RESPONSES_BYTES
 
 MESSAGES = TypeAdapter(list[Message])
 # Each key stores at most this many responses; the oldest is evicted first.

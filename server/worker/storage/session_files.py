@@ -21,6 +21,7 @@ from weakref import WeakValueDictionary
 from outrider.drafters.interface import Ints
 from outrider.server.reasons import reason
 from outrider.server.settings import Settings
+from outrider.server.worker.storage import session_format
 from outrider.server.worker.storage.contents import Contents, Stopped
 from outrider.server.worker.storage.prefix_index import block_hashes
 from outrider.server.worker.storage.session_folder import (
@@ -35,17 +36,6 @@ from outrider.server.worker.storage.session_folder import (
     identity,
     partial_file,
     touch,
-)
-from outrider.server.worker.storage.session_format import (
-    ROWS,
-    UNREADABLE,
-    Fits,
-    StoredSession,
-    labels_of,
-    named_pages,
-    open_session,
-    page_path,
-    rows_digest,
 )
 from outrider.server.worker.storage.tensor_file import write_tensors
 from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF, locate
@@ -65,7 +55,7 @@ UNNAMED_SECONDS = 60.0
 class SessionFiles:
     """The files of the sessions of one model, bounded in bytes; the least recently saved are removed first."""
 
-    def __init__(self, folder: Path, model: str, max_bytes: int, fits: Fits) -> None:
+    def __init__(self, folder: Path, model: str, max_bytes: int, fits: session_format.Fits) -> None:
         """`model` identifies the weights, the dtype and the version. Removes what an interrupted writer has left.
 
         Raises ForeignFolder if the folder belongs to another user.
@@ -85,25 +75,22 @@ class SessionFiles:
         file = f"{beginning(principal, text)}-{uuid.uuid4().hex}" if name is None else hidden(name)
         return self._folder.of(principal) / f"{file}{SESSION}"
 
-    def save(self, path: Path, contents: Contents) -> bool:
-        """Writes a session to its file; returns False if it was stopped, or if it failed, which is logged."""
+    def save(self, path: Path, contents: Contents) -> None:
+        """Writes a session to its file, unless it is stopped. A failure is logged."""
         self._sweep_at = time.monotonic() + UNNAMED_SECONDS
-        complete = False
         try:
             self._folder.make(path.parent)
             self._write(path, contents)
-            complete = True
         except OSError as error:
             log.warning("a session could not be saved in %s: %s", self._folder, reason(error))
         except Stopped:
             pass
         self._trim()
-        return complete
 
     def _write(self, path: Path, contents: Contents) -> None:
         """`save`. Raises Stopped or OSError."""
         for index, page in enumerate(contents.pages):
-            if page.digest is None or not touch(page_path(path.parent, page.digest)):
+            if page.digest is None or not touch(session_format.page_path(path.parent, page.digest)):
                 self._write_page(path.parent, page, contents, index)
         rest = contents.rest()
         with partial_file(path.parent) as file:
@@ -111,7 +98,7 @@ class SessionFiles:
             write_tensors(file, contents.tensors(rest), labels)
             flush(file)
             with self._folder.locked():
-                for named in named_pages(path, labels):
+                for named in session_format.named_pages(path, labels):
                     named.stat()  # another process may have removed it while the folder was too large
                 os.replace(file.name, path)
                 self._known[path] = identity(path)
@@ -119,11 +106,11 @@ class SessionFiles:
     def _write_page(self, folder: Path, page: Page, contents: Contents, index: int) -> None:
         """Writes a page, in place of a file of its name, which may be damaged. Raises Stopped or OSError."""
         rows = contents.page(index)
-        digest = rows_digest(rows)
+        digest = session_format.rows_digest(rows)
         with partial_file(folder) as file:
-            write_tensors(file, {ROWS: rows})
+            write_tensors(file, {session_format.ROWS: rows})
             flush(file)
-            os.replace(file.name, path := page_path(folder, digest))
+            os.replace(file.name, path := session_format.page_path(folder, digest))
         page.digest = digest
         self._pages[path] = page
 
@@ -154,7 +141,7 @@ class SessionFiles:
             return identity(path) == self._known.get(path)
         return False
 
-    def load(self) -> Iterator[StoredSession]:
+    def load(self) -> Iterator[session_format.StoredSession]:
         """The stored sessions, least recently saved first. Rows are read when they are needed.
 
         A principal's sessions with equal pages share them.
@@ -163,7 +150,7 @@ class SessionFiles:
             if stored := self.open(path):
                 yield stored
 
-    def open(self, path: Path) -> StoredSession | None:
+    def open(self, path: Path) -> session_format.StoredSession | None:
         """The session in a file; None if it is no session of this model, which is logged."""
         try:
             self._known[path] = found = identity(path)
@@ -172,8 +159,8 @@ class SessionFiles:
         if self._ignored.get(path) == found:
             return None
         try:
-            return open_session(path, self._fits, self._pages)
-        except (*UNREADABLE, KeyError) as error:
+            return session_format.open_session(path, self._fits, self._pages)
+        except (*session_format.UNREADABLE, KeyError) as error:
             if self.is_current(path):  # otherwise another process has just removed or replaced it
                 self._ignored[path] = found
                 log.warning("a file in %s is no session of this model and is ignored: %s", self._folder, reason(error))
@@ -217,8 +204,8 @@ class SessionFiles:
         """The pages that each session names; without the sessions whose files are damaged."""
         found: dict[Path, list[Path]] = {}
         for path in self._folder.sizes(SESSION):
-            with contextlib.suppress(*UNREADABLE, KeyError):
-                found[path] = named_pages(path, labels_of(path))
+            with contextlib.suppress(*session_format.UNREADABLE, KeyError):
+                found[path] = session_format.named_pages(path, session_format.labels_of(path))
         return found
 
     def _trim(self) -> None:
@@ -263,7 +250,7 @@ def session_files(settings: Settings, runner: ModelRunner) -> SessionFiles | Non
         return None
     digest = model_digest(model.path, runner, model.revision)
     try:
-        return SessionFiles(folder.expanduser(), digest, settings.sessions.folder_bytes, Fits.of(runner))
+        return SessionFiles(folder.expanduser(), digest, settings.sessions.folder_bytes, session_format.Fits.of(runner))
     except ForeignFolder as error:
         log.error("%s", error)
         return None

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, TypeAlias
 
 from outrider.server import system
 
@@ -22,17 +22,11 @@ SESSION, PAGE = ".session", ".page"
 PARTIAL = ".partial"
 # Root may own the folder that is set, such as a mounted volume.
 ROOT = 0
+Identity: TypeAlias = tuple[int, int]
 
 
 class ForeignFolder(Exception):
     """Somebody else may read or replace the files in a folder; the message says what to do."""
-
-
-class Identity(NamedTuple):
-    """Identifies a version of a file."""
-
-    inode: int
-    mtime_ns: int
 
 
 class SessionFolder:
@@ -127,7 +121,7 @@ def touch(path: Path) -> bool:
 def identity(path: Path) -> Identity:
     """Identifies the version of a file. Raises OSError."""
     found = path.stat()
-    return Identity(found.st_ino, found.st_mtime_ns)
+    return found.st_ino, found.st_mtime_ns
 
 
 def check_owner(folder: Path, owners: tuple[int, ...]) -> None:

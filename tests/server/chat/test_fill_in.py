@@ -13,7 +13,7 @@ from outrider.server.chat.prompt import PromptEncoder
 
 PREFIX, SUFFIX = "def f(", "):\n    pass\n"
 FILES = (ContextFile("a.py", "A = 1\n"), ContextFile("b.py", "B = 2"))
-ASKING = {each.middle or each.prefix for each in FORMATS}  # the markers of prompts that ask to fill in
+ASKING = {middle or prefix for prefix, _, middle in FORMATS}  # the markers of prompts that ask to fill in
 FAMILIES = {
     "Qwen 2.5 Coder": (
         ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>", "<|fim_pad|>", "<|endoftext|>"],
