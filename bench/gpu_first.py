@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
+from torch.profiler import ProfilerActivity, profile
 
 from bench import report
-from bench.model import gpu_probes, gpu_streams
+from bench.model import gpu_streams
 from bench.model.shapes import random_runner
 from bench.plan import PROMPTS, BenchError, Plan, read_prompts
 from outrider.server.settings import Settings
@@ -35,6 +37,8 @@ TESTS = "tests/verify/model/gpu"
 SHAPE, MIXTURE = "llama-3-8b", "qwen3-30b-a3b"
 CONTEXTS, ROWS = (64, 4096), (1, 2, 4, 8, 16, 32, 64, 72, 128, 256)
 FORWARDS = 10  # in a row, timed by events
+ROUNDS = 21  # timed without the profiler; the first one warms up
+STEPS, SHOWN, NAME = 4, 12, 60  # profiled; kernels with the longest times; characters of a kernel's name
 
 
 class Prediction(NamedTuple):
@@ -46,7 +50,6 @@ class Prediction(NamedTuple):
 
 
 PREDICTIONS = (
-    Prediction("products.best_over_rule", "0.9 to 1.0", "sizes of tiles by timing"),
     Prediction("bits16.rows_64.1", "4.1", "the aim of a plain step in 16 bits"),
     Prediction("bits16.rows_64.64", "5.0", "the aim of 64 rows"),
     Prediction("bits4.rows_64.1", "2.1", "the aim of a plain step in 4 bits"),
@@ -65,11 +68,22 @@ PREDICTIONS = (
 )
 
 
+def seconds_of(work: Callable[[], Any]) -> float:
+    """Seconds that the GPU takes for it, by events."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
 def machine() -> dict[str, Any]:
     """The card, its clocks under load, and the bandwidth of copies and sums by events."""
     memory, other = torch.ones(1 << 30, device="cuda"), torch.empty(1 << 30, device="cuda")
-    copied = [gpu_probes.seconds_of(lambda: other.copy_(memory)) for _ in range(5)]
-    summed = [gpu_probes.seconds_of(lambda: memory.sum()) for _ in range(5)]
+    copied = [seconds_of(lambda: other.copy_(memory)) for _ in range(5)]
+    summed = [seconds_of(lambda: memory.sum()) for _ in range(5)]
     clocks = ["nvidia-smi", "--query-gpu=name,clocks.sm,clocks.mem,power.draw,driver_version", "--format=csv,noheader"]
     return {
         "nvidia_smi": subprocess.run(clocks, capture_output=True, text=True).stdout.strip(),
@@ -104,7 +118,7 @@ def forwards(shape: str, bits: Quantize = "none", kv: KVDtype = "auto") -> dict[
         figures[f"rows_{text}"] = {str(rows): round(1e3 * forward_seconds(runner, cache, rows), 3) for rows in ROWS}
         for rows in (1, 64):
             step = partial(one_forward, runner, cache, rows)
-            figures[f"kernels_{rows}_{text}"] = gpu_probes.kernels_of(step)
+            figures[f"kernels_{rows}_{text}"] = kernels_of(step)
     host = [host_seconds(runner, cache, rows) for rows in (1, 64)]
     figures["host_ms"] = [round(1e3 * seconds, 3) for seconds in host]
     figures["invariant"] = holds(runner, TREES)
@@ -115,7 +129,7 @@ def forwards(shape: str, bits: Quantize = "none", kv: KVDtype = "auto") -> dict[
     for name, graphs in (("prompt_tokens_per_second", graphed), ("eager_prompt_tokens_per_second", None)):
         runner.graphs = graphs
         runner.forward(cache, prompt, logits=False)
-        figures[name] = round(2048 / gpu_probes.seconds_of(lambda: runner.forward(cache, prompt, logits=False)))
+        figures[name] = round(2048 / seconds_of(lambda: runner.forward(cache, prompt, logits=False)))
     exact = runner.forward(cache, tree).float()
     figures["difference_from_eager"] = round(float((logits - exact).norm() / exact.norm()), 5)
     return figures
@@ -151,7 +165,27 @@ def forward_seconds(runner: TorchRunner, cache: Any, rows: int) -> float:
             runner.forward(cache, batch)
 
     several()
-    return min(gpu_probes.seconds_of(several) for _ in range(3)) / FORWARDS
+    return min(seconds_of(several) for _ in range(3)) / FORWARDS
+
+
+def kernels_of(step: Callable[[], float]) -> dict[str, Any]:
+    """Milliseconds in all and in kernels, launches, and each kernel's share of both, of a step that returns its seconds."""
+    times = [step() for _ in range(ROUNDS)]
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(STEPS):
+            step()
+    microseconds, launches = defaultdict[str, float](float), defaultdict[str, int](int)
+    for event in found.events() or ():
+        if event.device_type.name == "CUDA":
+            microseconds[event.name[:NAME]] += event.time_range.elapsed_us() / STEPS
+            launches[event.name[:NAME]] += 1
+    longest = sorted(microseconds, key=microseconds.__getitem__, reverse=True)[:SHOWN]
+    return {
+        "whole_ms": round(1e3 * statistics.median(times[1:]), 3),
+        "launches": sum(launches.values()) // STEPS,
+        "kernels_ms": round(sum(microseconds.values()) / 1e3, 3),
+        "kernels_us": {name: [round(microseconds[name], 1), launches[name] // STEPS] for name in longest},
+    }
 
 
 def lossless() -> dict[str, Any]:
@@ -184,7 +218,6 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "machine": machine,
     "bits16": partial(forwards, SHAPE),
     "bits4": partial(forwards, SHAPE, "int4"),
-    "products": gpu_probes.products,
     "tests": tests,
     "mixture": partial(forwards, MIXTURE),
     "mixture4": partial(forwards, MIXTURE, "int4"),

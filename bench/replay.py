@@ -32,7 +32,6 @@ class Tally:
     tokens: int = 0
     steps: int = 0
     seconds: list[float] = field(default_factory=list)  # of drafting and of learning, by step with a draft
-    emitted: list[int] = field(default_factory=list)  # tokens of these steps
 
     @property
     def tokens_per_step(self) -> float:
@@ -63,7 +62,6 @@ def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:
         drafter.observe(verdict)
         if position:
             tally.seconds.append(proposed - started + time.perf_counter() - verified)
-            tally.emitted.append(len(verdict.tokens))
         position += len(verdict.tokens)
         tally.steps += 1
     tally.tokens += len(answer)

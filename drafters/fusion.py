@@ -31,8 +31,8 @@ from outrider.drafters.trigram import CONTEXT
 # is drafted.
 MAX_UNLEARNED = 16
 
-# Nodes of lower path probability are not drafted.
-MIN_PATH = 1e-6
+# The longest path in tokens. Nodes of lower path probability are not drafted.
+DEPTH, MIN_PATH = 32, 1e-6
 
 
 class FusionDrafter:
@@ -47,7 +47,6 @@ class FusionDrafter:
         """
         trust, boost = load_prior()
         self._corpora = corpora or (index(np.empty(0, np.int64), vocabulary),)
-        self._options = options
         self._sources = Sources(
             (),
             new_history(options.capacity),
@@ -87,7 +86,7 @@ class FusionDrafter:
         limit, least = min(budget, MAX_NODES), max(MIN_PATH, least)
         dice = at(self._dice, self._sequence.emitted)
         sources, contexts, scratch, nodes = self._sources, self._contexts, self._scratch, self._nodes
-        size = _grow(sources, contexts, scratch, nodes, limit, least, self._options.depth, dice)
+        size = _grow(sources, contexts, scratch, nodes, limit, least, DEPTH, dice)
         return draft_tree(self._nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:

@@ -18,7 +18,7 @@ from outrider.drafters.sequence import Reader, Sequence
 from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.kv_cache import KVCache, Rows, SwappedRows
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.sampling.acceptance import Decision, Rule, rule_of
+from outrider.verify.sampling.acceptance import Decision, rule_of
 from outrider.verify.sampling.logits import LogitsProcessor, ProcessedLogits
 from outrider.verify.sampling.rows import Logits, in_place
 from outrider.verify.sampling.topk import likeliest, logprobs_of
@@ -69,9 +69,8 @@ class Verifier:
     swapped out and in again. Callers enforce the context limit.
     """
 
-    def __init__(self, runner: ModelRunner, cache: KVCache | None, rule_of: Callable[[SamplingParams], Rule] = rule_of) -> None:
+    def __init__(self, runner: ModelRunner, cache: KVCache | None) -> None:
         self.runner = runner
-        self._rule_of = rule_of
         self.sequence = CachedText()  # only the verifier changes it
         self.sequence.rows = cache
         self._reader = Reader()
@@ -166,7 +165,7 @@ class Verifier:
         of a session have the same adapter.
         """
         self._params, self._adapter, self._pictures = params, adapter, pictures
-        self._rule = self._rule_of(params)
+        self._rule = rule_of(params)
         self._processor = LogitsProcessor(params, self._as_model_reads(prompt), stop_ids, self.runner.vocabulary)
         self._prompt_logprobs = [] if wants_prompt_logprobs else None
         self.sequence.begin(prompt, max_tokens, stop_ids)

@@ -1,7 +1,4 @@
-"""Two searches for likely continuations: best-first by path probability, and ADED's Monte Carlo tree search.
-
-Both grow a `Pool` of nodes from the session's tri-gram distribution, and mark the nodes of a draft.
-"""
+"""Searches likely continuations in the session's tri-gram distribution, best-first by path probability."""
 
 from typing import NamedTuple
 
@@ -38,21 +35,6 @@ def new_pool(nodes: int, row: int) -> Pool:
     return zeros(Pool, row, nodes=new_nodes(nodes))
 
 
-@structure
-class Visits(NamedTuple):
-    """What its visits gave each search node; a node's children are contiguous, likeliest first."""
-
-    first_child: NDArray[np.int32]  # [P]; 0 = not expanded
-    children: NDArray[np.int32]  # [P]; number of children
-    prior: NDArray[np.float32]  # [P]; probability given the parent: P(s, a) of Eq. 2
-    counts: NDArray[np.int32]  # [P]; N(s, a)
-    reward: NDArray[np.float64]  # [P]; sum over visits, so Q(s, a) = reward / counts
-
-
-def new_visits(nodes: int) -> Visits:
-    return zeros(Visits, nodes)
-
-
 @native
 def best_first(
     trigrams: Trigrams, pool: Pool, text: NDArray[np.int32], depth: int, budget: int, floor: float, dice: Dice
@@ -60,25 +42,4 @@ def best_first(
     """Marks the `budget` likeliest nodes of up to `depth` tokens and at least `floor` path probability; returns the size.
 
     `text` has the last three tokens, -1 = none.
-    """
-
-
-@native
-def monte_carlo(
-    trigrams: Trigrams,
-    pool: Pool,
-    visits: Visits,
-    text: NDArray[np.int32],
-    depth: int,
-    iterations: int,
-    candidates: int,
-    c1: float,
-    c2: float,
-    random: NDArray[np.uint64],
-    dice: Dice,
-) -> int:
-    """Algorithm 1: marks the `candidates` best continuations of up to `depth` tokens; returns the pool's size.
-
-    Two differences from the authors' code: the reward is the path's own probability, normalised by its length (theirs
-    looks up the wrong word, so every reward is about 1), and ties go to the likelier token instead of hash order.
     """

@@ -5,16 +5,16 @@ The worker's forwards are real; their tokens are those of the recorded answer.
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from outrider import models
-from outrider.drafters.interface import Ints
+from outrider.drafters.interface import DraftTree, Ints
 from outrider.server import cli
 from outrider.server.engine.worker_process import WorkerProcess
 from outrider.server.settings import Settings
+from outrider.verify.sampling.acceptance import Decision, NodeLogits, Rule, walk
 
 PROGRAM = "tests.integration.api.replaying"
 CALL_TEXT, FINAL_TEXT = "I write the file.", "Done: the file is written."
@@ -55,9 +55,22 @@ def recorded_answer(prompt: str) -> str:
     return f"{CALL_TEXT}\n<tool_call>\n{json.dumps({'name': 'bash', 'arguments': ARGUMENTS})}\n</tool_call>"
 
 
+class Recorded(Rule):
+    """Chooses the tokens of a recorded answer, whatever the logits are."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self._answer = answer
+
+    def decide(self, logits: NodeLogits, tree: DraftTree, first: int, *others: Any) -> Callable[[], Decision]:
+        def chosen(row: int) -> int:
+            place = first + [0, *tree.depths.tolist()][row]
+            return self._answer[place] if place < len(self._answer) else 0
+
+        return lambda: (*walk(tree, chosen), [*others[0]])
+
+
 def main(argument: str) -> None:
     """Runs the server's worker; every request is answered with `recorded_answer` once the model is loaded."""
-    from bench.model.streams import Recorded  # imports torch, which the front end never does
     from outrider.server.worker import main as worker
     from outrider.server.worker import runtime
     from outrider.verify.verifier import Verifier
@@ -71,7 +84,7 @@ def main(argument: str) -> None:
             reused = begin(verifier, prompt, *arguments, **options)
             answer = recorded_answer(str(loaded.tokenizer.decode(prompt)))
             tokens = loaded.tokenizer.encode(answer, add_special_tokens=False)
-            verifier._rule = Recorded(np.array(tokens, np.int32))
+            verifier._rule = Recorded(tokens)
             return reused
 
         Verifier.begin = begin_recorded  # type: ignore[method-assign, assignment]
