@@ -17,12 +17,19 @@ from outrider.drafters.prediction import MEMORY, realign
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.base_table import BaseArrays
-from outrider.drafters.tables.contexts import Contexts, Sources, enter, new_contexts
 from outrider.drafters.tables.dice import Dice, at, new_dice, throw
-from outrider.drafters.tables.history import new_history
 from outrider.drafters.tables.learned_table import FEEDBACK, SUCCESSORS, TABLE_ORDER, absorb, new_rows
-from outrider.drafters.tables.levels import Scratch, new_scratch
-from outrider.drafters.tables.mixture import STRENGTH, load_prior
+from outrider.drafters.tables.mixture import (
+    STRENGTH,
+    Contexts,
+    Scratch,
+    Sources,
+    enter,
+    load_prior,
+    new_contexts,
+    new_history,
+    new_scratch,
+)
 from outrider.drafters.tables.nodes import Nodes, draft_tree, new_nodes
 from outrider.drafters.tables.suffix import LONGEST_CONTEXT, Corpus, index
 from outrider.drafters.trigram import CONTEXT

@@ -6,17 +6,21 @@ The search is best-first; the paper's is Monte Carlo. The n-grams of the whole t
 learn.
 """
 
+from functools import partial
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, Corpora, DraftTree, Ints, Sampling, Verdict
+from outrider.drafters.native.library import native, structure, zeros
 from outrider.drafters.options import TrigramOptions
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.base_table import BaseArrays
-from outrider.drafters.tables.dice import at, new_dice, throw
-from outrider.drafters.tables.learned_table import FEEDBACK, SUCCESSORS, TABLE_ORDER, absorb, learn, new_rows
-from outrider.drafters.tables.nodes import draft_tree
-from outrider.drafters.tables.search import Trigrams, best_first, new_pool
+from outrider.drafters.tables.dice import Dice, at, new_dice, throw
+from outrider.drafters.tables.learned_table import FEEDBACK, SUCCESSORS, TABLE_ORDER, LearnedRows, absorb, learn, new_rows
+from outrider.drafters.tables.nodes import Nodes, draft_tree, new_nodes
 
 # The context tokens of the longest n-gram that the library knows.
 CONTEXT = 3
@@ -25,6 +29,29 @@ CONTEXT = 3
 INCREMENT, MAXIMUM = 1.0, 16.0
 # The longest draft in tokens (the paper's l, which is 4), and the minimum path probability that the search expands.
 DEPTH, FLOOR = 16, 0.002
+
+
+@structure
+class Trigrams(NamedTuple):
+    """The session's n-gram distribution: a base table, the session's rows over it, and the order."""
+
+    base: BaseArrays
+    rows: LearnedRows
+    order: int  # n-grams of 2 to `order` tokens
+
+
+@structure
+class Pool(NamedTuple):
+    """Search nodes, and a buffer."""
+
+    nodes: Nodes  # [P]
+    row_tokens: NDArray[np.int32]  # [S]; buffer for one successor list
+    row_probabilities: NDArray[np.float32]  # [S]
+
+
+def new_pool(nodes: int, row: int) -> Pool:
+    """Room for `nodes` search nodes with at most `row` children each."""
+    return zeros(Pool, row, nodes=new_nodes(nodes))
 
 
 class TrigramDrafter:
@@ -78,3 +105,13 @@ class TrigramDrafter:
         """Learns the n-grams that end at position `start` or later."""
         text, count = self._sequence.tokens[max(0, start - CONTEXT) :], len(self._sequence) - start
         learn(self._base, self._rows, text, count, TABLE_ORDER, INCREMENT, MAXIMUM)
+
+
+@partial(native, module="search")
+def best_first(
+    trigrams: Trigrams, pool: Pool, text: NDArray[np.int32], depth: int, budget: int, floor: float, dice: Dice
+) -> int:
+    """Marks the `budget` likeliest nodes of up to `depth` tokens and at least `floor` path probability; returns the size.
+
+    `text` has the last three tokens, -1 = none.
+    """

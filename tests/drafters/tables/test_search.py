@@ -19,16 +19,16 @@ from outrider.drafters.retrieval import RetrievalDrafter
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.tables import base_table
 from outrider.drafters.tables.base_table import empty_base
-from outrider.drafters.tables.dice import exponential, new_dice, position_key, random_bits
-from outrider.drafters.tables.learned_table import learn, new_rows, successors
-from outrider.drafters.tables.nodes import Nodes, choose_likeliest, draft_tree, new_nodes, reset
-from outrider.drafters.tables.search import Trigrams, best_first, new_pool
+from outrider.drafters.tables.dice import new_dice
+from outrider.drafters.tables.learned_table import learn, new_rows
+from outrider.drafters.tables.nodes import Nodes, choose_likeliest, draft_tree, new_nodes
 from outrider.drafters.tables.suffix import Corpus, index
-from outrider.drafters.trigram import TrigramDrafter
+from outrider.drafters.trigram import TrigramDrafter, Trigrams, best_first, new_pool
 from outrider.verify.sampling import sampler as sampling
 from outrider.verify.sampling.acceptance import walk
 from outrider.verify.sampling.sampler import choose
 from outrider.verify.sampling_params import SamplingParams
+from tests.drafters.tables.internals import exponential, position_key, random_bits, reset, successors
 from tests.trees import check, trees
 
 BASE = base_table.empty_base()
