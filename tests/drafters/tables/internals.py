@@ -14,7 +14,9 @@ from outrider.drafters.tables.nodes import Nodes
 from outrider.drafters.tables.pages import Pages
 from outrider.drafters.tables.suffix import Corpus
 
-Longs, Doubles, Keys = NDArray[np.int64], NDArray[np.float64], NDArray[np.uint64]
+Longs = NDArray[np.int64]
+Doubles = NDArray[np.float64]
+Keys = NDArray[np.uint64]
 
 HOPS, STATES = 32, 1  # automaton.h
 MAX_OCCURRENCES, MAX_GAP, POSITION = 8, 8, 0  # history.h
