@@ -1,4 +1,4 @@
-"""`outrider bench gpu`: what to run first on a GPU, each figure beside its prediction and the decision that it makes.
+"""`outrider bench gpu`: what to run first on a GPU.
 
 Each part is saved as soon as it is done, so that a command that ends early keeps its finished parts. The parts are in order of
 what depends on them: two commands of six minutes run all of them (`--only` names those of one).
@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -39,33 +39,6 @@ CONTEXTS, ROWS = (64, 4096), (1, 2, 4, 8, 16, 32, 64, 72, 128, 256)
 FORWARDS = 10  # in a row, timed by events
 ROUNDS = 21  # timed without the profiler; the first one warms up
 STEPS, SHOWN, NAME = 4, 12, 60  # profiled; kernels with the longest times; characters of a kernel's name
-
-
-class Prediction(NamedTuple):
-    """What a figure should be, and what it decides."""
-
-    figure: str  # part and keys, separated by dots
-    expected: str
-    decides: str
-
-
-PREDICTIONS = (
-    Prediction("bits16.rows_64.1", "4.1", "the aim of a plain step in 16 bits"),
-    Prediction("bits16.rows_64.64", "5.0", "the aim of 64 rows"),
-    Prediction("bits4.rows_64.1", "2.1", "the aim of a plain step in 4 bits"),
-    Prediction("bits8.rows_64.1", "2.4", "whether instructions or bytes limit 8 bits"),
-    Prediction("bits16.prompt_tokens_per_second", "17000", "whether prompts need products of their own"),
-    Prediction("bits16.start_seconds", "12", "the aim of a start"),
-    Prediction("bits16.invariant", "True", "whether drafts change answers in 16 bits"),
-    Prediction("bits4.invariant", "True", "whether they do in 4 bits"),
-    Prediction("tests.passed", "True", "whether kernels are right: stop if not"),
-    Prediction("mixture.rows_64.1", "3.5", "what experts are split and tiled by"),
-    Prediction("mixture.rows_64.64", "17", "tiles of experts of many rows"),
-    Prediction("mixture4.rows_64.1", "2.5", "whether experts in 4 bits are read at the bandwidth"),
-    Prediction("lossless.divergences", "0", "whether drafted answers are plain decoding's"),
-    Prediction("streams.tokens_over_one_stream.8", "6", "how many streams share a forward"),
-    Prediction("pages.steady", "True", "whether joining and leaving loses a page"),
-)
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
@@ -195,7 +168,11 @@ def lossless() -> dict[str, Any]:
     plan = Plan(["trigram", "fusion"], read_prompts(PROMPTS, 8), [0.0, 0.8], 96, 1)
     divergences = run(Settings.model_validate({"model": {"dtype": "float32"}}), plan)
     answers = len(plan.drafters) * len(plan.prompts) * len(plan.temperatures)
-    return {"answers": answers, "divergences": len(divergences), "margins": [divergence.margin for divergence in divergences]}
+    return {
+        "answers": answers,
+        "divergences": len(divergences),
+        "margins": [each["margin"] for each in divergences],
+    }
 
 
 def memory() -> dict[str, Any]:
@@ -224,17 +201,10 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "bits8": partial(forwards, SHAPE, "int8"),
     "cache8": partial(forwards, SHAPE, "int4", "int8"),
     "lossless": lossless,
-    "streams": partial(gpu_streams.together, SHAPE, max(CONTEXTS)),
+    "streams": partial(gpu_streams.shared_forwards, SHAPE, max(CONTEXTS)),
     "memory": memory,
     "pages": gpu_streams.pages,
 }
-
-
-def measured(figures: dict[str, Any], path: str) -> Any:
-    found: Any = figures
-    for key in path.split("."):
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
 
 
 def free_memory() -> None:
@@ -245,7 +215,7 @@ def free_memory() -> None:
 
 
 def run(names: list[str], out: Path) -> None:
-    """Runs the parts, saves after each, and prints figures beside predictions."""
+    """Runs the parts, saves after each, and prints its figures."""
     console, figures, began = Console(highlight=False), dict[str, Any](), time.perf_counter()
     for name in names:
         started = time.perf_counter()
@@ -255,12 +225,8 @@ def run(names: list[str], out: Path) -> None:
             figures[name] = {"error": f"{type(error).__name__}: {error}"[:500], "where": traceback.format_exc()[-2000:]}
         free_memory()
         figures[name]["seconds"] = round(time.perf_counter() - started, 1)
-        predictions = {each.figure: {"expected": each.expected, "decides": each.decides} for each in PREDICTIONS}
-        report.save(out, figures | {"predictions": predictions, "seconds": round(time.perf_counter() - began, 1)})
+        report.save(out, figures | {"seconds": round(time.perf_counter() - began, 1)})
         console.print(name, {key: value for key, value in figures[name].items() if "kernels_" not in key})
-    rows = [(each.figure, each.expected, measured(figures, each.figure)) for each in PREDICTIONS]
-    found = [row for row in rows if row[2] is not None]
-    report.print_table("Predictions", ("figure", "expected", "measured"), found)
 
 
 def chosen_parts(only: str) -> list[str]:

@@ -33,15 +33,10 @@ class Tally:
     steps: int = 0
     seconds: list[float] = field(default_factory=list)  # of drafting and of learning, by step with a draft
 
-    @property
-    def tokens_per_step(self) -> float:
-        """Emitted tokens per target forward."""
-        return self.tokens / self.steps
-
     def figures(self) -> dict[str, Any]:
         """Tokens per step, and microseconds of a step's drafting and learning together."""
         microseconds = {f"us_{share}": value for share, value in report.quantiles(self.seconds, 1e6).items()}
-        return {"tokens_per_step": round(self.tokens_per_step, 4), "steps": self.steps, **microseconds}
+        return {"tokens_per_step": round(self.tokens / self.steps, 4), "steps": self.steps, **microseconds}
 
 
 def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:

@@ -22,15 +22,9 @@ REPEATS = 15
 PAGED_SHAPE, PAGED_CONTEXT, JOINING_ROUNDS, MOST_STREAMS = "llama-7m", 2048, 2000, 8
 
 
-def together(shape: str, context_tokens: int) -> dict[str, Any]:
-    """Forwards of one to eight streams of this shape, in bfloat16."""
-    figures = shared_forwards(random_runner(shape, torch.bfloat16, "cuda", context_tokens))
-    torch.cuda.empty_cache()
-    return figures
-
-
-def shared_forwards(runner: TorchRunner) -> dict[str, Any]:
-    """Milliseconds of a forward by draft nodes and number of streams; tokens of plain streams, relative to one's."""
+def shared_forwards(shape: str, context_tokens: int) -> dict[str, Any]:
+    """Milliseconds of a forward by draft nodes and number of streams; tokens of plain streams, relative to one stream's."""
+    runner = random_runner(shape, torch.bfloat16, "cuda", context_tokens)
     caches = [runner.new_cache() for _ in range(COUNTS[-1])]
     for cache in caches:
         cache.fill(TEXT_TOKENS)
