@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -21,13 +22,13 @@ from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 
 from bench import report
-from bench.model import gpu_streams
 from bench.model.shapes import random_runner
 from bench.plan import PROMPTS, BenchError, Plan, read_prompts
 from outrider.server.settings import Settings
 from outrider.verify.measurement import any_tokens
-from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.shape import KVDtype
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu.text_work import INVARIANT_ROWS
 from outrider.verify.model.invariance import TREES, holds
 from outrider.verify.model.load_options import Quantize
@@ -39,6 +40,9 @@ CONTEXTS, ROWS = (64, 4096), (1, 2, 4, 8, 16, 32, 64, 72, 128, 256)
 FORWARDS = 10  # in a row, timed by events
 ROUNDS = 21  # timed without the profiler; the first one warms up
 STEPS, SHOWN, NAME = 4, 12, 60  # profiled; kernels with the longest times; characters of a kernel's name
+# Streams that share a forward, the draft nodes of each, their text, and how often a forward is timed.
+COUNTS, NODES, TEXT_TOKENS, REPEATS = (1, 2, 4, 8), (0, 7), 512, 15
+PAGED_SHAPE, PAGED_CONTEXT, JOINING_ROUNDS, MOST_STREAMS = "llama-7m", 2048, 2000, 8
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
@@ -161,6 +165,67 @@ def kernels_of(step: Callable[[], float]) -> dict[str, Any]:
     }
 
 
+def shared_forwards(shape: str, context_tokens: int) -> dict[str, Any]:
+    """Milliseconds of a forward by draft nodes and number of streams; tokens of plain streams, relative to one stream's."""
+    runner = random_runner(shape, torch.bfloat16, "cuda", context_tokens)
+    caches = [runner.new_cache() for _ in range(COUNTS[-1])]
+    for cache in caches:
+        cache.fill(TEXT_TOKENS)
+    seconds = {nodes: {count: _forward_seconds(runner, caches[:count], nodes) for count in COUNTS} for nodes in NODES}
+    return {
+        "forward_ms": {str(nodes): {str(n): round(1e3 * each, 3) for n, each in by.items()} for nodes, by in seconds.items()},
+        "tokens_over_one_stream": {str(count): round(count * seconds[0][1] / seconds[0][count], 3) for count in COUNTS},
+    }
+
+
+def _forward_seconds(runner: TorchRunner, caches: list[TensorCache], nodes: int) -> float:
+    """The median of several forwards over the root and `nodes` draft nodes of each stream, of any tokens."""
+    tokens = any_tokens(len(caches) * (nodes + 1), runner.vocabulary).reshape(len(caches), -1)
+    segments = [Segment(cache, ForwardBatch.chain(rows)) for cache, rows in zip(caches, tokens, strict=True)]
+    times = []
+    for _ in range(REPEATS + 1):
+        started = time.perf_counter()
+        for logits in runner.forward_all(segments):
+            logits.max(-1).indices.cpu()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
+
+
+def pages() -> dict[str, Any]:
+    """Streams that fork, grow and leave: whether all pages come back and no memory is allocated after a while."""
+    runner = random_runner(PAGED_SHAPE, torch.bfloat16, "cuda", PAGED_CONTEXT)
+    join_and_leave(runner, JOINING_ROUNDS // 10)
+    free = runner.free_pages
+    before, segments = torch.cuda.memory_allocated(), torch.cuda.memory_stats()["segment.all.allocated"]
+    rounds_per_second = join_and_leave(runner, JOINING_ROUNDS)
+    grown = torch.cuda.memory_allocated() - before
+    steady = grown == 0 and torch.cuda.memory_stats()["segment.all.allocated"] == segments and runner.free_pages == free
+    return {"steady": steady, "grown_bytes": grown, "rounds_per_second": round(rounds_per_second, 1)}
+
+
+def join_and_leave(runner: TorchRunner, rounds: int) -> float:
+    """Rounds of up to MOST_STREAMS streams that join, fork, are swapped out and leave at random; returns rounds a second."""
+    random, streams = Random(0), [runner.new_cache()]
+    started = time.perf_counter()
+    for _ in range(rounds):
+        if len(streams) < MOST_STREAMS and random.random() < 0.3:
+            streams.append(runner.new_cache())
+            streams[-1].fork(random.choice(streams), random.randrange(runner.context_tokens // 2))
+        if len(streams) > 1 and random.random() < 0.3:
+            streams.pop(random.randrange(len(streams)))
+        moved = random.choice(streams)
+        if random.random() < 0.1:
+            moved.fork(moved.swap_out(), runner.context_tokens)
+        rows = [random.randint(1, 9) for _ in streams]
+        batches = [ForwardBatch.chain(torch.zeros(count, dtype=torch.int64)) for count in rows]
+        runner.forward_all([Segment(cache, batch) for cache, batch in zip(streams, batches, strict=True)])
+        for cache, count in zip(streams, rows, strict=True):
+            cache.commit(sorted(random.sample(range(count), random.randint(1, count))))
+            if cache.length > runner.context_tokens // 2:
+                cache.truncate(0)
+    return rounds / (time.perf_counter() - started)
+
+
 def lossless() -> dict[str, Any]:
     """Compares drafted answers of the embedded model in float32 with plain decoding."""
     from bench.lossless import run
@@ -201,9 +266,9 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "bits8": partial(forwards, SHAPE, "int8"),
     "cache8": partial(forwards, SHAPE, "int4", "int8"),
     "lossless": lossless,
-    "streams": partial(gpu_streams.shared_forwards, SHAPE, max(CONTEXTS)),
+    "streams": partial(shared_forwards, SHAPE, max(CONTEXTS)),
     "memory": memory,
-    "pages": gpu_streams.pages,
+    "pages": pages,
 }
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from bench import report
 from bench.plan import parse_drafters
-from bench.recordings import Line
-from bench.replay import Tally, replay, run
+from bench.replay import Line, Tally, replay, run
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import Options
 from outrider.models import TARGET
