@@ -8,8 +8,7 @@ import torch
 
 from outrider.drafters.interface import Drafter, Verdict
 from outrider.drafters.model.chain import ModelChain
-from outrider.drafters.model.draft_graph import DraftGraphDrafter
-from outrider.drafters.model.draft_tree import DraftTreeDrafter
+from outrider.drafters.model.draft_tree import DraftGraphDrafter, DraftTreeDrafter
 from outrider.drafters.model.language_model import LanguageModel
 from outrider.drafters.model.pair import Pair
 from outrider.drafters.model.union import UnionDrafter
