@@ -22,8 +22,7 @@ from bench.plan import BenchError, read_prompts
 from outrider.drafters.interface import Ints
 from outrider.drafters.none import NoDrafter
 from outrider.verify.fast_tokenizer import AnyTokenizer
-from outrider.verify.heads.block_layouts import new_block_head
-from outrider.verify.heads.blocks import BlockHead
+from outrider.verify.heads.blocks import BlockHead, new_block_head
 from outrider.verify.heads.loading import with_hidden_states
 from outrider.verify.heads.model import Target
 from outrider.verify.model import backend

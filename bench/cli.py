@@ -4,16 +4,46 @@ Heavy imports happen inside them, to keep --help fast.
 """
 
 import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bench.options import Config, Drafters, Limit, MaxTokens, Out, Prompts, Repeats, Temperatures, errors_as_sentences
 from bench.plan import PROMPTS
-from outrider.server.command import EXTRA_FLAGS
+from outrider.server.command import EXTRA_FLAGS, fail
 
 app = typer.Typer(help="Measure speed, cost and load.", no_args_is_help=True)
+# Options that several benchmarks share.
+Config = Annotated[Path | None, typer.Option(help="YAML file of settings; configs/ has examples.")]
+Prompts = Annotated[Path, typer.Option(help="A .jsonl or .jsonl.gz file; every line has a `prompt` field.")]
+Drafters = Annotated[str, typer.Option(help="Drafter names, separated by commas.")]
+Temperatures = Annotated[str, typer.Option(help="Temperatures, separated by commas.")]
+Limit = Annotated[int | None, typer.Option(help="Use only the first LIMIT prompts.", min=1)]
+MaxTokens = Annotated[int, typer.Option(help="Tokens per answer.", min=1)]
+Repeats = Annotated[int, typer.Option(help="Measured rounds; one more warms up.", min=1)]
+Out = Annotated[Path | None, typer.Option(help="Save the figures as JSON.")]
+
+
+@contextmanager
+def errors_as_sentences() -> Iterator[None]:
+    """Ends the command with exit code 2 and one sentence if a benchmark cannot run; on SIGTERM, like on Ctrl-C, in order."""
+    from bench.plan import BenchError
+    from outrider.drafters.tables.array_file import ArrayFileError
+    from outrider.server.settings import SettingsError
+    from outrider.verify.errors import ModelError
+
+    # So that servers that it started end, too.
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    except (SettingsError, BenchError, ModelError, ArrayFileError) as error:
+        raise fail(str(error)) from None
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def register(outrider: typer.Typer) -> None:
@@ -106,34 +136,18 @@ def bench_decode(
     max_tokens: MaxTokens = 128,
     repeats: Repeats = 5,
     config: Config = None,
-    forced: Annotated[Path | None, typer.Option(help="Emit the recorded answers of this stream, greedily.")] = None,
-    streams: Annotated[
-        str, typer.Option(help="With --forced: numbers of answers to decode at once, with the first drafter.")
-    ] = "1,4,8",
     out: Out = None,
 ) -> None:
-    """Measure tokens per second and per step, in process.
-
-    Settings also work as flags, and so do the drafters' options, such as --draft.only_if_worth false.
-    """
-    from bench.drafter_options import change_options, take_options
-    from bench.plan import make_plan, parse_counts, parse_drafters
+    """Measure tokens per second and per step, in process. Settings also work as flags."""
+    from bench.plan import make_plan
     from outrider.server.settings import load_settings, parse_flags
 
     with errors_as_sentences():
-        flags, changes = take_options(parse_flags(context.args))
-        settings = load_settings(config, flags)
-        options = change_options(settings.speculation.options, changes)
-        if forced:
-            (name, *_), counts = parse_drafters(drafter), parse_counts("--streams", streams)
-            from bench.model.streams import run_streams
+        settings = load_settings(config, parse_flags(context.args))
+        plan = make_plan(drafter, prompts, limit, temperature, max_tokens, repeats)
+        from bench.decode import run  # imports torch, unlike what reports errors
 
-            run_streams(settings, options, forced, name, counts, limit, max_tokens, repeats, out)
-        else:
-            plan = make_plan(drafter, prompts, limit, temperature, max_tokens, repeats)
-            from bench.decode import run
-
-            run(settings, plan, out, options)
+        run(settings, plan, out)
 
 
 @app.command("replay", context_settings=EXTRA_FLAGS)
@@ -153,18 +167,13 @@ def bench_replay(
     ] = False,
     json: Out = None,
 ) -> None:
-    """Replay recorded answers: tokens per step of drafters, without a model.
-
-    The drafters' options also work as flags, such as --trigram.depth 4.
-    """
-    from bench.drafter_options import change_options, take_options
+    """Replay recorded answers: tokens per step of drafters, without a model. Settings of speculation also work as flags."""
     from bench.plan import parse_counts, parse_drafters
     from bench.replay import run
     from outrider.server.settings import load_settings, parse_flags
 
     with errors_as_sentences():
-        flags, changes = take_options(parse_flags(context.args))
-        options = change_options(load_settings(None, flags).speculation.options, changes)
+        options = load_settings(None, parse_flags(context.args)).speculation.options
         names, budgets = parse_drafters(drafter), parse_counts("--nodes", nodes)
         run(stream, tokenizer, corpus or [], limit, names, budgets, options, json, learn)
 
@@ -207,20 +216,6 @@ def bench_serve(
             load.run(server.url, requests, rates, clients, out)
 
 
-@app.command("start", context_settings=EXTRA_FLAGS)
-def bench_start(
-    context: typer.Context,
-    files: Annotated[list[Path], typer.Argument(help="GGUF files.")],
-    turns: Annotated[int, typer.Option(help="First and later starts of each file.", min=1)] = 3,
-    out: Out = None,
-) -> None:
-    """Measure starts of `outrider serve`: seconds, and memory at the peak. Settings also work as flags."""
-    from bench.start import run
-
-    with errors_as_sentences():
-        run(files, turns, context.args, out)
-
-
 @app.command("pair")
 def bench_pair(
     urls: Annotated[list[str], typer.Argument(help="Servers that speak OpenAI's API; the others are compared with the first.")],
@@ -234,9 +229,6 @@ def bench_pair(
     key: Annotated[str | None, typer.Option(help="The servers' API key.", envvar="OPENAI_API_KEY")] = None,
     force: Annotated[bool, typer.Option("--force", help="Compare models with different names, too.")] = False,
     out: Out = None,
-    race: Annotated[
-        Path | None, typer.Option(help="Save two servers' answers to the first question as an animated SVG.")
-    ] = None,
 ) -> None:
     """Compare running servers on the same prompts, in turns: Outrider, llama-server, vLLM, SGLang, LM Studio, Ollama's /v1."""
     from bench.pair.run import Choice, run
@@ -245,7 +237,7 @@ def bench_pair(
     with errors_as_sentences():
         contexts = [int(each) for each in parse_numbers("--context", context)]
         choice = Choice(task.split(","), contexts, parse_numbers("--temperature", temperature), questions, max_tokens)
-        run(urls, choice, key, force, out, race)
+        run(urls, choice, key, force, out)
 
 
 @app.command("guard", context_settings=EXTRA_FLAGS)

@@ -3,7 +3,6 @@
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from bench import report
 from bench.plan import Plan
 from bench.record import Record, Row, digest
 from outrider.drafters.interface import Ints
-from outrider.drafters.options import DrafterName, Options
+from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import make
 from outrider.server.settings import Settings
 from outrider.server.worker.runtime import Runtime, load
@@ -28,14 +27,9 @@ KEY = ("repeat", "prompt", "temperature", "drafter")
 PHASES = ("draft", "verify", "commit")
 
 
-def run(settings: Settings, plan: Plan, out: Path | None, options: Options | None = None) -> dict[str, Any]:
-    """Measures, prints, and saves each answer if `out` is given; a file of the same run goes on. Raises BenchError.
-
-    `options` are the drafters', instead of the settings'.
-    """
+def run(settings: Settings, plan: Plan, out: Path | None) -> dict[str, Any]:
+    """Measures, prints, and saves each answer if `out` is given; a file of the same run goes on. Raises BenchError."""
     runtime = load(settings)
-    if options is not None:
-        runtime.resources = replace(runtime.resources, options=options)
     record = Record(out, describe(runtime, settings, plan), KEY)
     prompts = [encode(runtime, prompt) for prompt in plan.prompts]
     cases = list(product(range(plan.repeats), range(len(prompts)), plan.temperatures, plan.drafters))

@@ -4,8 +4,8 @@ In float32 they are equal unless rounding decides between two nearly equal score
 distinguishes a near-tie from a bug.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from bench import report
 from bench.decode import answer, encode
 from bench.plan import Plan
 from outrider.drafters.interface import Ints
-from outrider.drafters.options import DrafterName
 from outrider.server.settings import Settings
 from outrider.server.worker.runtime import Runtime, load
 from outrider.verify.model.batch import ForwardBatch
@@ -25,23 +24,10 @@ from outrider.verify.sampling.sampler import gumbel
 from outrider.verify.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """The first difference between a drafted answer and plain decoding."""
-
-    drafter: DrafterName
-    temperature: float
-    prompt: int  # index in the plan
-    position: int  # in the answer
-    plain: int  # token id; -1 after the end of the answer
-    drafted: int  # the same
-    margin: float  # the plain token's score minus the drafted one's: logits, with Gumbel noise if sampled
-
-
-def run(settings: Settings, plan: Plan) -> list[Divergence]:
-    """Compares every answer of the plan; prints and returns the divergences."""
+def run(settings: Settings, plan: Plan) -> list[dict[str, Any]]:
+    """Compares every answer of the plan; prints and returns the first differences."""
     runtime = load(settings)
-    divergences: list[Divergence] = []
+    divergences: list[dict[str, Any]] = []
     prompts = [encode(runtime, text) for text in plan.prompts]
     with Progress() as progress:
         task = progress.add_task("comparing", total=len(prompts) * len(plan.temperatures))
@@ -53,17 +39,10 @@ def run(settings: Settings, plan: Plan) -> list[Divergence]:
                     position = first_difference(plain, drafted)
                     if position is not None:
                         params = SamplingParams(temperature=temperature, seed=plan.seed)
-                        divergences.append(
-                            Divergence(
-                                drafter=drafter,
-                                temperature=temperature,
-                                prompt=number,
-                                position=position,
-                                plain=token_at(plain, position),
-                                drafted=token_at(drafted, position),
-                                margin=tie_margin(runtime, prompt, plain, drafted, position, params),
-                            )
-                        )
+                        margin = tie_margin(runtime, prompt, plain, drafted, position, params)
+                        tokens = {"plain": token_at(plain, position), "drafted": token_at(drafted, position)}
+                        place = {"drafter": drafter, "temperature": temperature, "prompt": number, "position": position}
+                        divergences.append({**place, **tokens, "margin": margin})
                 progress.advance(task)
     compared = len(prompts) * len(plan.temperatures) * len(plan.drafters)
     show(divergences, compared, runtime.runner.dtypes[0], runtime.runner.invariance)
@@ -99,19 +78,16 @@ def tie_margin(
     return float(scores[tokens[0]] - scores[tokens[1]])
 
 
-def show(divergences: Sequence[Divergence], compared: int, dtype: str, invariance: str) -> None:
+def show(divergences: Sequence[Mapping[str, Any]], compared: int, dtype: str, invariance: str) -> None:
     """Prints a table of the divergences, if any, and their number."""
     if divergences:
-        report.print_table(
-            "Divergences",
-            ("drafter", "temp.", "prompt", "position", "plain\ntoken", "drafted\ntoken", "margin"),
-            [
-                (row.drafter, row.temperature, row.prompt, row.position, row.plain, row.drafted, f"{row.margin:.6f}")
-                for row in divergences
-            ],
-            "prompt: index from 0; position: in the answer; token: id, -1 after the end; "
-            "margin: near 0 where rounding decided, larger where there is a bug.",
+        columns = {"drafter": "drafter", "temp.": "temperature", "prompt": "prompt", "position": "position"}
+        columns |= {"plain\ntoken": "plain", "drafted\ntoken": "drafted", "margin": "margin:.6f"}
+        legend = (
+            "prompt: index from 0; position: in the answer; token: id, -1 after the end; margin: the plain token's score minus"
+            " the drafted one's, near 0 where rounding decided, larger where there is a bug."
         )
+        report.print_figures("Divergences", columns, divergences, legend)
     Console(highlight=False).print(
         f"{compared - len(divergences)} of {compared} drafted answers equal plain decoding's ({dtype}).\n"
         f"Invariant rows: {invariance}."

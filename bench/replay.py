@@ -5,24 +5,96 @@ stream is a new session that reads its own prompt, so nothing is learned across 
 without a draft.
 """
 
+import json
+import tempfile
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.progress import Progress
 
 from bench import report
-from bench.recordings import Line, load_encoder, load_resources, load_stream
-from outrider.drafters.interface import EMPTY, Drafter, Verdict
+from bench.plan import BenchError
+from outrider.drafters.interface import EMPTY, Drafter, Ints, Verdict
 from outrider.drafters.options import DrafterName, Options
 from outrider.drafters.registry import Resources, make
 from outrider.drafters.sequence import Sequence as Text
+from outrider.drafters.tables import base_table, suffix
 from outrider.drafters.tables.learned_text import LearnedText
+from outrider.server.datastore_builder import DatastoreError, find_files, read_texts
 from outrider.server.worker.runtime import LEARNED_TOKENS
+from outrider.verify.errors import ModelError
 from outrider.verify.sampling.acceptance import walk
+from outrider.verify.tokenizer import load_tokenizer
+
+
+class Encoder(Protocol):
+    """The part of a tokenizer that benchmarks use."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Line:
+    """A prompt and its recorded answer."""
+
+    prompt: Ints  # int32 [P]
+    answer: Ints  # int32 [A]
+
+
+def load_encoder(path: str) -> Encoder:
+    """A sentencepiece .model file, or a tokenizer folder or Hugging Face id. Raises BenchError."""
+    if path.endswith(".model"):
+        import sentencepiece
+
+        try:
+            return cast(Encoder, sentencepiece.SentencePieceProcessor(model_file=path))
+        except (OSError, RuntimeError):  # which of them depends on the version
+            raise BenchError(f"{path} is not a sentencepiece model.") from None
+    try:
+        return cast(Encoder, load_tokenizer(path))
+    except ModelError as error:
+        raise BenchError(str(error)) from None
+
+
+def load_stream(path: Path, encoder: Encoder, limit: int | None) -> list[Line]:
+    """The lines of a stream. Raises BenchError."""
+    lines: list[Line] = []
+    try:
+        for text in path.read_text().splitlines()[:limit]:
+            record = json.loads(text)
+            prompt, answer = (np.array(encoder.encode(record[name]), np.int32) for name in ("prompt", "response"))
+            lines.append(Line(prompt, answer))
+    except (OSError, ValueError, KeyError) as error:
+        raise BenchError(f"Cannot read {path} ({error}); give .jsonl lines with `prompt` and `response`.") from None
+    return lines
+
+
+def load_resources(corpus: Sequence[Path], encoder: Encoder, options: Options) -> Resources:
+    """The corpus as n-gram table and suffix index for the drafters; empty tables for an empty corpus. Raises BenchError.
+
+    Each text is preceded by the separator `len(encoder)`.
+    """
+    separator, parts = len(encoder), list[NDArray[np.uint32]]()
+    try:
+        for file in find_files(corpus) if corpus else ():
+            parts += [np.array([separator, *encoder.encode(text)], np.uint32) for text in read_texts(file)]
+    except DatastoreError as error:
+        raise BenchError(str(error)) from None
+    if not parts:
+        return Resources(options, vocabulary=separator + 1)
+    tokens = np.concatenate(parts)
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "table"
+        base_table.build(table, [tokens], "replay", separator)
+        base = base_table.load(table)
+        return Resources(options, base, [suffix.index(tokens, separator)], separator + 1)
 
 
 @dataclass
@@ -32,17 +104,11 @@ class Tally:
     tokens: int = 0
     steps: int = 0
     seconds: list[float] = field(default_factory=list)  # of drafting and of learning, by step with a draft
-    emitted: list[int] = field(default_factory=list)  # tokens of these steps
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Emitted tokens per target forward."""
-        return self.tokens / self.steps
 
     def figures(self) -> dict[str, Any]:
         """Tokens per step, and microseconds of a step's drafting and learning together."""
         microseconds = {f"us_{share}": value for share, value in report.quantiles(self.seconds, 1e6).items()}
-        return {"tokens_per_step": round(self.tokens_per_step, 4), "steps": self.steps, **microseconds}
+        return {"tokens_per_step": round(self.tokens / self.steps, 4), "steps": self.steps, **microseconds}
 
 
 def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:
@@ -63,7 +129,6 @@ def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:
         drafter.observe(verdict)
         if position:
             tally.seconds.append(proposed - started + time.perf_counter() - verified)
-            tally.emitted.append(len(verdict.tokens))
         position += len(verdict.tokens)
         tally.steps += 1
     tally.tokens += len(answer)

@@ -17,12 +17,19 @@ from outrider.drafters.prediction import MEMORY, realign
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.base_table import BaseArrays
-from outrider.drafters.tables.contexts import Contexts, Sources, enter, new_contexts
 from outrider.drafters.tables.dice import Dice, at, new_dice, throw
-from outrider.drafters.tables.history import new_history
 from outrider.drafters.tables.learned_table import FEEDBACK, SUCCESSORS, TABLE_ORDER, absorb, new_rows
-from outrider.drafters.tables.levels import Scratch, new_scratch
-from outrider.drafters.tables.mixture import STRENGTH, load_prior
+from outrider.drafters.tables.mixture import (
+    STRENGTH,
+    Contexts,
+    Scratch,
+    Sources,
+    enter,
+    load_prior,
+    new_contexts,
+    new_history,
+    new_scratch,
+)
 from outrider.drafters.tables.nodes import Nodes, draft_tree, new_nodes
 from outrider.drafters.tables.suffix import LONGEST_CONTEXT, Corpus, index
 from outrider.drafters.trigram import CONTEXT
@@ -31,8 +38,8 @@ from outrider.drafters.trigram import CONTEXT
 # is drafted.
 MAX_UNLEARNED = 16
 
-# Nodes of lower path probability are not drafted.
-MIN_PATH = 1e-6
+# The longest path in tokens. Nodes of lower path probability are not drafted.
+DEPTH, MIN_PATH = 32, 1e-6
 
 
 class FusionDrafter:
@@ -47,7 +54,6 @@ class FusionDrafter:
         """
         trust, boost = load_prior()
         self._corpora = corpora or (index(np.empty(0, np.int64), vocabulary),)
-        self._options = options
         self._sources = Sources(
             (),
             new_history(options.capacity),
@@ -87,7 +93,7 @@ class FusionDrafter:
         limit, least = min(budget, MAX_NODES), max(MIN_PATH, least)
         dice = at(self._dice, self._sequence.emitted)
         sources, contexts, scratch, nodes = self._sources, self._contexts, self._scratch, self._nodes
-        size = _grow(sources, contexts, scratch, nodes, limit, least, self._options.depth, dice)
+        size = _grow(sources, contexts, scratch, nodes, limit, least, DEPTH, dice)
         return draft_tree(self._nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:

@@ -3,15 +3,12 @@
 Installed packages add drafters with the entry-point group `outrider.drafters`. Their names are read here; the packages are
 imported when such a drafter is made (`outrider.drafters.registry`).
 
-The server sets few of the options (`outrider.server.settings.Speculation`); experiments set any of them
-(`bench.drafter_options`).
+The server sets few of the options (`outrider.server.settings.Speculation`).
 """
 
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
-
-from annotated_types import Ge, Le
+from typing import TYPE_CHECKING, Literal, get_args
 
 MAX_NODES = 128
 MAX_WINDOW = 32
@@ -31,22 +28,14 @@ NAMES: tuple[DrafterName, ...] = get_args(DrafterName)
 NEED_A_MODEL: tuple[DrafterName, ...] = get_args(ModelName)
 # When a draft model drafts in addition to tables: before a verification, or beside it.
 DraftTime = Literal["auto", "before", "during", "never"]
-Probability = Annotated[float, Ge(0), Le(1)]
-Nodes = Annotated[int, Ge(1), Le(MAX_NODES)]
-Contexts = Annotated[int, Ge(16), Le(1 << 22)]
-TextTokens = Annotated[int, Ge(64), Le(1 << 22)]
 
 
 @dataclass(frozen=True)
 class TrigramOptions:
     # Base table file. By default the embedded table, if the model has the embedded tokenizer, otherwise none.
     table: str | None = None
-    # Search that builds the draft. The paper's is mcts; best-first drafts better in less time.
-    search: Literal["mcts", "best-first"] = "best-first"
-    # Maximum draft depth in tokens (l in the paper, which uses 4).
-    depth: Annotated[int, Ge(1), Le(32)] = 16
     # Maximum contexts stored per session. Not in the paper.
-    contexts: Contexts = 16_384
+    contexts: int = 16_384
 
 
 @dataclass(frozen=True)
@@ -56,7 +45,7 @@ class RetrievalOptions:
     # Folders made by `outrider datastore build --kind suffix` or `outrider datastore watch`.
     datastores: tuple[str, ...] = ()
     # Tokens read after each match.
-    length: Annotated[int, Ge(1), Le(32)] = 10
+    length: int = 10
 
 
 @dataclass(frozen=True)
@@ -64,9 +53,9 @@ class LookupOptions:
     """The `lookup` drafter: continues repeated text of the session."""
 
     # Minimum length of the repeated suffix in tokens.
-    shortest: Annotated[int, Ge(1), Le(64)] = 2
+    shortest: int = 2
     # Tokens of text indexed per session.
-    capacity: TextTokens = 16_384
+    capacity: int = 16_384
 
 
 @dataclass(frozen=True)
@@ -74,11 +63,11 @@ class LookaheadOptions:
     """The `lookahead` drafter. Defaults keep window and guesses within one verification."""
 
     # Lookahead window size (W in the paper).
-    window: Annotated[int, Ge(1), Le(32)] = 6
+    window: int = 6
     # N-gram length (N in the paper).
-    ngram: Annotated[int, Ge(2), Le(16)] = 5
+    ngram: int = 5
     # Maximum n-grams verified per step (G in the paper).
-    guesses: Annotated[int, Ge(1), Le(32)] = 8
+    guesses: int = 8
 
 
 @dataclass(frozen=True)
@@ -86,7 +75,7 @@ class DraftOptions:
     """The `draft` drafter (SSD): the draft model's chain, drafted before a verification."""
 
     # Maximum length of a draft: one draft-model forward per token.
-    steps: Nodes = 16
+    steps: int = 16
     # Stop drafting when the next token is expected to cost more time than it saves.
     only_if_worth: bool = True
 
@@ -96,13 +85,13 @@ class DraftTreeOptions:
     """The `draft-tree` drafter (TSD): the draft model's tree. Defaults from the GSD paper, appendix A."""
 
     # Maximum children per node (k in the paper).
-    children: Annotated[int, Ge(1), Le(16)] = 4
+    children: int = 4
     # Maximum tree depth: one draft-model forward per level.
-    steps: Nodes = 10
+    steps: int = 10
     # Nodes whose token is less probable than this are not expanded.
-    theta_prob: Probability = 0.2
+    theta_prob: float = 0.2
     # Nodes less probable than this fraction of their most probable sibling are not expanded.
-    theta_sib: Probability = 0.3
+    theta_sib: float = 0.3
     # Stop drafting when the next level is expected to cost more time than it saves.
     only_if_worth: bool = True
 
@@ -112,7 +101,7 @@ class DraftGraphOptions(DraftTreeOptions):
     """The `draft-graph` drafter (GSD): the draft model's tree, with repeated branches merged."""
 
     # Repeated tokens after which two nodes are merged.
-    tau: Annotated[int, Ge(1), Le(8)] = 2
+    tau: int = 2
 
 
 @dataclass(frozen=True)
@@ -123,19 +112,17 @@ class PearlOptions:
     # false, the paper's algorithm runs.
     only_if_worth: bool = True
     # Draft window in tokens (gamma); 0 uses the measured speed ratio of the two models (Theorem 1).
-    window: Annotated[int, Ge(0), Le(MAX_WINDOW)] = 0
+    window: int = 0
 
 
 @dataclass(frozen=True)
 class FusionOptions:
     """The `fusion` drafter: one mixture of all sources, whose weights are learned."""
 
-    # Maximum path length in tokens.
-    depth: Nodes = 32
     # Tokens of text indexed per session.
-    capacity: TextTokens = 16_384
+    capacity: int = 16_384
     # Maximum table contexts stored per session.
-    contexts: Contexts = 16_384
+    contexts: int = 16_384
     # When a draft model drafts: before a verification, during it, never, or `auto`: whichever saves most time.
     draft: DraftTime = "auto"
 

@@ -13,8 +13,7 @@ from outrider.drafters.interface import Drafter
 from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.model.chain import ModelChain
-from outrider.drafters.model.draft_graph import DraftGraphDrafter
-from outrider.drafters.model.draft_tree import DraftTreeDrafter
+from outrider.drafters.model.draft_tree import DraftGraphDrafter, DraftTreeDrafter
 from outrider.drafters.model.language_model import LanguageModel
 from outrider.drafters.model.pair import RANKS, Pair
 from outrider.drafters.model.union import UnionDrafter

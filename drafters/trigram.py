@@ -1,34 +1,57 @@
 """`trigram`: ADED / Adaptix (arXiv 2407.12021), with the errors of its public code corrected.
 
 A base tri-gram table counted from a corpus, an adaptive layer per session, and a search for the continuations worth verifying.
-The search is best-first or, as in the paper, Monte Carlo. The n-grams of the whole text are learned once; the paper's Algorithm
+The search is best-first; the paper's is Monte Carlo. The n-grams of the whole text are learned once; the paper's Algorithm
 2 learns those of the last tokens in each step. The target's likeliest tokens are learned, too. Sessions share nothing that they
 learn.
 """
 
+from functools import partial
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, Corpora, DraftTree, Ints, Sampling, Verdict
+from outrider.drafters.native.library import native, structure, zeros
 from outrider.drafters.options import TrigramOptions
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.base_table import BaseArrays
-from outrider.drafters.tables.dice import at, new_dice, throw
-from outrider.drafters.tables.learned_table import FEEDBACK, SUCCESSORS, TABLE_ORDER, absorb, learn, new_rows
-from outrider.drafters.tables.nodes import draft_tree
-from outrider.drafters.tables.search import Trigrams, best_first, monte_carlo, new_pool, new_visits
+from outrider.drafters.tables.dice import Dice, at, new_dice, throw
+from outrider.drafters.tables.learned_table import FEEDBACK, SUCCESSORS, TABLE_ORDER, LearnedRows, absorb, learn, new_rows
+from outrider.drafters.tables.nodes import Nodes, draft_tree, new_nodes
 
 # The context tokens of the longest n-gram that the library knows.
 CONTEXT = 3
 # The weight that is added per raised n-gram, and the bound of a raised weight; a row of the base table has total weight 1. The
 # paper gives neither.
 INCREMENT, MAXIMUM = 1.0, 16.0
-# The minimum path probability that the search expands.
-FLOOR = 0.002
-# Appendix F, for the Monte Carlo search: rollouts per draft (s), continuations in a draft (n) and exploration constants.
-ROLLOUTS, CONTINUATIONS, C1, C2 = 150, 24, 32.0, 8.0
-# Of the rollouts' random numbers.
-SEED = 0x9E3779B97F4A7C15
+# The longest draft in tokens (the paper's l, which is 4), and the minimum path probability that the search expands.
+DEPTH, FLOOR = 16, 0.002
+
+
+@structure
+class Trigrams(NamedTuple):
+    """The session's n-gram distribution: a base table, the session's rows over it, and the order."""
+
+    base: BaseArrays
+    rows: LearnedRows
+    order: int  # n-grams of 2 to `order` tokens
+
+
+@structure
+class Pool(NamedTuple):
+    """Search nodes, and a buffer."""
+
+    nodes: Nodes  # [P]
+    row_tokens: NDArray[np.int32]  # [S]; buffer for one successor list
+    row_probabilities: NDArray[np.float32]  # [S]
+
+
+def new_pool(nodes: int, row: int) -> Pool:
+    """Room for `nodes` search nodes with at most `row` children each."""
+    return zeros(Pool, row, nodes=new_nodes(nodes))
 
 
 class TrigramDrafter:
@@ -39,11 +62,9 @@ class TrigramDrafter:
 
     def __init__(self, base: BaseArrays, options: TrigramOptions) -> None:
         self._base = base
-        self._options = options
         self._rows = new_rows(options.contexts, SUCCESSORS)
         self._trigrams = Trigrams(base, self._rows, TABLE_ORDER)
-        nodes = 1 + SUCCESSORS * (ROLLOUTS if options.search == "mcts" else MAX_NODES)
-        self._pool, self._visits = new_pool(nodes, SUCCESSORS), new_visits(nodes if options.search == "mcts" else 0)
+        self._pool = new_pool(1 + SUCCESSORS * MAX_NODES, SUCCESSORS)
         self._sequence = Sequence()
         self._reader = Reader()
         self._dice = new_dice()
@@ -58,7 +79,9 @@ class TrigramDrafter:
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         if budget <= 0 or not len(self._sequence):
             return EMPTY
-        return draft_tree(self._pool.nodes, self._search(budget), budget)
+        context, dice = self._sequence.context(CONTEXT), at(self._dice, self._sequence.emitted)
+        size = best_first(self._trigrams, self._pool, context, DEPTH, budget, FLOOR, dice)
+        return draft_tree(self._pool.nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:
         start = len(self._sequence) - len(verdict.tokens)
@@ -78,17 +101,17 @@ class TrigramDrafter:
         restore(self._rows._asdict(), part(saved, "rows"))
         self._reader.resume(text, int(array(saved, "known", np.float64, 1)[0]))
 
-    def _search(self, budget: int) -> int:
-        """Marks the nodes of a draft in the pool; returns the pool's size."""
-        context, depth = self._sequence.context(CONTEXT), self._options.depth
-        if self._options.search == "mcts":
-            random = np.array([SEED], np.uint64)
-            constants = (depth, ROLLOUTS, CONTINUATIONS, C1, C2, random, new_dice())
-            return monte_carlo(self._trigrams, self._pool, self._visits, context, *constants)
-        dice = at(self._dice, self._sequence.emitted)
-        return best_first(self._trigrams, self._pool, context, depth, budget, FLOOR, dice)
-
     def _learn(self, start: int) -> None:
         """Learns the n-grams that end at position `start` or later."""
         text, count = self._sequence.tokens[max(0, start - CONTEXT) :], len(self._sequence) - start
         learn(self._base, self._rows, text, count, TABLE_ORDER, INCREMENT, MAXIMUM)
+
+
+@partial(native, module="search")
+def best_first(
+    trigrams: Trigrams, pool: Pool, text: NDArray[np.int32], depth: int, budget: int, floor: float, dice: Dice
+) -> int:
+    """Marks the `budget` likeliest nodes of up to `depth` tokens and at least `floor` path probability; returns the size.
+
+    `text` has the last three tokens, -1 = none.
+    """

@@ -22,7 +22,6 @@ import httpx
 import openai
 import pytest
 
-from bench.http.process import children
 from outrider import models
 
 ROOT = Path(__file__).parents[1]
@@ -175,3 +174,8 @@ def resident_mb(process_id: int) -> float:
 
 
 SHARED_SERVERS = ("served", "guarded")
+
+
+def children(process_id: int) -> list[int]:
+    tasks = Path(f"/proc/{process_id}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]

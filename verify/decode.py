@@ -16,11 +16,6 @@ class Decoded:
     finish: Finish
     steps: list[Step]
 
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens emitted per target forward, bonus tokens included."""
-        return len(self.tokens) / max(1, len(self.steps))
-
 
 def step(stream: Stream) -> Step:
     """A round of one request alone. Raises what ends the request."""

@@ -22,18 +22,14 @@ class FastTokenizer:
     def __init__(
         self,
         backend: Tokenizer,
-        special: Mapping[str, str | None],
+        special: Mapping[str, str],
         templates: str | Mapping[str, str] | None = None,
         others: Sequence[str] = (),
     ) -> None:
-        """`special` has tokens by transformers' names of their roles, such as `eos_token`; those that are no tokens yet are
-        added. `others` are special tokens without a role."""
+        """`special` has tokens by transformers' names of their roles, such as `eos_token`; `others` are those without one."""
         self._others = tuple(others)
         self.backend_tokenizer, self.decoder, self.chat_template = backend, backend.decoder, templates
-        self.special_tokens_map = {role: token for role, token in special.items() if token is not None}
-        known = {str(token) for token in self.added_tokens_decoder.values()}
-        missing = dict.fromkeys(token for token in self.special_tokens_map.values() if token not in known)
-        backend.add_tokens([AddedToken(token, special=True) for token in missing])
+        self.special_tokens_map = special
 
     def __len__(self) -> int:
         return int(self.backend_tokenizer.get_vocab_size())

@@ -18,7 +18,7 @@ from outrider.drafters.sequence import Reader, Sequence
 from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.cache.kv_cache import KVCache, Rows, SwappedRows
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.sampling.acceptance import Decision, Rule, rule_of
+from outrider.verify.sampling.acceptance import Decision, decide
 from outrider.verify.sampling.logits import LogitsProcessor, ProcessedLogits
 from outrider.verify.sampling.rows import Logits, in_place
 from outrider.verify.sampling.topk import likeliest, logprobs_of
@@ -69,14 +69,12 @@ class Verifier:
     swapped out and in again. Callers enforce the context limit.
     """
 
-    def __init__(self, runner: ModelRunner, cache: KVCache | None, rule_of: Callable[[SamplingParams], Rule] = rule_of) -> None:
+    def __init__(self, runner: ModelRunner, cache: KVCache | None) -> None:
         self.runner = runner
-        self._rule_of = rule_of
         self.sequence = CachedText()  # only the verifier changes it
         self.sequence.rows = cache
         self._reader = Reader()
         self._params = SamplingParams()
-        self._rule = rule_of(self._params)
         self._processor: LogitsProcessor | None = None
         self._adapter: Adapter | None = None
         self._pictures: Listed[Picture] = ()  # of the request's prompt, in its order
@@ -166,7 +164,6 @@ class Verifier:
         of a session have the same adapter.
         """
         self._params, self._adapter, self._pictures = params, adapter, pictures
-        self._rule = self._rule_of(params)
         self._processor = LogitsProcessor(params, self._as_model_reads(prompt), stop_ids, self.runner.vocabulary)
         self._prompt_logprobs = [] if wants_prompt_logprobs else None
         self.sequence.begin(prompt, max_tokens, stop_ids)
@@ -243,7 +240,7 @@ class Verifier:
         assert self._processor is not None
         position, rows = self.sequence.emitted, in_place(logits)  # the position of the next token in the answer
         processed = ProcessedLogits(self._processor, rows, tree, position, allowed)
-        decision = self._rule.decide(processed, tree, position, likeliest(rows, feedback, together), together)
+        decision = decide(self._params, processed, tree, position, likeliest(rows, feedback, together), together)
         return Judgement(tree, rows, decision, self._params.logprobs)
 
     def commit(self, verdict: Verdict) -> None:

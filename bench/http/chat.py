@@ -1,7 +1,7 @@
 """A client of chat completions: streams an answer and times its chunks."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,10 @@ class Answer:
 
     tokens: int
     seconds: float  # prompt included
-    ids: list[int] | None = None  # None over HTTP, except Outrider's
     steps: int | None = None  # forwards that emitted tokens, if the peer counts them
     first_token_seconds: float | None = None  # from the start; None without streaming
-    prompt_tokens: int | None = None  # None if the peer was given token ids
     text: str | None = None  # None in process
     first_text: str = ""  # the part of the text that came first
-    arrivals: Sequence[tuple[float, int]] = ()  # seconds from the start, and characters of the text by then
 
     @property
     def rate(self) -> float:
@@ -51,8 +48,7 @@ def ask(client: httpx.Client, fields: Mapping[str, Any], headers: Mapping[str, s
 
 def read(arrived: list[tuple[float, bytes]]) -> Answer:
     """The answer of a stream, from its pieces and the seconds at which they arrived. Raises BenchError if it holds an error."""
-    text, first_text, ids, first, usage, steps, rest = "", "", list[int](), None, dict[str, Any](), None, b""
-    arrivals = list[tuple[float, int]]()
+    text, first_text, first, usage, steps, rest = "", "", None, dict[str, Any](), None, b""
     for seconds, data in arrived:
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
@@ -62,18 +58,16 @@ def read(arrived: list[tuple[float, bytes]]) -> Answer:
             if "error" in chunk:
                 raise BenchError(f"A server ended an answer with an error: {chunk['error']['message']}")
             for choice in chunk.get("choices", ()):
-                content, tokens = text_of(choice.get("delta") or {}), choice.get("token_ids") or []
-                text, ids = text + content, ids + tokens
-                first = seconds if first is None and (content or tokens) else first
+                content = text_of(choice.get("delta") or {})
+                text += content
+                first = seconds if first is None and (content or choice.get("token_ids")) else first
                 first_text = text if seconds == first else first_text
-                arrivals.append((seconds, len(text)))
             usage = chunk.get("usage") or usage
             steps = count_steps(chunk, usage) or steps
     if not usage:
         raise BenchError("A server ended an answer without its usage.")
     total = arrived[-1][0]
-    prompt = usage["prompt_tokens"]
-    return Answer(usage["completion_tokens"], total, ids or None, steps, first or total, prompt, text, first_text, arrivals)
+    return Answer(usage["completion_tokens"], total, steps, first or total, text, first_text)
 
 
 def text_of(delta: Mapping[str, Any]) -> str:

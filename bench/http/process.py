@@ -88,8 +88,3 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def children(process_id: int) -> list[int]:
-    tasks = Path(f"/proc/{process_id}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]

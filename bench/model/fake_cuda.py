@@ -85,7 +85,7 @@ class Device(TorchDispatchMode):
 
     @contextmanager
     def capture(self, device: torch.device) -> Iterator[Any]:
-        """See `outrider.verify.model.gpu.staged_graph.Capture`; notes operations that CUDA would refuse to capture."""
+        """See `outrider.verify.model.gpu.graphs.Capture`; notes operations that CUDA would refuse to capture."""
         self._is_capturing = True
         try:
             yield lambda: None

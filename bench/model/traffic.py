@@ -27,7 +27,7 @@ from outrider.verify.model.gpu.text_work import BLOCK, ROWS, SPLIT_KEYS, split_c
 from outrider.verify.model.gpu.triton_experts import splits_of as splits_of_down
 from outrider.verify.model.gpu.triton_products import splits_of
 from outrider.verify.model.torch_runner import TorchRunner
-from outrider.verify.sampling.acceptance import Keyed
+from outrider.verify.sampling.acceptance import decide
 from outrider.verify.sampling.topk import likeliest
 from outrider.verify.sampling_params import SamplingParams
 
@@ -219,7 +219,7 @@ def count_step(config: Any, nodes: int, context: int) -> Counts:
     with fake_cuda() as device, without_events():
         logits = torch.empty(nodes + 1, runner.vocabulary, dtype=torch.bfloat16, device=CUDA)
         tree = chain(np.zeros(nodes, np.int32), np.ones(nodes, np.float32), Source.NONE)
-        Keyed(SamplingParams(temperature=0)).decide(logits, tree, 0, likeliest(logits, FEEDBACK if nodes else 0))
+        decide(SamplingParams(temperature=0), logits, tree, 0, likeliest(logits, FEEDBACK if nodes else 0))
     more = sum(count * (KERNELS.get(name.split(".")[1], 1) - 1) for name, count in device.operations.items())
     counts.add("sampling", device.bytes, device.launches + more)
     return counts

@@ -16,7 +16,6 @@ from rich.progress import Progress
 from bench import report
 from bench.http.chat import Answer, ask
 from bench.pair.prompts import TASKS, Question, after, apart
-from bench.pair.race import draw
 from bench.plan import BenchError
 
 TIMEOUT_SECONDS = 3600.0
@@ -103,10 +102,8 @@ class Part:
     answers: Sequence[Sequence[Answer]]  # by question, then by server
 
 
-def run(
-    urls: Sequence[str], choice: Choice, key: str | None, force: bool, out: Path | None, race: Path | None = None
-) -> dict[str, Any]:
-    """Measures, prints, and saves the figures and the race where asked. Raises BenchError."""
+def run(urls: Sequence[str], choice: Choice, key: str | None, force: bool, out: Path | None) -> dict[str, Any]:
+    """Measures, prints, and saves the figures if `out` is given. Raises BenchError."""
     if unknown := [task for task in choice.tasks if task not in TASKS]:
         raise BenchError(f"There is no task {', '.join(unknown)}; choose from {', '.join(TASKS)}.")
     if any(context < 0 for context in choice.contexts):
@@ -130,8 +127,6 @@ def run(
     show(figures)
     if out:
         report.save(out, figures)
-    if race:
-        race.write_text(draw([each["program"] for each in figures["servers"][:2]], parts[0].answers[0][:2]))
     return figures
 
 

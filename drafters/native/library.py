@@ -97,14 +97,14 @@ def zeros(kind: type[S], size: int | tuple[int, ...], /, **others: Any) -> S:
     return kind(**made)
 
 
-def native(declaration: F) -> F:
-    """The library's function that a declaration without a body describes."""
+def native(declaration: F, module: str = "") -> F:
+    """The library's function that a declaration without a body describes, of the header `module` or named as its module."""
     if LIBRARY is None:
         return missing  # type: ignore[return-value]
     hints = get_type_hints(declaration)
     result = hints.pop("return")
     crossings = [crossing(hint) for hint in hints.values()]
-    module = declaration.__module__.rpartition(".")[2]
+    module = module or declaration.__module__.rpartition(".")[2]
     returned = None if result is type(None) else Pair if get_origin(result) is tuple else crossing(result).type
     prototype = ctypes.CFUNCTYPE(returned, *[c_void_p if each.argument else each.type for each in crossings])
     function = prototype(symbol(f"{module}_{declaration.__name__.removeprefix('_')}", c_void_p).value)

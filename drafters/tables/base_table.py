@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.native.library import native, structure
+from outrider.drafters.native.library import structure
 from outrider.drafters.tables import array_file
 from outrider.drafters.tables.array_file import ArrayFileError
 
@@ -60,16 +60,6 @@ def load(path: Path, fingerprint: str | None = None, vocabulary: int | None = No
     if vocabulary is not None and base.tokens.max(initial=0) >= vocabulary:
         raise ArrayFileError(f"{path} has token ids that this model lacks; build it again with this model's tokenizer.")
     return base
-
-
-@native
-def context_key(before: int, previous: int, last: int) -> np.uint64:
-    """The key of a context of up to three tokens, -1 = none. Exact for one and two tokens, a hash for three."""
-
-
-@native
-def find(base: BaseArrays, key: np.uint64) -> int:
-    """The context's index, or -1."""
 
 
 @dataclass

@@ -64,21 +64,6 @@ def at(dice: Dice, position: int) -> Dice:
 
 
 @native
-def position_key(seed: np.uint64, position: int) -> np.uint64:
-    """`outrider.drafters.noise.position_key` of a mixed seed."""
-
-
-@native
-def random_bits(key: np.uint64, token: int) -> np.uint64:
-    """The 53 random bits behind the target's noise of a token."""
-
-
-@native
-def exponential(bits: np.uint64) -> float:
-    """exp(-G), for the Gumbel noise G of these bits."""
-
-
-@native
 def weigh_tree(dice: Dice, nodes: Nodes, size: int, scratch: NDArray[np.float64]) -> None:
     """`weigh_children` for the children of each of the first `size` nodes, which may be anywhere among them.
 

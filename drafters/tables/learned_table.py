@@ -58,21 +58,3 @@ def absorb(
     `probabilities` are the target's likeliest tokens at the root and at each node, [N+1, K]. The longest context, of
     `order` - 1 tokens, takes the target's distribution; shorter contexts occur in many places and move half-way.
     """
-
-
-@native
-def successors(
-    base: BaseArrays,
-    rows: LearnedRows,
-    before: int,
-    previous: int,
-    last: int,
-    order: int,
-    tokens: NDArray[np.int32],
-    probabilities: NDArray[np.float32],
-) -> int:
-    """P(. | before, previous, last) into `tokens` and `probabilities`, likeliest first, up to their size; returns the number.
-
-    Backs off from contexts of `order` - 1 tokens down to one: a row's missing mass is distributed by the row of the next
-    shorter context. Ties keep table order.
-    """

@@ -29,11 +29,6 @@ def new_nodes(size: int) -> Nodes:
 
 
 @native
-def reset(nodes: Nodes, last: int) -> None:
-    """Makes node 0 the token `last`."""
-
-
-@native
 def choose_likeliest(nodes: Nodes, size: int, budget: int) -> None:
     """Marks the `budget` likeliest paths among the first `size` nodes and clears all other marks."""
 

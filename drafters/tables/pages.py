@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.native.library import native, structure
+from outrider.drafters.native.library import structure
 
 # Pages are small, because reads are scattered.
 PAGE_SHIFT = 6
@@ -64,8 +64,3 @@ def _words(array: NDArray[Any]) -> NDArray[np.uint32]:
     if len(data) % 4:
         data = np.concatenate([data, np.zeros(-len(data) % 4, np.uint8)])
     return data.view(np.uint32)
-
-
-@native
-def word(pages: Pages, at: int) -> int:
-    """The file's 32-bit word at index `at`."""

@@ -127,37 +127,5 @@ def index(tokens: NDArray[Any], separator: int) -> Corpus:
 
 
 @native
-def token_at(corpus: Corpus, position: int) -> int:
-    """The text's token at `position`; -1 beyond the text."""
-
-
-@native
-def position_at(corpus: Corpus, index: int) -> int:
-    """The text position at `index` of the suffix array."""
-
-
-@native
-def narrow(corpus: Corpus, low: int, high: int, length: int, token: int) -> tuple[int, int]:
-    """The part of a context's range [low, high) where `token` follows; `length` is the context's length."""
-
-
-@native
-def follow(
-    corpus: Corpus,
-    low: NDArray[np.int64],
-    high: NDArray[np.int64],
-    token: int,
-    next_low: NDArray[np.int64],
-    next_high: NDArray[np.int64],
-) -> None:
-    """Updates the ranges of a text's last 0, 1, 2 ... tokens for one more `token`; may update in place."""
-
-
-@native
-def frequent_row(corpus: Corpus, low: int, length: int) -> int:
-    """The row of the frequent context of `length` tokens whose range starts at `low`, or -1."""
-
-
-@native
 def _count_frequent(corpus: Corpus, slots: NDArray[np.uint32], rows: NDArray[np.uint32]) -> int:
     """Visits all frequent contexts, writes their rows unless `rows` is empty, and returns their number."""

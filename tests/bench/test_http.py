@@ -13,12 +13,10 @@ import typer
 from typer.testing import CliRunner
 
 from bench.cli import register
-from bench.drafter_options import change_options, take_options
 from bench.http.chat import ask, read
 from bench.http.load import stream
 from bench.http.process import start
 from bench.plan import BenchError
-from outrider.drafters.options import Options
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -80,14 +78,14 @@ def test_outriders_stream() -> None:
         (0.5, piece(choices=[delta(None, [2])]) + last + b"data: [DONE]\n\n"),
     ]
     answer = read(arrived)
-    assert (answer.tokens, answer.ids, answer.steps, answer.text) == (5, [7, 8, 9, 10, 2], 3, "abcd")
-    assert (answer.first_token_seconds, answer.seconds, answer.prompt_tokens) == (0.3, 0.5, 9)
+    assert (answer.tokens, answer.steps, answer.text) == (5, 3, "abcd")
+    assert (answer.first_token_seconds, answer.seconds) == (0.3, 0.5)
 
 
 def test_llama_servers_steps_are_the_tokens_that_were_not_drafted() -> None:
     arrived = [(0.1, piece(choices=[delta("a")])), (0.2, piece(usage=USAGE, timings={"draft_n": 8, "draft_n_accepted": 2}))]
     answer = read(arrived)
-    assert (answer.tokens, answer.ids, answer.steps) == (5, None, 3)
+    assert (answer.tokens, answer.steps) == (5, 3)
 
 
 def test_reasoning_and_calls_of_tools_are_text() -> None:
@@ -137,7 +135,7 @@ def test_the_entry_point_adds_the_commands() -> None:
     assert "bench" in listed
     assert "verify-lossless" in listed and "verify-quality" in listed
     commands = CliRunner().invoke(app, ["bench", "--help"]).output
-    assert all(name in commands for name in ("decode", "gpu", "live", "replay", "serve", "start"))
+    assert all(name in commands for name in ("decode", "gpu", "live", "replay", "serve"))
 
 
 def test_nothing_heavy_is_imported_with_the_commands() -> None:
@@ -151,12 +149,9 @@ def test_nothing_heavy_is_imported_with_the_commands() -> None:
     [
         (["verify-lossless", "--drafter", "magic"], "no drafter magic"),
         (["bench", "decode", "--temperature", "warm"], "--temperature takes numbers"),
-        (["bench", "decode", "--forced", "x.jsonl", "--streams", "0"], "--streams takes whole numbers"),
         (["bench", "decode", "--model.no_such", "1"], "model.no_such"),
-        (["bench", "decode", "--draft.no_such", "1"], "no option --draft.no_such"),
         (["bench", "live", "--prompts", "no-such-file"], "Cannot read questions from no-such-file"),
         (["bench", "replay", "--stream", "x", "--tokenizer", "x", "--nodes", "many"], "--nodes takes whole numbers"),
-        (["bench", "start", "no-such-file"], "there is no file no-such-file"),
         (["bench", "serve", "--rate", "0"], "--rate takes numbers above 0"),
         (["bench", "serve", "--concurrency", "1.5"], "--concurrency takes whole numbers"),
     ],
@@ -166,30 +161,3 @@ def test_user_errors_are_one_sentence(arguments: list[str], sentence: str) -> No
     assert done.exit_code == 2
     assert sentence in done.stderr
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_flags_of_drafters_are_told_from_settings() -> None:
-    flags = {"draft.steps": "4", "draft.only_if_worth": "false", "draft_model.path": "d", "speculation.max_nodes": "8"}
-    settings, changes = take_options(flags)
-    assert settings == {"draft_model.path": "d", "speculation.max_nodes": "8"}
-    assert changes == {"draft": {"steps": "4", "only_if_worth": "false"}}
-
-
-def test_options_are_changed_and_converted() -> None:
-    found = change_options(Options(), {"draft": {"steps": "4", "only_if_worth": "false"}, "trigram": {"table": "my.ngram"}})
-    assert (found.draft.steps, found.draft.only_if_worth, found.trigram.table) == (4, False, "my.ngram")
-    assert found.draft_tree == Options().draft_tree
-    assert change_options(Options(), {}) == Options()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"trigram": {"order": "2"}}, "no option --trigram.order; trigram has contexts, depth, search, table"),
-        ({"trigram": {"depth": "33"}}, "--trigram.depth is invalid: Input should be less than or equal to 32"),
-        ({"draft": {"steps": "many"}}, "--draft.steps is invalid"),
-    ],
-)
-def test_unknown_and_invalid_options_are_refused(changes: Any, words: str) -> None:
-    with pytest.raises(BenchError, match=words):
-        change_options(Options(), changes)

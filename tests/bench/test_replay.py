@@ -1,4 +1,4 @@
-"""Replay accepts what a verifier would, also in several forced answers at once; tables, and the provenance of results."""
+"""Replay accepts what a verifier would; tables, and the provenance of results."""
 
 import json
 import sys
@@ -9,18 +9,11 @@ import numpy as np
 import pytest
 
 from bench import report
-from bench.model import streams
-from bench.model.streams import forced_stream, select_fitting
-from bench.plan import BenchError, parse_drafters
-from bench.recordings import Line
-from bench.replay import Tally, replay, run
+from bench.plan import parse_drafters
+from bench.replay import Line, Tally, replay, run
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import Options
-from outrider.drafters.registry import Resources
 from outrider.models import TARGET
-from outrider.verify.decode import finish
-from outrider.verify.model.torch_runner import TorchRunner
-from outrider.verify.stream import Stream
 from tests.drafts import Oracle
 
 
@@ -72,32 +65,3 @@ def test_results_hold_their_provenance(tmp_path: Path, monkeypatch: pytest.Monke
     assert saved["command"] == "outrider bench decode --prompts prompts.jsonl"
     assert saved["speed"] == 1
     assert {"machine", "commit", "date", "python", "torch", "transformers"} <= saved.keys()
-
-
-@pytest.mark.parametrize("name", ["none", "lookup", "fusion"])
-def test_a_forced_answer_takes_fewer_steps_with_drafts(tiny_runner: TorchRunner, name: str) -> None:
-    answer = np.array([5, 6, 7, 8, 9, 10] * 6, np.int32)
-    line = Line(np.array([5, 6, 7, 8, 9, 10, 5], np.int32), answer)
-    decoded = finish(forced_stream(tiny_runner, name, Resources(vocabulary=98), line, 16, None))
-    assert decoded.tokens == answer.tolist()
-    assert len(decoded.steps) == len(answer) if name == "none" else len(decoded.steps) < 20
-
-
-@pytest.mark.parametrize("advance", [streams.together, streams.in_turns])
-def test_all_answers_are_decoded(tiny_runner: TorchRunner, advance: streams.Advance) -> None:
-    started: list[Line] = []
-
-    def start(line: Line) -> Stream:
-        started.append(line)
-        return forced_stream(tiny_runner, "none", Resources(vocabulary=98), line, 0, None)
-
-    given = [Line(np.array([5, number], np.int32), np.arange(3, dtype=np.int32)) for number in range(2)] * 2
-    assert streams.tokens_per_second(given, start, 2, advance) > 0
-    assert started == given
-
-
-def test_only_answers_below_half_of_the_context_are_selected() -> None:
-    lines = [Line(np.zeros(3, np.int32), np.zeros(length, np.int32)) for length in (1, 2, 49, 50)]
-    assert [len(line.answer) for line in select_fitting(lines, 100)] == [2, 49]
-    with pytest.raises(BenchError, match="fits the context"):
-        select_fitting(lines[-1:], 100)

@@ -67,9 +67,7 @@ def test_of_experts_a_share_is_read() -> None:
     assert all_of_them.needed_bytes - one.needed_bytes == pytest.approx(more * experts)
 
 
-def test_a_part_that_raises_is_saved_and_the_others_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_part_that_raises_is_saved_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> dict[str, Any]:
         raise RuntimeError("out of memory")
 
@@ -78,7 +76,6 @@ def test_a_part_that_raises_is_saved_and_the_others_run(
     run(["memory", "lossless"], tmp_path / "gpu.json")
     saved = json.loads((tmp_path / "gpu.json").read_text())
     assert saved["memory"]["error"] == "RuntimeError: out of memory" and saved["lossless"]["divergences"] == 0
-    assert "lossless.divergences" in capsys.readouterr().out
 
 
 def test_a_wrong_part_and_a_missing_gpu_get_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

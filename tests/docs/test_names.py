@@ -14,8 +14,7 @@ import pytest
 import typer
 import yaml
 
-from bench.drafter_options import change_options, take_options
-from outrider.drafters.options import NAMES, Options
+from outrider.drafters.options import NAMES
 from outrider.server.cli import add_plugins, app
 from outrider.server.settings import Settings, load_settings, parse_flags
 from outrider.server.settings.reference import sections, setting_names
@@ -150,9 +149,6 @@ def test_outrider_commands_and_flags_exist(group: Any, line: str) -> None:
             assert argument in options or argument in ("--help", "--install-completion"), f"outrider {line}: no {argument}"
     assert command.context_settings.get("allow_extra_args") or not settings
     flags = {name: value for name, value in parse_flags(settings).items() if "..." not in str(value)}
-    if line.startswith(("bench decode", "bench replay")):
-        flags, changes = take_options(flags)
-        change_options(Options(), changes)
     load_settings(None, flags)
 
 

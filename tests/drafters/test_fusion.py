@@ -134,13 +134,8 @@ NONE = np.empty(0, np.int32)
 LEARNED = np.array([11, 12, 13, 14, 15], np.int32)
 
 
-@pytest.fixture(params=["mcts", "best-first"])
-def options(request: pytest.FixtureRequest) -> TrigramOptions:
-    return TrigramOptions(search=request.param)
-
-
-def test_emitted_tokens_are_learned(options: TrigramOptions) -> None:
-    drafter = Driven(TrigramDrafter(base_table.empty_base(), options))
+def test_emitted_tokens_are_learned() -> None:
+    drafter = Driven(TrigramDrafter(base_table.empty_base(), TrigramOptions()))
     drafter.begin(np.array([1], np.int32))
     assert len(drafter.propose(16)) == 0
     drafter.observe(Verdict(EMPTY, NONE, LEARNED))
@@ -149,9 +144,9 @@ def test_emitted_tokens_are_learned(options: TrigramOptions) -> None:
     assert tree.tokens[0] == 13
 
 
-def test_what_is_learned_stays_in_the_session(options: TrigramOptions) -> None:
+def test_what_is_learned_stays_in_the_session() -> None:
     base = base_table.empty_base()
-    first, second = Driven(TrigramDrafter(base, options)), Driven(TrigramDrafter(base, options))
+    first, second = (Driven(TrigramDrafter(base, TrigramOptions())) for _ in range(2))
     first.begin(LEARNED)
     first.end()
     for drafter, expected in ((first, [13]), (second, [])):

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.http.process import children
 from outrider import models
 from tests.hub import MODEL, serving_hub
-from tests.servers import WAIT_SECONDS, Served
+from tests.servers import WAIT_SECONDS, Served, children
 
 PROMPT = "\n> "
 QUESTION = "Write a Python function that reads a file."

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from bench.http.process import children
 from outrider.models import packaged
 from tests.hub import installed
 from tests.integration.real.questions import chat, text
 from tests.requests import events
-from tests.servers import Served, serving
+from tests.servers import Served, children, serving
 
 pytest.importorskip("llama_cpp")
 pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("llama"), pytest.mark.timeout(600)]

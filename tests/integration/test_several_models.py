@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from bench.http.process import children
 from outrider import models
-from tests.servers import Served, serving, wait_until
+from tests.servers import Served, children, serving, wait_until
 
 pytestmark = pytest.mark.slow  # workers start, and are waited for until they end
 

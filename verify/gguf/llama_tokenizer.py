@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizer
 
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf import llama_package
-from outrider.verify.gguf.file_tokenizer import ROLES
+from outrider.verify.gguf.tokenizer import ROLES
 from outrider.verify.gguf.vocabulary import Vocabulary
 
 

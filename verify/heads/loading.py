@@ -12,9 +12,8 @@ from transformers.utils import cached_file
 from outrider.verify.checkpoint import DEFAULT_REVISION, MTP, locate
 from outrider.verify.errors import ModelError, first_sentence, loading
 from outrider.verify.heads.assistant import TYPES, AssistantHead, AssistantModel, layers_read, new_assistant
-from outrider.verify.heads.block_layouts import is_block_head, new_block_head
 from outrider.verify.heads.block_model import BlockModel
-from outrider.verify.heads.blocks import BlockHead
+from outrider.verify.heads.blocks import BlockHead, is_block_head, new_block_head
 from outrider.verify.heads.chain import ChainedHeads
 from outrider.verify.heads.model import HeadModel, Target
 from outrider.verify.heads.mtp import load_mtp

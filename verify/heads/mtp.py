@@ -1,11 +1,11 @@
 """Loads multi-token prediction (MTP) layers as modules of transformers, from the target's checkpoint or its GGUF file."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig
 from transformers.utils import cached_file
 
 from outrider.verify.checkpoint import Location, locate
@@ -18,12 +18,15 @@ from outrider.verify.hub import hub_errors, model_file
 from outrider.verify.model.architecture.description import Architecture
 from outrider.verify.model.architecture.families import BY_FILE
 from outrider.verify.model.architecture.rotary import frequencies
+from outrider.verify.model.cpu.native.loading import Source
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.experts import expert_name
+from outrider.verify.model.file_config import configuration
 from outrider.verify.model.file_model import empty_model
 from outrider.verify.model.file_tensors import NORM
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import read_configuration
+from outrider.verify.model.memory import FLOAT32
 from outrider.verify.model.tensors import LAYER, Tensors, file_name, names_of, read_gguf
 
 # The parts of a mixture's weights, by the names of transformers.
@@ -128,41 +131,9 @@ def file_names(name: str, first: int, known: Architecture, tensors: Tensors, nam
 
 def config_of(known: Architecture, tensors: Tensors, count: int) -> Any:
     """transformers' configuration of a model of one layer and `count` MTP layers like those of the file."""
-    place = f"blk.{len(known.layers)}"
-    layer = next(each for each in reversed(known.layers) if each.heads)
-    table = known.rotaries[0]
-    values: dict[str, Any] = {
-        "hidden_size": known.hidden,
-        "vocab_size": known.vocabulary,
-        "num_hidden_layers": 1,
-        "num_mtp_layers": count,
-        "layer_types": ["full_attention"],
-        "mtp_layer_types": ["full_attention"] * count,
-        "num_attention_heads": layer.heads,
-        "num_key_value_heads": layer.kv_heads,
-        "head_dim": layer.head_dim,
-        "rms_norm_eps": known.epsilon,
-        "max_position_embeddings": known.context_tokens,
-        "attention_bias": f"{place}.attn_q.bias" in tensors,
-        "use_qk_norm": f"{place}.attn_q_norm.weight" in tensors,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": table.base,
-            "partial_rotary_factor": table.size / layer.head_dim,
-        },
-    }
-    if (mixture := known.mixture) is None:
-        values["intermediate_size"] = tensors[f"{place}.ffn_gate.weight"].shape[0]
-    else:
-        width, shared = (
-            tensors[each].shape[0] for each in (expert_name(place[4:], "gate", 0), f"{place}.ffn_gate_shexp.weight")
-        )
-        values |= dict.fromkeys(("num_experts", "n_routed_experts"), mixture.experts)
-        values |= {"num_experts_per_tok": mixture.used, "norm_topk_prob": mixture.normalizes, "n_group": mixture.groups}
-        values |= {"topk_group": mixture.used_groups, "routed_scaling_factor": mixture.scale, "first_k_dense_replace": 0}
-        values |= {
-            "moe_intermediate_size": width,
-            "shared_expert_intermediate_size": shared,
-            "n_shared_experts": shared // width,
-        }
-    return AutoConfig.for_model(KINDS[known.name], **values)
+    block, layer = f"blk.{len(known.layers)}.", next(each for each in reversed(known.layers) if each.heads)
+    own = {name.replace(block, "blk.0."): each for name, each in tensors.items() if name.startswith(block)}
+    source = Source(replace(known, layers=(layer,)), Tensors(tensors.path, own), FLOAT32, frozenset())
+    found = configuration(KINDS[known.name], BY_FILE[known.name], source)
+    found.num_mtp_layers, found.mtp_layer_types = count, ["full_attention"] * count
+    return found

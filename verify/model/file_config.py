@@ -47,14 +47,19 @@ def config_of(source: Source) -> Any | None:
 
 def of_family(name: str, family: Family, source: Source) -> Any | None:
     """The configuration of this `model_type`; None if it describes another decoder."""
-    kind, values = CONFIG_MAPPING[name], numbers(family, source)
-    names = {each: STANDARD.get(each, each) for each in signature(kind).parameters}
     try:
-        config = kind(**{each: values[standard] for each, standard in names.items() if standard in values})
+        config = configuration(name, family, source)
         own, config.dtype = read_config(config.to_dict()), torch.bfloat16
     except (ValueError, TypeError, KeyError, StrictDataclassError):  # numbers that this family does not have
         return None
     return config if own is not None and is_same(own, source.known) else None
+
+
+def configuration(name: str, family: Family, source: Source) -> Any:
+    """The configuration of this `model_type` with the numbers of the file."""
+    kind, values = CONFIG_MAPPING[name], numbers(family, source)
+    names = {each: STANDARD.get(each, each) for each in signature(kind).parameters}
+    return kind(**{each: values[standard] for each, standard in names.items() if standard in values})
 
 
 def numbers(family: Family, source: Source) -> dict[str, Any]:

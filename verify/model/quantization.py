@@ -12,9 +12,9 @@ from transformers.utils.quantization_config import GgufConfig
 
 from outrider.verify.checkpoint import QUANTIZATION, Location
 from outrider.verify.errors import ModelError
-from outrider.verify.model.cpu.native import layers
+from outrider.verify.model.cpu.native.layers import packed
 from outrider.verify.model.cpu.native.library import compiled_library
-from outrider.verify.model.cpu.native.weights import BLOCK
+from outrider.verify.model.cpu.native.weights import BLOCK, Kind
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.experts import quantize_experts, way_of
 from outrider.verify.model.gpu.quantized import quantized
@@ -24,6 +24,7 @@ from outrider.verify.model.sizes import is_plain, packed_layers, text_modules
 # The bits of a weight.
 BITS: dict[Quantize, int] = {"int8": 8, "int4": 4}
 HEAD_BITS = 8
+KINDS = {8: Kind.INT8, 4: Kind.INT4}  # of the library
 # Formats that have no kernels for CPUs, and that transformers can unpack.
 DEQUANTIZED = ("compressed-tensors", "fp8")
 
@@ -60,7 +61,7 @@ def quantize_model(model: PreTrainedModel, quantize: Quantize, placement: Placem
             linear = model.get_submodule(name)
             if linear in among:
                 assert isinstance(linear, torch.nn.Linear)
-                layer = layers.quantized(linear, bits) if device.type == "cpu" else quantized(linear, bits, device)
+                layer = packed(linear, KINDS[bits]) if device.type == "cpu" else quantized(linear, bits, device)
                 model.set_submodule(name, layer)
     if not packed_layers(model):
         raise ModelError("The checkpoint's layers are quantised already; set model.quantize to none.")

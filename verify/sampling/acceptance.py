@@ -7,7 +7,6 @@ probability that makes the answer's *distribution* the target's; it accepts more
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -32,47 +31,36 @@ Probabilities = Callable[[Any, SamplingParams], NDArray[np.float64]]
 Decision = tuple[Ints, Ints, list[Any]]
 
 
-class Rule(ABC):
-    def __init__(self, params: SamplingParams) -> None:
-        self._params = params
+def decide(
+    params: SamplingParams,
+    logits: NodeLogits,
+    tree: DraftTree,
+    first: int,
+    extra: Sequence[Any] = (),
+    together: Together | None = None,
+) -> Callable[[], Decision]:
+    """Starts to decide by the logits of the root and N nodes; the returned function waits for the decision.
 
-    @abstractmethod
-    def decide(
-        self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = (), together: Together | None = None
-    ) -> Callable[[], Decision]:
-        """Starts to decide by the logits of the root and N nodes; the returned function waits for the decision.
+    It raises ModelError if the logits at an accepted node are not finite. `first` is the output position of the next token.
+    `extra` are arrays, or tensors that are copied to the host together with the result and returned as arrays. With
+    `together`, all of this is part of what several streams decide.
+    """
+    if params.rule == "rejection" and not params.greedy:  # greedy decoding is always `keyed`
+        return _reject(params, logits, tree, first, extra, together)
+    positions = [first, *(tree.depths + first).tolist()]
+    if is_on_host(logits):
+        return lambda: (*walk(tree, lambda row: choose(logits[row], params, positions[row])), [*extra])
+    from outrider.verify.sampling import device  # imports torch
 
-        It raises ModelError if the logits at an accepted node are not finite. `first` is the output position of the next
-        token. `extra` are arrays, or tensors that are copied to the host together with the result and returned as arrays.
-        With `together`, all of this is part of what several streams decide.
-        """
+    choices = device.choices(logits[:], params, positions, extra, together)
 
+    def decision() -> Decision:
+        chosen, probabilities, *others = choices.arrays()
+        path, tokens = walk(tree, chosen.tolist().__getitem__)
+        check_finite(probabilities[[0, *(path + 1)]])  # not a number if the largest logit is not finite
+        return path, tokens, others
 
-def rule_of(params: SamplingParams) -> Rule:
-    """The rule of a request. Greedy decoding is always `keyed`."""
-    return Rejection(params) if params.rule == "rejection" and not params.greedy else Keyed(params)
-
-
-class Keyed(Rule):
-    """Accepts the nodes that the target itself chooses."""
-
-    def decide(
-        self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = (), together: Together | None = None
-    ) -> Callable[[], Decision]:
-        positions = [first, *(tree.depths + first).tolist()]
-        if is_on_host(logits):
-            return lambda: (*walk(tree, lambda row: choose(logits[row], self._params, positions[row])), [*extra])
-        from outrider.verify.sampling import device  # imports torch
-
-        choices = device.choices(logits[:], self._params, positions, extra, together)
-
-        def decision() -> Decision:
-            chosen, probabilities, *others = choices.arrays()
-            path, tokens = walk(tree, chosen.tolist().__getitem__)
-            check_finite(probabilities[[0, *(path + 1)]])  # not a number if the largest logit is not finite
-            return path, tokens, others
-
-        return decision
+    return decision
 
 
 def walk(tree: DraftTree, choose: Callable[[int], int]) -> tuple[Ints, Ints]:
@@ -91,41 +79,42 @@ def walk(tree: DraftTree, choose: Callable[[int], int]) -> tuple[Ints, Ints]:
     return np.array(path, np.int32), np.array(tokens, np.int32)
 
 
-class Rejection(Rule):
+def _reject(
+    params: SamplingParams, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any], together: Together | None
+) -> Callable[[], Decision]:
     """Speculative sampling (Leviathan et al., arXiv 2211.17192), applied recursively to siblings.
 
     Of a node's children, those that were sampled are judged first, in sampling order, and then the guesses.
     """
+    if is_on_host(logits):
+        return lambda: (*_descend_all(params, logits, tree, first, distribution), [*extra])
+    from outrider.verify.model.transfer import Download  # imports torch
+    from outrider.verify.sampling import device
 
-    def decide(
-        self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = (), together: Together | None = None
-    ) -> Callable[[], Decision]:
-        if is_on_host(logits):
-            return lambda: (*self._descend(logits, tree, first, distribution), [*extra])
-        from outrider.verify.model.transfer import Download  # imports torch
-        from outrider.verify.sampling import device
+    others = Download(*extra, shared=None if together is None else together.copy)
+    return lambda: (*_descend_all(params, logits, tree, first, device.distribution), others.arrays())
 
-        others = Download(*extra, shared=None if together is None else together.copy)
-        return lambda: (*self._descend(logits, tree, first, device.distribution), others.arrays())
 
-    def _descend(self, logits: NodeLogits, tree: DraftTree, first: int, probabilities: Probabilities) -> tuple[Ints, Ints]:
-        """The accepted path and the emitted tokens. Reads the logits of the path, and waits for each of its rows."""
-        path: list[int] = []
-        tokens: list[int] = []
-        node = -1
-        while True:
-            target = probabilities(logits[node + 1], self._params)
-            proposal = _proposed(tree, node, tokens)
-            position = first + len(path)
-            count = len(proposal.drawn) + len(proposal.guesses)
-            noise = [uniform(self._params.seed, position, number) for number in range(count + 1)]
-            accepted, token = descend(target, proposal.q, proposal.drawn, proposal.guesses, noise)
-            tokens.append(token)
-            child = None if accepted is None else proposal.nodes[accepted]
-            if child is None:
-                return np.array(path, np.int32), np.array(tokens, np.int32)
-            node = child
-            path.append(node)
+def _descend_all(
+    params: SamplingParams, logits: NodeLogits, tree: DraftTree, first: int, probabilities: Probabilities
+) -> tuple[Ints, Ints]:
+    """The accepted path and the emitted tokens. Reads the logits of the path, and waits for each of its rows."""
+    path: list[int] = []
+    tokens: list[int] = []
+    node = -1
+    while True:
+        target = probabilities(logits[node + 1], params)
+        proposal = _proposed(tree, node, tokens)
+        position = first + len(path)
+        count = len(proposal.drawn) + len(proposal.guesses)
+        noise = [uniform(params.seed, position, number) for number in range(count + 1)]
+        accepted, token = descend(target, proposal.q, proposal.drawn, proposal.guesses, noise)
+        tokens.append(token)
+        child = None if accepted is None else proposal.nodes[accepted]
+        if child is None:
+            return np.array(path, np.int32), np.array(tokens, np.int32)
+        node = child
+        path.append(node)
 
 
 class Proposal(NamedTuple):

@@ -3,8 +3,7 @@
 import numpy as np
 
 from outrider.drafters.interface import DraftTree, Source, Verdict
-from outrider.drafters.model.draft_graph import DraftGraphDrafter
-from outrider.drafters.model.draft_tree import DraftTreeDrafter
+from outrider.drafters.model.draft_tree import DraftGraphDrafter, DraftTreeDrafter
 from outrider.drafters.model.pair import Pair
 from outrider.drafters.options import DraftGraphOptions, DraftTreeOptions
 from tests.drafts import Driven

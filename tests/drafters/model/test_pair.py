@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from outrider.drafters.interface import EMPTY, NO_WORK, Drafter, DraftTree, Ints, Source, Verdict, Work, arrange
 from outrider.drafters.model.chain import ModelChain
-from outrider.drafters.model.draft_graph import DraftGraphDrafter
-from outrider.drafters.model.draft_tree import DraftTreeDrafter
+from outrider.drafters.model.draft_tree import DraftGraphDrafter, DraftTreeDrafter
 from outrider.drafters.model.expectation import Expectation
 from outrider.drafters.model.pair import PROBE_SHARE, Estimate, Pair, kind_of
 from outrider.drafters.model.union import UnionDrafter

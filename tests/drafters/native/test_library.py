@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from outrider.drafters.lookup import append, new_automaton
 from outrider.drafters.native import library
 from outrider.drafters.native.library import structure
-from outrider.drafters.tables.automaton import append, new_automaton
 
 
 @pytest.mark.parametrize("tokens", [np.zeros(4, np.int64), np.zeros(8, np.int32)[::2]])

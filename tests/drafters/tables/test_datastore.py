@@ -16,8 +16,9 @@ from outrider.drafters.options import RetrievalOptions
 from outrider.drafters.retrieval import RetrievalDrafter
 from outrider.drafters.tables import array_file, datastore
 from outrider.drafters.tables.array_file import ArrayFileError
-from outrider.drafters.tables.pages import PAGE_WORDS, SMALL_BYTES, in_memory, open_pages, word
+from outrider.drafters.tables.pages import PAGE_WORDS, SMALL_BYTES, in_memory, open_pages
 from outrider.drafters.tables.suffix import KIND
+from tests.drafters.tables.internals import word
 from tests.drafts import Driven
 
 SEPARATOR = 70_000  # does not fit in uint16

@@ -11,24 +11,39 @@ from hypothesis import strategies as st
 from outrider.drafters.tables import array_file, base_table
 from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.drafters.tables.base_table import empty_base
-from outrider.drafters.tables.contexts import Contexts, Sources, enter, new_contexts
-from outrider.drafters.tables.history import (
+from outrider.drafters.tables.learned_table import LearnedRows, absorb, learn, new_rows
+from outrider.drafters.tables.mixture import (
+    BUCKETS,
+    CELLS,
     COPY_STATE,
+    MAX_RECENT,
+    Contexts,
+    Scratch,
+    Sources,
+    enter,
+    load_prior,
+    new_contexts,
+    new_history,
+    new_scratch,
+)
+from outrider.drafters.tables.suffix import LONGEST_CONTEXT, index
+from tests.drafters.tables.internals import (
+    DISCOUNT,
     MAX_GAP,
     MAX_OCCURRENCES,
-    MAX_RECENT,
+    MIN_MASS,
     POSITION,
     append,
+    commit,
+    context_key,
     extend_hashes,
+    find,
     find_copy,
     follow_copy,
     followers,
-    new_history,
+    predict,
+    successors,
 )
-from outrider.drafters.tables.learned_table import LearnedRows, absorb, learn, new_rows, successors
-from outrider.drafters.tables.levels import BUCKETS, DISCOUNT, Scratch, new_scratch
-from outrider.drafters.tables.mixture import CELLS, MIN_MASS, commit, load_prior, predict
-from outrider.drafters.tables.suffix import LONGEST_CONTEXT, index
 
 VOCABULARY = 50
 
@@ -173,7 +188,7 @@ def expected(texts: list[list[int]], successors: int) -> dict[Context, list[tupl
 
 
 def rows(base: base_table.BaseArrays, context: Context) -> list[tuple[int, float]]:
-    at = base_table.find(base, base_table.context_key(*context))
+    at = find(base, context_key(*context))
     if at < 0:
         return []
     part = slice(int(base.offsets[at]), int(base.offsets[at + 1]))

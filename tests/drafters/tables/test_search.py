@@ -19,16 +19,16 @@ from outrider.drafters.retrieval import RetrievalDrafter
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.tables import base_table
 from outrider.drafters.tables.base_table import empty_base
-from outrider.drafters.tables.dice import exponential, new_dice, position_key, random_bits
-from outrider.drafters.tables.learned_table import learn, new_rows, successors
-from outrider.drafters.tables.nodes import Nodes, choose_likeliest, draft_tree, new_nodes, reset
-from outrider.drafters.tables.search import Trigrams, best_first, monte_carlo, new_pool, new_visits
+from outrider.drafters.tables.dice import new_dice
+from outrider.drafters.tables.learned_table import learn, new_rows
+from outrider.drafters.tables.nodes import Nodes, choose_likeliest, draft_tree, new_nodes
 from outrider.drafters.tables.suffix import Corpus, index
-from outrider.drafters.trigram import TrigramDrafter
+from outrider.drafters.trigram import TrigramDrafter, Trigrams, best_first, new_pool
 from outrider.verify.sampling import sampler as sampling
 from outrider.verify.sampling.acceptance import walk
 from outrider.verify.sampling.sampler import choose
 from outrider.verify.sampling_params import SamplingParams
+from tests.drafters.tables.internals import exponential, position_key, random_bits, reset, successors
 from tests.trees import check, trees
 
 BASE = base_table.empty_base()
@@ -42,22 +42,11 @@ def search(text: list[int], budget: int, depth: int, order: int = 3) -> DraftTre
     return draft_tree(pool.nodes, size, budget)
 
 
-def monte_carlo_search(text: list[int], budget: int, depth: int, order: int = 3, candidates: int = 24) -> DraftTree:
-    rows, pool, visits = new_rows(1024, 6), new_pool(1 + 6 * 150, 6), new_visits(1 + 6 * 150)
-    learn(BASE, rows, np.array(text, np.int32), len(text), order, 1.0, 16.0)
-    ending, random = np.array([-1, *text], np.int32)[-3:], np.array([12345], np.uint64)
-    constants = (depth, 150, candidates, 32.0, 8.0, random, new_dice())
-    return draft_tree(pool.nodes, monte_carlo(Trigrams(BASE, rows, order), pool, visits, ending, *constants), budget)
-
-
 texts = st.lists(st.integers(0, 9), min_size=2, max_size=200)
 
 
-@pytest.mark.parametrize("search", [search, monte_carlo_search])
 @given(text=texts, budget=st.integers(1, MAX_NODES), depth=st.integers(1, 6), order=st.integers(2, 4))
-def test_trees_are_well_formed_bounded_and_repeatable(
-    search: Callable[..., DraftTree], text: list[int], budget: int, depth: int, order: int
-) -> None:
+def test_trees_are_well_formed_bounded_and_repeatable(text: list[int], budget: int, depth: int, order: int) -> None:
     tree = search(text, budget, depth, order)
     check(tree)
     assert len(tree) <= budget
@@ -92,17 +81,6 @@ def all_paths(text: list[int], depth: int) -> dict[tuple[int, ...], float]:
 
     grow((), 1.0)
     return found
-
-
-def test_monte_carlo_takes_whole_continuations_likeliest_first() -> None:
-    """The text continues 1 with "2 7" three times and with "3 8" once."""
-    text = [1, 2, 7, 0, 1, 2, 7, 0, 1, 3, 8, 0, 1, 2, 7, 0, 1]
-    chosen = []
-    for candidates in (1, 2):
-        tree = monte_carlo_search(text, 64, 2, candidates=candidates)
-        leaves = set(range(len(tree))) - set(tree.parents.tolist())
-        chosen.append([tree.path(row) for row in sorted(leaves)])
-    assert chosen == [[[2, 7]], [[2, 7], [3, 8]]]
 
 
 def shuffled(tree: DraftTree, seed: int) -> Nodes:

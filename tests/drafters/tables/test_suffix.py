@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from outrider.drafters.lookup import TOKENS, append, new_automaton, repeated_suffix
 from outrider.drafters.tables import suffix
-from outrider.drafters.tables.automaton import HOPS, STATES, TOKENS, append, new_automaton, repeated_suffix
-from outrider.drafters.tables.pages import word
 from outrider.drafters.tables.splice import splice
 from outrider.drafters.tables.suffix import MAX_MATCH, sort_suffixes
+from tests.drafters.tables.internals import HOPS, STATES, follow, frequent_row, narrow, position_at, word
 
 SEPARATOR = 6
 texts = st.lists(st.integers(0, 5), max_size=40)
@@ -28,12 +28,12 @@ def test_every_occurrence_of_every_suffix_of_a_context_is_found(documents: list[
     corpus = suffix.index(np.array(flat(documents), np.int64), SEPARATOR)
     low, high = np.zeros((2, MAX_MATCH + 1), np.int64)
     for token in context:
-        suffix.follow(corpus, low, high, token, low, high)
+        follow(corpus, low, high, token, low, high)
     text = flat(documents)
     for size in range(1, min(MAX_MATCH, len(context)) + 1):
         ending = context[len(context) - size :]
         expected = {i for i in range(len(text)) if text[i : i + size] == ending and SEPARATOR not in ending}
-        assert {suffix.position_at(corpus, entry) for entry in range(low[size], high[size])} == expected
+        assert {position_at(corpus, entry) for entry in range(low[size], high[size])} == expected
 
 
 @pytest.mark.parametrize(("seed", "kinds"), [(0, 3), (1, 3), (2, 3), (3, 30)])
@@ -49,11 +49,11 @@ def test_frequent_contexts_are_counted(seed: int, kinds: int) -> None:
             context = text[start : start + length]
             low, high = 0, corpus.size
             for i, token in enumerate(context):
-                low, high = suffix.narrow(corpus, low, high, i, token)
+                low, high = narrow(corpus, low, high, i, token)
             if high - low <= suffix.DENSE:
                 continue
             checked += 1
-            at = corpus.rows + suffix.frequent_row(corpus, low, length) * suffix.ROW
+            at = corpus.rows + frequent_row(corpus, low, length) * suffix.ROW
             row = [word(corpus.pages, at + i) for i in range(suffix.ROW)]
             followers = (whole[i + length] for i in range(len(whole) - length) if whole[i : i + length] == context)
             expected = Counter(t for t in followers if t != separator)
@@ -66,8 +66,8 @@ def test_frequent_contexts_are_counted(seed: int, kinds: int) -> None:
             assert row[suffix.TOTAL] == expected.total()
             assert row[suffix.DISTINCT] == len(expected)
             for token in range(kinds):  # in the row or not
-                found = suffix.narrow(corpus, low, high, length, token)
-                positions = {suffix.position_at(corpus, entry) for entry in range(*found)}
+                found = narrow(corpus, low, high, length, token)
+                positions = {position_at(corpus, entry) for entry in range(*found)}
                 assert positions == {i for i in range(len(whole)) if whole[i : i + length + 1] == [*context, token]}
     assert checked > 10
 

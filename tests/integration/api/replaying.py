@@ -5,16 +5,18 @@ The worker's forwards are real; their tokens are those of the recorded answer.
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
+from weakref import WeakKeyDictionary
 
 from outrider import models
 from outrider.drafters.interface import Ints
 from outrider.server import cli
 from outrider.server.engine.worker_process import WorkerProcess
 from outrider.server.settings import Settings
+from outrider.verify.sampling.acceptance import walk
+from outrider.verify.verifier import Judgement, Verifier
 
 PROGRAM = "tests.integration.api.replaying"
 CALL_TEXT, FINAL_TEXT = "I write the file.", "Done: the file is written."
@@ -55,14 +57,24 @@ def recorded_answer(prompt: str) -> str:
     return f"{CALL_TEXT}\n<tool_call>\n{json.dumps({'name': 'bash', 'arguments': ARGUMENTS})}\n</tool_call>"
 
 
+def recorded(judgement: Judgement, answer: list[int], first: int) -> Judgement:
+    """Chooses the tokens of a recorded answer, whatever the logits are. `first` is the position of the next one."""
+    tree = judgement.tree
+
+    def chosen(row: int) -> int:
+        place = first + [0, *tree.depths.tolist()][row]
+        return answer[place] if place < len(answer) else 0
+
+    return replace(judgement, decision=lambda: (*walk(tree, chosen), judgement.decision()[2]))
+
+
 def main(argument: str) -> None:
     """Runs the server's worker; every request is answered with `recorded_answer` once the model is loaded."""
-    from bench.model.streams import Recorded  # imports torch, which the front end never does
     from outrider.server.worker import main as worker
     from outrider.server.worker import runtime
-    from outrider.verify.verifier import Verifier
 
-    load, begin = runtime.load, Verifier.begin
+    load, begin, judge = runtime.load, Verifier.begin, Verifier.judge
+    answers: WeakKeyDictionary[Verifier, list[int]] = WeakKeyDictionary()
 
     def load_and_replay(settings: Settings) -> runtime.Runtime:
         loaded = load(settings)
@@ -70,11 +82,14 @@ def main(argument: str) -> None:
         def begin_recorded(verifier: Verifier, prompt: Ints, *arguments: Any, **options: Any) -> int:
             reused = begin(verifier, prompt, *arguments, **options)
             answer = recorded_answer(str(loaded.tokenizer.decode(prompt)))
-            tokens = loaded.tokenizer.encode(answer, add_special_tokens=False)
-            verifier._rule = Recorded(np.array(tokens, np.int32))
+            answers[verifier] = loaded.tokenizer.encode(answer, add_special_tokens=False)
             return reused
 
+        def judge_recorded(verifier: Verifier, *arguments: Any) -> Judgement:
+            return recorded(judge(verifier, *arguments), answers[verifier], verifier.sequence.emitted)
+
         Verifier.begin = begin_recorded  # type: ignore[method-assign, assignment]
+        Verifier.judge = judge_recorded  # type: ignore[method-assign, assignment]
         return loaded
 
     runtime.load = load_and_replay

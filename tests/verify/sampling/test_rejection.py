@@ -8,14 +8,13 @@ import torch
 
 from outrider.drafters.interface import Drafter, Verdict
 from outrider.drafters.model.chain import ModelChain
-from outrider.drafters.model.draft_graph import DraftGraphDrafter
-from outrider.drafters.model.draft_tree import DraftTreeDrafter
+from outrider.drafters.model.draft_tree import DraftGraphDrafter, DraftTreeDrafter
 from outrider.drafters.model.language_model import LanguageModel
 from outrider.drafters.model.pair import Pair
 from outrider.drafters.model.union import UnionDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import DraftGraphOptions, DraftTime, DraftTreeOptions
-from outrider.verify.sampling.acceptance import Rejection
+from outrider.verify.sampling.acceptance import decide
 from outrider.verify.sampling_params import SamplingParams
 from tests.drafts import Chaos, Driven
 from tests.language import ToyModel
@@ -58,12 +57,12 @@ def test_a_draft_models_drafts_keep_the_distribution(name: str) -> None:
     drafter = Driven(MAKE[name](ToyModel(DRAFT[1:], random)))
     answers, steps = np.zeros((VOCABULARY,) * 3, np.int64), 0
     for seed in range(2000):
-        rule, text = Rejection(SamplingParams(seed=seed)), [0]
-        drafter.begin(np.array(text, np.int32), sampling=SamplingParams(seed=seed, rule="rejection"))
+        params, text = SamplingParams(seed=seed, rule="rejection"), [0]
+        drafter.begin(np.array(text, np.int32), sampling=params)
         while len(text) < 4:
             tree = drafter.propose(12).limit(3 - len(text))
             targets = TARGET[torch.from_numpy(np.concatenate([[text[-1] + 1], tree.tokens + 1]))]
-            rows, tokens, _ = rule.decide(targets, tree, len(text) - 1)()
+            rows, tokens, _ = decide(params, targets, tree, len(text) - 1)()
             drafter.observe(Verdict(tree, rows, tokens))
             text += tokens.tolist()
             steps += 1

@@ -1,7 +1,7 @@
 """The interface of caches: the committed rows of one session slot, and those of the forward after them.
 
 A commit keeps the accepted rows; rows beyond `length` are scratch space. `outrider.verify.model.cache.tensor_cache` has a slot
-in tensors, `outrider.verify.model.gpu.paged_cache` in pages of a pool, and `outrider.verify.model.llama.cache` in llama.cpp's
+in tensors, `outrider.verify.model.gpu.paged_cache` in pages of a pool, and `outrider.verify.model.llama.runner` in llama.cpp's
 cache. Committed rows are in pages, which a cache, a slot that was swapped out and a session on disk share with each other.
 """
 

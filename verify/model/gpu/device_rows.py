@@ -21,7 +21,7 @@ from outrider.verify.model.batch import ForwardBatch, Segment
 from outrider.verify.model.gpu.paged_cache import PagedCache
 from outrider.verify.model.gpu.text_work import TextWork, depth_left
 from outrider.verify.model.recurrent.rows import TensorStates, gather_index
-from outrider.verify.model.recurrent.split import SplitTensor
+from outrider.verify.model.recurrent.snapshot import SplitTensor
 from outrider.verify.model.recurrent.states import ROWS, RecurrentShape
 from outrider.verify.model.transfer import copy_to_device
 

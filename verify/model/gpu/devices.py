@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from outrider.verify.errors import ModelError
 
 if TYPE_CHECKING:
-    from outrider.verify.model.gpu.staged_graph import StagedGraph
+    from outrider.verify.model.gpu.graphs import StagedGraph
 
 
 class Placement:

@@ -20,8 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.verify.model.batch import ForwardBatch, Segment
-from outrider.verify.model.recurrent.snapshot import DeviceSnapshot
-from outrider.verify.model.recurrent.split import SplitTensor
+from outrider.verify.model.recurrent.snapshot import DeviceSnapshot, SplitTensor
 from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates, Snapshot
 from outrider.verify.model.transfer import lazy_zeros, to_device
 

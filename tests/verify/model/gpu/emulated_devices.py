@@ -39,7 +39,7 @@ class Devices:
 
     @contextmanager
     def capture(self, device: torch.device) -> Iterator[Callable[[], None]]:
-        """As `outrider.verify.model.gpu.staged_graph.Capture`."""
+        """As `outrider.verify.model.gpu.graphs.Capture`."""
         assert self.captured is None, "a graph is being captured"
         captured: list[Callable[[], None]] = []
         self.captured, self.capturing = captured, device

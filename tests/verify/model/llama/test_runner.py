@@ -19,9 +19,8 @@ from tests.trees import tree_of
 
 pytest.importorskip("llama_cpp")
 from outrider.verify.model.llama import library
-from outrider.verify.model.llama.cache import LlamaCache
 from outrider.verify.model.llama.library import LlamaModel
-from outrider.verify.model.llama.runner import LlamaRunner
+from outrider.verify.model.llama.runner import LlamaCache, LlamaRunner
 
 pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("llama")]
 CONTEXT = 1024

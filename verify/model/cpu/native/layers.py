@@ -54,9 +54,8 @@ def product(rows: torch.Tensor, weights: Weights, bias: int | None = None) -> to
     return torch.from_numpy(found).view(*rows.shape[:-1], weights.outputs)
 
 
-def quantized(linear: torch.nn.Linear, bits: int) -> NativeLinear:
-    """The layer with weights of 8 or 4 bits, in blocks of BLOCK inputs. Requires `compiled_library`."""
-    kind = Kind.INT4 if bits == 4 else Kind.INT8
+def packed(linear: torch.nn.Linear, kind: Kind) -> NativeLinear:
+    """The layer with weights of this kind. Requires `compiled_library`."""
     return NativeLinear(linear, Weights.of(Engine.shared(), kind, linear.weight.detach().float().numpy()))
 
 
@@ -68,5 +67,4 @@ def pack_layers(model: torch.nn.Module) -> None:
         if is_plain(module) and module.weight.device.type == "cpu" and module.weight.dtype in KINDS:
             kind = KINDS[module.weight.dtype]
             if kind.fits(module.in_features):
-                weights = Weights.of(Engine.shared(), kind, module.weight.detach().float().numpy())
-                model.set_submodule(name, NativeLinear(module, weights))
+                model.set_submodule(name, packed(module, kind))

@@ -1,8 +1,10 @@
-"""The packed weights of a model in a file, which later starts and other servers map instead of packing them again.
+"""The packed weights of a model in a file, which later starts and other servers map instead of packing again, or in memory.
 
 A file has the weights one after the other in the order in which they are packed, each at a multiple of ALIGNMENT. Its name says
 which model, which rounding and which variant of the library it is for. It is written under another name first, so it is whole.
-Imports no torch.
+
+Memory is in huge pages: a step reads all weights once, and with pages of 4 KiB, the processor looks up addresses, and stops to
+prefetch, thousands of times. Imports no torch.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import logging
 import mmap
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,7 +28,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.verify.errors import ModelError
-from outrider.verify.model.cpu.native.huge_pages import ALIGNMENT, HugePages
 from outrider.verify.model.cpu.native.library import compiled_library, variant
 
 try:
@@ -42,6 +45,11 @@ LEAST_BYTES = 64 << 20
 MOST_BYTES, FREE_SHARE = 64 << 30, 0.5
 # What names a file's content: its size and time, and this much of its beginning.
 READ_BYTES = 1 << 20
+
+# The size of a huge page on x86-64 and on most ARM systems, and the alignment of parts.
+PAGE_BYTES, ALIGNMENT = 2 << 20, 64
+# Small weights share a mapping of this size.
+SHARED_BYTES = 32 << 20
 
 # Packs weights into a place, or else into memory that is used for each part. Yields the parts, one after the other.
 Parts: TypeAlias = Callable[[NDArray[np.uint8] | None], Iterator[NDArray[np.uint8]]]
@@ -198,3 +206,43 @@ def file_of(folder: Path | None, files: Iterable[Path], *others: object) -> Path
         with file.open("rb") as opened:
             found.update(opened.read(READ_BYTES))
     return folder.expanduser() / f"{found.hexdigest()}{SUFFIX}"
+
+
+class HugePages:
+    """Hands out parts of mappings. A mapping is returned to the system when none of its parts is used any more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # weights may be packed in several threads
+        self._left: NDArray[np.uint8] = np.empty(0, np.uint8)  # of the last mapping
+
+    @staticmethod
+    @cache
+    def shared() -> HugePages:
+        """The memory of all models of this process."""
+        return HugePages()
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """Zeros, uint8 [size], at an address that is a multiple of ALIGNMENT."""
+        padded = -(-size // ALIGNMENT) * ALIGNMENT
+        if padded > SHARED_BYTES // 2:
+            return in_huge_pages(padded)[:size]
+        with self._lock:
+            if padded > len(self._left):
+                self._left = in_huge_pages(SHARED_BYTES)
+            found, self._left = self._left[:size], self._left[padded:]
+        return found
+
+
+def in_huge_pages(size: int) -> NDArray[np.uint8]:
+    """Zeros in a mapping of their own, uint8 [size], at the start of a huge page."""
+    if sys.platform != "linux" or size == 0:
+        return aligned(np.zeros(size + ALIGNMENT, np.uint8), ALIGNMENT)[:size]
+    region = mmap.mmap(-1, size + PAGE_BYTES, flags=mmap.MAP_PRIVATE)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        region.madvise(mmap.MADV_HUGEPAGE)
+    return aligned(np.frombuffer(region, np.uint8), PAGE_BYTES)[:size]
+
+
+def aligned(bytes: NDArray[np.uint8], alignment: int) -> NDArray[np.uint8]:
+    """The bytes from the first address that is a multiple of `alignment`."""
+    return bytes[-bytes.ctypes.data % alignment :]

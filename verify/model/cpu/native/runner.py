@@ -25,8 +25,8 @@ from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
 from outrider.verify.model.cache.shape import CacheShape, KVDtype, LayerShape
 from outrider.verify.model.cpu.native import structures
 from outrider.verify.model.cpu.native.decoder import Decoder, ordered
-from outrider.verify.model.cpu.native.huge_pages import mapped
 from outrider.verify.model.cpu.native.library import Engine, variant
+from outrider.verify.model.cpu.native.packed_file import in_huge_pages
 from outrider.verify.model.cpu.native.states import NativeStates, shape_of
 from outrider.verify.model.cpu.native.structures import CachedPart, Stream, Tap
 from outrider.verify.model.cpu.native.weights import Kind, Weights
@@ -139,7 +139,7 @@ class NativeRunner(ModelRunner):
         kept = sum(segment.kept for segment in segments)
         if len(self._logits) < kept:
             # In a mapping, rows that are never used take no memory, and smaller ones leave no holes.
-            memory = mapped(2 * kept * self.vocabulary * self._logits.itemsize)
+            memory = in_huge_pages(2 * kept * self.vocabulary * self._logits.itemsize)
             self._logits = memory.view(np.float32).reshape(2 * kept, self.vocabulary)
         states, tap = None, Tap(0, None, None)
         if self._tapped is not None:

@@ -12,9 +12,8 @@ import numpy as np
 from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
-from outrider.verify.model.cpu.native.huge_pages import ALIGNMENT, aligned
 from outrider.verify.model.cpu.native.library import Engine
-from outrider.verify.model.cpu.native.packed_file import PackedFile
+from outrider.verify.model.cpu.native.packed_file import ALIGNMENT, PackedFile, aligned
 from outrider.verify.model.cpu.native.structures import Linear, Matrix, Table
 from outrider.verify.model.stored import Stored, StoredType, Zeroed
 

@@ -15,8 +15,7 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model import backend
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import packed_file, weights
-from outrider.verify.model.cpu.native.huge_pages import ALIGNMENT, SHARED_BYTES, HugePages
-from outrider.verify.model.cpu.native.packed_file import SUFFIX, PackedFile, make_room
+from outrider.verify.model.cpu.native.packed_file import ALIGNMENT, SHARED_BYTES, SUFFIX, HugePages, PackedFile, make_room
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
 

@@ -1,6 +1,5 @@
-"""Starts are measured and saved; what became slower is named, and what cannot be compared is refused."""
+"""What became slower is named, and what cannot be compared is refused."""
 
-import json
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -10,30 +9,6 @@ from bench import guard
 from bench.http.chat import Answer
 from bench.pair.run import Part
 from bench.plan import BenchError
-from bench.start import run
-from tests.hub import installed
-
-
-def test_a_file_that_is_missing_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match=r"there is no file .*no\.gguf"):
-        run([tmp_path / "no.gguf"], 1, [], None)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_starts_are_measured_and_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = installed()
-    run([file], 1, ["--model.packed_folder", str(tmp_path / "packed")], tmp_path / "start.json")
-    (found,) = json.loads((tmp_path / "start.json").read_text())["files"].values()
-    first, later = found["first"][0], found["later"][0]
-    assert first["text"] == later["text"]
-    assert not [*(tmp_path / "packed").iterdir()]
-    # Weights are pages of a file from the first start on.
-    worker = 1
-    assert max(first["private_mb"][worker], later["private_mb"][worker]) < found["file_mb"] < first["peak_mb"][worker]
-    printed = capsys.readouterr().out
-    assert "first" in printed and "later" in printed
-    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_a_wheel_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +29,7 @@ def test_an_unknown_commit_is_refused() -> None:
 
 def test_pairs_are_times_of_this_checkout_and_the_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(seconds: float, steps: int) -> Answer:
-        return Answer(11, seconds + 1, None, steps, first_token_seconds=1.0, text="text", first_text="")
+        return Answer(11, seconds + 1, steps, first_token_seconds=1.0, text="text", first_text="")
 
     fast, slow = answer(1, 5), answer(2, 10)
     answers = [[slow, fast, fast, slow]]
