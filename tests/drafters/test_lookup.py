@@ -1,7 +1,6 @@
 """Drafts of what followed the same text before: in a session, a prediction, a datastore, or the window of lookahead."""
 
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -165,14 +164,6 @@ def verify(tree: DraftTree, text: list[int]) -> Verdict:
         tokens.append(chosen[node + 1])
     ids = np.array(chosen, np.int32)[:, None]
     return Verdict(tree, np.array(rows, np.int32), np.array(tokens, np.int32), ids, np.ones_like(ids, np.float32))
-
-
-def verified(options: LookaheadOptions, kept: Callable[[DraftTree], DraftTree]) -> list[list[int]]:
-    """The window's levels after one step that verified only the `kept` part of the draft."""
-    drafter, text = Driven(LookaheadDrafter(options)), [3, 1, 4, 1, 5]
-    drafter.begin(np.array(text, np.int32))
-    drafter.observe(verify(kept(drafter.propose(64)), text))
-    return [level.tolist() for level in drafter._levels]
 
 
 def run(options: LookaheadOptions, length: int, budget: int = 64) -> tuple[list[int], int]:

@@ -37,10 +37,6 @@ SCHEMAS: list[dict[str, Any]] = [
 ]
 
 
-def function(fields: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": fields}
-
-
 def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
 

@@ -111,7 +111,8 @@ def test_items_are_found_by_their_principal_only_and_named_once() -> None:
     made = send("alice").json()
     item = {"type": "item_reference", "id": made["output"][0]["id"]}
     assert [call("bob", method, f"{PATH}/{made['id']}").status_code for method in ("GET", "DELETE")] == [404, 404]
-    assert send("bob", previous_response_id=made["id"]).status_code == 404
+    refused = send("bob", previous_response_id=made["id"])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (404, "previous_response_id")
     assert call("alice", "GET", f"{PATH}/{made['id']}").json()["id"] == made["id"]
     assert send("alice", item).status_code == 200
     for name, items, status in (("bob", [item], 404), ("alice", [{"id": "msg_x"}], 404), ("alice", [item, item], 400)):

@@ -2,20 +2,19 @@
 
 import asyncio
 import json
-from contextlib import closing
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from outrider.server.chat.grammar_job import GrammarJob
-from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.tools import Part, merge_parts
 from outrider.server.http.errors import APIError
 from outrider.server.openai.schema import ChatBody
 from outrider.server.openai.tools.custom_input import CustomInputs, CustomPart, InputDecoder
 from tests.server.chat.following import accepts
 from tests.server.chat.tools.patch_grammar import PATCH, PATCH_GRAMMAR
+from tests.server.fakes import GRAMMARS
 
 
 def custom(name: str = "patch", **format: Any) -> dict[str, Any]:
@@ -43,8 +42,7 @@ def named(name: str, kind: str = "function") -> dict[str, Any]:
 def test_the_grammar_of_a_required_call_is_enforced(syntax: str, definition: str, text: str, other: str) -> None:
     body = chat(custom(syntax=syntax, definition=definition), choice=named("patch", "custom"))
     functions = {tool.name: tool.function.parameters for tool in body.enforced_tools}
-    with closing(GrammarChecker()) as checker:
-        built = asyncio.run(checker.check(GrammarJob(functions=functions, inputs=body.enforced_inputs)))
+    built = asyncio.run(GRAMMARS.check(GrammarJob(functions=functions, inputs=body.enforced_inputs)))
     call = '<tool_call>\n{"name": "patch", "arguments": {"input": %s}}\n</tool_call>'
     assert accepts(built.grammar, call % json.dumps(text)) and not accepts(built.grammar, call % json.dumps(other))
 
@@ -54,8 +52,8 @@ def test_a_grammar_that_cannot_be_enforced_is_an_error_only_of_a_required_call()
     assert chat(recursive).enabled_tools
     required = chat(recursive, choice="required").enforced_inputs
     words = "grammar of tool 'patch' cannot be enforced: its rule 'start' is recursive"
-    with closing(GrammarChecker()) as checker, pytest.raises(APIError, match=words):
-        asyncio.run(checker.check(GrammarJob(functions={"patch": {}}, inputs=required)))
+    with pytest.raises(APIError, match=words):
+        asyncio.run(GRAMMARS.check(GrammarJob(functions={"patch": {}}, inputs=required)))
     assert chat(recursive, function("f"), choice=named("f")).enforced_tools[0].name == "f"
 
 

@@ -146,62 +146,6 @@ def copied(linear: torch.nn.Linear) -> torch.nn.Linear:
     return found
 
 
-Step = tuple[str, int, int]  # what a rank does, of or with which rank, and the number of the exchange
-STEPS = 3 * 3  # exchanges of three replays
-
-
-def steps_of(ranks: int) -> list[Step]:
-    """As `exchange_kernels` has them; every third exchange is one of logits, which take no place."""
-    found: list[Step] = []
-    for number in range(1, STEPS + 1):
-        kinds = ("store", "flag", "wait", "read") if number % 3 else ("flag", "wait")
-        found += [(kind, other, number) for kind in kinds for other in range(ranks)]
-    return found
-
-
-def mistakes(ranks: int, places: int) -> set[tuple[int, int]]:
-    """What ranks read that was not of their exchange, in all orders in which their steps may follow each other.
-
-    A state is how far each rank is, the parts by owner, place and rank, and the flags by owner and rank.
-    """
-    steps, found = steps_of(ranks), set[tuple[int, int]]()
-    first = ((0,) * ranks, (0,) * (ranks * places * ranks), (0,) * (ranks * ranks))
-    seen, left = {first}, [first]
-    while left:
-        at, parts, flags = left.pop()
-        is_stuck = True
-        for rank in range(ranks):
-            if at[rank] == len(steps):
-                continue
-            kind, other, number = steps[at[rank]]
-            own, theirs = rank * ranks + other, other * ranks + rank
-            place = number % places * ranks * ranks
-            if kind == "wait" and flags[own] < number:
-                continue
-            is_stuck = False
-            if kind == "read" and parts[place + own] != number:
-                found.add((number, parts[place + own]))
-            after = (
-                (*at[:rank], at[rank] + 1, *at[rank + 1 :]),
-                replaced(parts, place + theirs, number) if kind == "store" else parts,
-                replaced(flags, theirs, number) if kind == "flag" else flags,
-            )
-            if after not in seen:
-                seen.add(after)
-                left.append(after)
-        assert not is_stuck or all(each == len(steps) for each in at), "ranks wait for each other"
-    return found
-
-
-def replaced(values: tuple[int, ...], index: int, value: int) -> tuple[int, ...]:
-    return (*values[:index], value, *values[index + 1 :])
-
-
-def test_two_places_for_parts_suffice() -> None:
-    assert not mistakes(2, 2)
-    assert mistakes(2, 1)
-
-
 def refusal(config: LlamaConfig, devices: int = 2, dtype: torch.dtype = torch.bfloat16) -> str:
     with pytest.raises(ModelError) as caught:
         check_ranks(config, dtype, [torch.device("cpu", number) for number in range(devices)])
