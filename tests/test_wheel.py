@@ -140,16 +140,8 @@ def test_the_wheel_serves_beside_packages_with_the_folders_names(tmp_path: Path)
     assert Path(printed).is_relative_to(packages)
     libraries = {file.name.partition(".")[0] for file in Path(printed).parent.glob("*.so")}
     assert libraries == {f"_{variant}" for variant in variants.VARIANTS}
-    command = [
-        str(environment / "bin" / "outrider"),
-        "serve",
-        "--model",
-        models.NAME,
-        "--port",
-        "0",
-        "--speculation.cost_folder",
-        str(tmp_path),
-    ]
+    command = [str(environment / "bin" / "outrider"), "serve", "--model", models.NAME, "--port", "0"]
+    command += ["--speculation.cost_folder", str(tmp_path)]
     with subprocess.Popen(command, cwd=work, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:

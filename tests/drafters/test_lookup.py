@@ -17,12 +17,10 @@ from outrider.drafters.tables.suffix import Corpus, index
 from tests.drafts import Driven
 from tests.trees import check
 
-OPTIONS = LookupOptions()
-
 
 @given(text=st.lists(st.integers(0, 4), min_size=1, max_size=80), budget=st.integers(1, MAX_NODES))
 def test_drafts_are_well_formed_parts_of_the_text(text: list[int], budget: int) -> None:
-    drafter = Driven(LookupDrafter(OPTIONS))
+    drafter = Driven(LookupDrafter(LookupOptions()))
     drafter.begin(np.array(text, np.int32))
     tree = drafter.propose(budget)
     check(tree)

@@ -4,7 +4,6 @@ from typing import Any
 
 from tests.servers import BOB, Served
 
-PATH = "/v1/outrider/corpora"
 # Nothing that the servers' tables know.
 TEXT = "xylograph quince wombat marmalade zephyr axolotl bramble\n"
 PROMPT = "xylograph quince wombat"
@@ -15,7 +14,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def post(server: Served, key: str, **fields: Any) -> dict[str, Any]:
-    answer = server.http.post(PATH, json=fields, headers=bearer(key))
+    answer = server.http.post("/v1/outrider/corpora", json=fields, headers=bearer(key))
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 

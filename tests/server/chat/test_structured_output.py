@@ -13,10 +13,11 @@ from outrider.server.chat.reasoning_parser import REASONING_FORMATS, THINK, Reas
 from outrider.server.chat.structured_output import Enforced, GrammarChecker
 from outrider.server.chat.tools import FORMATS
 from outrider.server.http.errors import APIError
+from tests.grammars import record
 from tests.server.chat.following import accepts
 from tests.server.fakes import GRAMMARS
 
-POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+POINT = record(x={"type": "integer"})
 
 
 def to_grammar(structure: Structure) -> str:
@@ -41,16 +42,11 @@ def test_tool_calls_are_checked_and_bounded() -> None:
         assert not accepts(grammar, (call % '"y": 1').replace('"f"', '"g"'))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "place"),
-    [
-        ({"properties": 5}, "f.properties"),
-        ({"properties": {"a": 5}}, "f.a.schema"),
-        ({"required": "a"}, "f.required"),
-        ({"required": [["a"]]}, "f.required"),
-        ({"properties": {"a": {"type": "file"}}}, "f.a.type"),
-    ],
-)
+MALFORMED: list[tuple[Any, str]] = [({"properties": 5}, "f.properties"), ({"properties": {"a": 5}}, "f.a.schema")]
+MALFORMED += [({"required": each}, "f.required") for each in ("a", [["a"]])]
+
+
+@pytest.mark.parametrize(("parameters", "place"), [*MALFORMED, ({"properties": {"a": {"type": "file"}}}, "f.a.type")])
 def test_malformed_parameters_are_ignored_by_name_or_refused(parameters: Any, place: str) -> None:
     for format in FORMATS:
         assert f"tools.{place}" in calls_of({"f": parameters}, format=format).ignored

@@ -38,12 +38,8 @@ def test_what_codex_sends_is_answered() -> None:
     deltas = [each for each in data if each["type"] == "response.custom_tool_call_input.delta"]
     assert done["input"] == "".join(each["delta"] for each in deltas) == PATCH and len(deltas) > 10
     _, call = data[-1]["response"]["output"]
-    assert (call["type"], call["name"], call["input"], call["status"]) == (
-        "custom_tool_call",
-        "apply_patch",
-        PATCH,
-        "completed",
-    )
+    found = (call["type"], call["name"], call["input"], call["status"])
+    assert found == ("custom_tool_call", "apply_patch", PATCH, "completed")
     assert call["call_id"].startswith("call_") and {each["item_id"] for each in deltas} == {call["id"]}
     assert data[-1]["response"]["model"] == "gpt-5-codex"
     assert [tool["name"] for tool in data[-1]["response"]["tools"]] == ["shell", "update_plan", "apply_patch", "mcp__docs"]

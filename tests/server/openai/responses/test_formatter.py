@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from outrider.server.chat.reasoning_parser import ReasoningParser
-from outrider.server.chat.tools import tool_parser
 from outrider.server.engine.engine import DeadlineExceeded
 from outrider.server.engine.messages import TokenLogprobs
 from outrider.server.http import json_route
@@ -20,7 +18,7 @@ from outrider.server.openai.responses.store import ResponseStore, StoredResponse
 from outrider.server.openai.usage import Usage
 from outrider.verify.sampling_params import SamplingParams
 from tests.server.fakes import VOCABULARY, FakeEngine, app_with, events, fetch
-from tests.server.openai.test_generation import output
+from tests.server.openai.test_generation import hermes, output
 
 PATH = "/v1/responses"
 ANSWER = '<think>why</think>So:\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -28,8 +26,7 @@ ANSWER = '<think>why</think>So:\n<tool_call>\n{"name": "f", "arguments": {"a": 1
 
 def formatter(**fields: Any) -> ResponseFormatter:
     body = ResponsesBody.model_validate({"model": "m", "input": "x", **fields})
-    new_parser = lambda: ReasoningParser(tool_parser("hermes"), may_reason=True)  # noqa: E731
-    return ResponseFormatter(body, "resp_1", SamplingParams(), new_parser, VOCABULARY)
+    return ResponseFormatter(body, "resp_1", SamplingParams(), hermes, VOCABULARY)
 
 
 def data_of(formatter: ResponseFormatter, text: str) -> list[dict[str, Any]]:

@@ -22,10 +22,6 @@ def custom(name: str = "patch", **format: Any) -> dict[str, Any]:
     return {"type": "custom", "custom": {"name": name, "description": "Edits files.", **grammar}}
 
 
-def function(name: str) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name}}
-
-
 def chat(*tools: dict[str, Any], choice: Any = None) -> ChatBody:
     messages = [{"role": "user", "content": "x"}]
     return ChatBody.model_validate({"model": "m", "messages": messages, "tools": list(tools), "tool_choice": choice})
@@ -54,7 +50,7 @@ def test_a_grammar_that_cannot_be_enforced_is_an_error_only_of_a_required_call()
     words = "grammar of tool 'patch' cannot be enforced: its rule 'start' is recursive"
     with pytest.raises(APIError, match=words):
         asyncio.run(GRAMMARS.check(GrammarJob(functions={"patch": {}}, inputs=required)))
-    assert chat(recursive, function("f"), choice=named("f")).enforced_tools[0].name == "f"
+    assert chat(recursive, {"type": "function", "function": {"name": "f"}}, choice=named("f")).enforced_tools[0].name == "f"
 
 
 def test_the_grammars_of_all_tools_are_bounded() -> None:
@@ -96,19 +92,12 @@ def test_the_input_does_not_depend_on_the_cut(text: str, ascii_only: bool) -> No
     assert decoded(f' {{ "input" :\n"{arguments[11:-2]}"  }} ', 1) == text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ('{"patch": "a\\nb"}', "a\nb"),
-        ('"plain"', "plain"),
-        ("ls -l", "ls -l"),
-        ('{"b": 1, "input": "x"}', "x"),
-        ('{"input": "cut of', "cut of"),
-        ('{"input": "cut \\', "cut "),
-        (r'{"input": "a\d \u12 \ud83d"}', "a\\d \\u12 \ufffd"),
-        ("", ""),
-    ],
-)
+FORMS = [('{"patch": "a\\nb"}', "a\nb"), ('"plain"', "plain"), ("ls -l", "ls -l"), ('{"b": 1, "input": "x"}', "x"), ("", "")]
+FORMS += [('{"input": "cut of', "cut of"), ('{"input": "cut \\', "cut ")]
+FORMS += [(r'{"input": "a\d \u12 \ud83d"}', "a\\d \\u12 \ufffd")]
+
+
+@pytest.mark.parametrize(("arguments", "text"), FORMS)
 def test_arguments_of_another_form_lose_nothing(arguments: str, text: str) -> None:
     assert {decoded(arguments, size) for size in (1, 4, 100)} == {text}
 

@@ -48,17 +48,14 @@ def model() -> PreTrainedModel:
     return found.to(DEVICE).eval()
 
 
-def specialization(value: Any) -> Any:
-    return (value.dtype, value.data_ptr() % 16) if isinstance(value, torch.Tensor) else value
-
-
 def launched(run: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> set[Any]:
     """The kernels of forwards, with the types of their tensors and all other arguments. None runs."""
     found = set()
 
     def note(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         named = dict(zip(kernel.arg_names, args, strict=False)) | options
-        found.add((kernel.__name__, *sorted((name, specialization(value)) for name, value in named.items())))
+        named |= {name: (each.dtype, each.data_ptr() % 16) for name, each in named.items() if isinstance(each, torch.Tensor)}
+        found.add((kernel.__name__, *sorted(named.items())))
 
     with monkeypatch.context() as patch:
         patch.setattr(InterpretedFunction, "run", note)

@@ -27,27 +27,16 @@ from tests.verify.model.gpu.test_devices import FIRST, SECOND, answers
 from tests.verify.model.gpu.test_graphs import FORK, chain
 from tests.verify.model.gpu.test_triton_products import computed, layer
 
+pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 # Sums of each layer have two parts.
 SIZES = {"hidden_size": 64, "intermediate_size": 256, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-SIZES |= {"num_hidden_layers": 2, "max_window_layers": 1}
+SIZES |= {"max_window_layers": 1}
 CONTEXT = 32
-COUNTS = (1, 20, 72)
 
 
-@pytest.fixture(autouse=True)
-def free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has no numbers in it."""
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *size, **how: unset(empty(*size, **how)))
-
-
-def unset(memory: torch.Tensor) -> torch.Tensor:
-    return memory.fill_(torch.nan) if memory.is_floating_point() and not memory.is_meta else memory
-
-
-def over(name: str, quantize: Quantize, *devices: torch.device) -> TorchRunner:
+def over(name: str, quantize: Quantize, *devices: torch.device, layers: int = 1) -> TorchRunner:
     torch.manual_seed(1)
-    model: PreTrainedModel = build(name, NAME, **SIZES).bfloat16()
+    model: PreTrainedModel = build(name, NAME, **SIZES, num_hidden_layers=layers).bfloat16()
     bits_of = layer_bits(quantize, model) if quantize != "none" else {}
     if len(devices) > 1:
         split_model(model, devices, bits_of)
@@ -62,12 +51,14 @@ def over(name: str, quantize: Quantize, *devices: torch.device) -> TorchRunner:
     return runner
 
 
-@pytest.mark.parametrize(("name", "quantize"), [pytest.param("qwen2", "none", marks=pytest.mark.slow), ("qwen3", "int4")])
-def test_two_gpus_give_the_bits_of_one(devices: Devices, name: str, quantize: Quantize) -> None:
-    expected = answers(over(name, quantize, FIRST))
-    runner = over(name, quantize, FIRST, SECOND)
+@pytest.mark.parametrize(
+    ("name", "quantize", "layers"), [pytest.param("qwen2", "none", 2, marks=pytest.mark.slow), ("qwen3", "int4", 1)]
+)
+def test_two_gpus_give_the_bits_of_one(devices: Devices, name: str, quantize: Quantize, layers: int) -> None:
+    expected = answers(over(name, quantize, FIRST, layers=layers), forks=False)
+    runner = over(name, quantize, FIRST, SECOND, layers=layers)
     assert runner.is_fused and [part.device for part in runner.cache_shape.parts] == [FIRST, SECOND]
-    for logits, wanted in zip(answers(runner), expected, strict=True):
+    for logits, wanted in zip(answers(runner, forks=False), expected, strict=True):
         assert logits.device == FIRST
         assert torch.equal(logits.cpu(), wanted.cpu())
 
@@ -92,19 +83,21 @@ def test_a_replay_computes_other_rows(devices: Devices) -> None:
 @pytest.mark.slow
 def test_a_start_compares_it_with_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TorchRunner, "in_pages", True)
-    check_model(over("qwen3", "none", DEVICE, DEVICE), "model")
+    check_model(over("qwen3", "none", DEVICE, DEVICE, layers=2), "model")
 
 
-@pytest.mark.parametrize(("bits", "ranks", "inputs"), [(16, 2, 896), (16, 4, 512), (4, 2, 512)])
-def test_sums_of_ranks_are_those_of_one(bits: int, ranks: int, inputs: int) -> None:
+@pytest.mark.parametrize(
+    ("bits", "ranks", "inputs", "counts"), [(16, 2, 896, (1, 20, 72)), (16, 4, 512, (1, 20)), (4, 2, 512, (1, 20))]
+)
+def test_sums_of_ranks_are_those_of_one(bits: int, ranks: int, inputs: int, counts: tuple[int, ...]) -> None:
     """Also if the last rank has fewer inputs."""
     holder, whole = torch.nn.Module(), cancelling(inputs, 128)
     holder.o = quantized(copied(whole), bits, DEVICE) if bits < 16 else copied(whole)
     split(holder, "o", ranges(borders(inputs, 128, ranks)), [DEVICE] * ranks, True)
     parts: Any = holder.o
-    one, room = computed(whole, bits), parts.splits * COUNTS[-1] * 128
+    one, room = computed(whole, bits), parts.splits * counts[-1] * 128
     shared = exchanges([DEVICE] * ranks, room, torch.empty(1, device=DEVICE))
-    for count in COUNTS:
+    for count in counts:
         rows, residual = cancelled(count, inputs), torch.zeros(count, 128, device=DEVICE).bfloat16()
         gain = torch.randn(128, device=DEVICE).bfloat16()
         expected = linear_residual(rows, *one.weights, residual, gain)
