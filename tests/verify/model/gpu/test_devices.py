@@ -24,9 +24,13 @@ CONTEXT = 32
 COPIES = 5  # of a forward: hidden states, positions, both parts of rotary embeddings, and the hidden states back
 
 
+# The interpreter takes a second for a layer of a few rows.
+SIZES = {"llama": {"num_hidden_layers": 2}, "kimi_linear": {"linear_num_heads": 1}}
+
+
 def placed(name: str, *devices: torch.device) -> TorchRunner:
     torch.manual_seed(1)
-    model = build(name, NAME)
+    model = build(name, NAME, **SIZES.get(name, {}))
     Placement(model, devices).move()
     runner = TorchRunner(model, CONTEXT, compile="off", started=False)
     runner.pages = 4
