@@ -31,14 +31,10 @@ WIDTH = 80  # columns of a terminal
 # for its server; meanwhile, the other processes run tests that need no kernels, since a second server would wait for them.
 LONG_GROUPS = (
     "real",
-    "tests/verify/model/gpu/test_decoder.py",
-    "tests/verify/model/gpu/test_triton_experts.py",
-    "tests/verify/sampling/test_acceptance.py",
-    "tests/verify/sampling/test_rejection.py",
-    "tests/verify/model/gpu/test_triton_attention.py",
-    "tests/verify/model/gpu/test_triton_sampling.py",
+    *(f"tests/verify/model/gpu/test_{name}.py" for name in ("ranks", "triton_sampling", "decoder", "graphs", "triton_experts")),
+    *(f"tests/verify/sampling/test_{name}.py" for name in ("acceptance", "rejection")),
     "tests/verify/model/cpu/native/test_gguf.py",
-    "tests/verify/model/gpu/test_graphs.py",
+    "tests/verify/model/gpu/test_triton_attention.py",
     "served",
     "real test_answers",
     "real test_equality",

@@ -1,7 +1,12 @@
-"""Hostile grammars: each overflows the stack of a recursive compiler if `size` is large enough."""
+"""Schemas of objects, and hostile grammars: each overflows the stack of a recursive compiler if `size` is large enough."""
 
 import json
 from typing import Any
+
+
+def record(**properties: Any) -> dict[str, Any]:
+    """A schema of objects with exactly these properties."""
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
 def rule_chain(size: int) -> str:

@@ -7,25 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.grammars import record
 from tests.servers import Served
 
 PROMPT = "def read_file(path):\n"
 MESSAGES: Any = [{"role": "user", "content": "Write a function that reads a file."}]
 ENDLESS: dict[str, Any] = {"temperature": 1.5, "max_tokens": 1900, "n": 16, "ignore_eos": True}  # minutes of work
 
-WEATHER: dict[str, Any] = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 10}, "days": {"$ref": "#/$defs/days"}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
-    "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
-}
-CLOCK: dict[str, Any] = {
-    "type": "object",
-    "properties": {"zone": {"enum": ["utc", "cet"]}},
-    "required": ["zone"],
-    "additionalProperties": False,
-}
+WEATHER = record(city={"type": "string", "maxLength": 10}, days={"$ref": "#/$defs/days"})
+WEATHER["$defs"] = {"days": {"type": "integer", "minimum": 1, "maximum": 9}}
+CLOCK = record(zone={"enum": ["utc", "cet"]})
 TOOL_SCHEMAS = {"weather": WEATHER, "clock": CLOCK}
 TOOLS: Any = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in TOOL_SCHEMAS.items()]
 RESPONSES_TOOLS: Any = [

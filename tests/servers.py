@@ -166,11 +166,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield server
 
 
-def resident_mb(process_id: int) -> float:
-    """Resident memory of a process in MiB, without pages of mapped files."""
-    found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{process_id}/status").read_text())
-    assert found
-    return int(found[1]) / 1024
+def resident_mb(process_id: int | str = "self") -> float:
+    """Resident memory of a process, by default of this one, in MiB, without pages of mapped files."""
+    status = Path(f"/proc/{process_id}/status").read_text()
+    return sum(map(int, re.findall(r"Rss(?:Anon|Shmem):\s+(\d+) kB", status))) / 1024
 
 
 SHARED_SERVERS = ("served", "guarded")

@@ -104,13 +104,8 @@ def write_tekken(folder: Path) -> None:
         tokenizer.decode([id]).encode() for piece, id in ranked if len(piece) > 1 and "\ufffd" not in tokenizer.decode([id])
     ]
     marks = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]")
-    config = {
-        "pattern": TEKKEN,
-        "num_vocab_tokens": len(pieces),
-        "default_vocab_size": len(pieces) + len(marks),
-        "default_num_special_tokens": len(marks),
-        "version": "v7",
-    }
+    config = {"pattern": TEKKEN, "num_vocab_tokens": len(pieces), "default_vocab_size": len(pieces) + len(marks)}
+    config |= {"default_num_special_tokens": len(marks), "version": "v7"}
     vocab = [
         {"rank": rank, "token_bytes": base64.b64encode(piece).decode(), "token_str": None} for rank, piece in enumerate(pieces)
     ]
@@ -123,13 +118,8 @@ def write_config(folder: Path, template: str, **fields: Any) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, **fields}))
 
 
-FAMILIES: dict[str, Callable[[Path], None]] = {
-    "llama": write_llama,
-    "gemma": write_gemma,
-    "unigram": write_unigram,
-    "qwen": write_qwen,
-    "tekken": write_tekken,
-}
+FAMILIES: dict[str, Callable[[Path], None]] = {"llama": write_llama, "gemma": write_gemma, "unigram": write_unigram}
+FAMILIES |= {"qwen": write_qwen, "tekken": write_tekken}
 
 
 def write_model(folder: Path, family: str) -> None:

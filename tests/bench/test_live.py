@@ -21,19 +21,10 @@ def write(path: Path, *categories: str) -> Path:
 
 def cells(task: str, temperature: float, text: str = "same", **seconds: list[float]) -> list[Row]:
     """Answers of eight tokens; `none` says "same"."""
+    known = {"task": task, "temperature": temperature, "tokens": 8, "steps": 4}
     return [
-        {
-            "task": task,
-            "question": number,
-            "temperature": temperature,
-            "system": system,
-            "tokens": 8,
-            "seconds": each,
-            "first_token_seconds": each / 2,
-            "steps": 4,
-            "text": "same" if system == "none" else text,
-        }
-        for system, times in seconds.items()
+        {"question": number, "seconds": each, "first_token_seconds": each / 2, **known, **said}
+        for said, times in (({"system": k, "text": "same" if k == "none" else text}, v) for k, v in seconds.items())
         for number, each in enumerate(times)
     ]
 
@@ -84,12 +75,8 @@ def test_answers_that_differ_are_counted_and_tasks_are_pooled() -> None:
     rows = [row for task in ("qa", "rag") for row in cells(task, 0.0, "other", none=[1.0], fusion=[1.0])]
     rows += cells("qa", 0.8, "other", none=[1.0], fusion=[1.0]) + cells("rag", 0.8, none=[1.0])
     found = list(summaries(rows))  # one question of the last task was not yet answered by both
-    assert [(each["task"], each["temperature"], each["questions"]) for each in found] == [
-        ("qa", 0.0, 1),
-        ("rag", 0.0, 1),
-        ("all", 0.0, 2),
-        ("qa", 0.8, 1),
-    ]
+    parts = [(each["task"], each["temperature"], each["questions"]) for each in found]
+    assert parts == [("qa", 0.0, 1), ("rag", 0.0, 1), ("all", 0.0, 2), ("qa", 0.8, 1)]
     assert [each["rows"][1]["same_as_none"] for each in found] == ["0/1", "0/1", "0/2", "0/1"]
 
 

@@ -17,7 +17,6 @@ from bench.plan import BenchError
 from bench.roofline import ASSUMED, predict, stored
 from tests.verify.model.families import config_of
 
-READABLE = 1e12
 # At this speed, a gigabyte takes a millisecond.
 GIGABYTE = 1e9 * ASSUMED.kernel
 
@@ -29,7 +28,7 @@ def step(linear: float = 10.0) -> Counts:
 
 
 def test_a_step_is_the_sum_of_its_parts() -> None:
-    found = predict(step(), 0, READABLE, flops=1e15)
+    found = predict(step(), 0, readable=1e12, flops=1e15)
     assert found["linear"] == pytest.approx(10e-3 * ASSUMED.kernel / ASSUMED.product)
     assert found["sampling"] == pytest.approx(1e-3 * (1.0 - ASSUMED.cached))
     assert found["launches"] == pytest.approx(400 * ASSUMED.launch_seconds)
@@ -41,12 +40,8 @@ HEAD_DIM = HIDDEN // HEADS
 TEXT = LAYERS * 2 * CONTEXT * KV_HEADS * HEAD_DIM
 
 
-@pytest.fixture(scope="module")
-def plain() -> Counts:
-    return count_step(llama(HIDDEN, LAYERS, HEADS, KV_HEADS, FFN, vocab_size=VOCABULARY), 0, CONTEXT)
-
-
-def test_attention_moves_the_text_the_row_and_its_parts(plain: Counts) -> None:
+def test_attention_moves_the_text_the_row_and_its_parts() -> None:
+    plain = count_step(llama(HIDDEN, LAYERS, HEADS, KV_HEADS, FFN, vocab_size=VOCABULARY), 0, CONTEXT)
     parts = 2  # splits of 256 positions
     rows = 2 * (HIDDEN + 2 * KV_HEADS * HEAD_DIM)
     assert plain.bytes["attention"] == 2 * TEXT + LAYERS * (2 * rows + 2 * HEADS * parts * (HEAD_DIM + 1) * 4)

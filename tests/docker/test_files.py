@@ -32,17 +32,12 @@ MANIFESTS: dict[str, Any] = {m["kind"]: m for m in yaml.safe_load_all((DOCKER / 
 POD: dict[str, Any] = MANIFESTS["Deployment"]["spec"]["template"]["spec"]
 CONTAINER: dict[str, Any] = POD["containers"][0]
 UNIT = (DOCKER / "outrider.service").read_text()
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def instructions(name: str) -> list[str]:
     """The arguments of each instruction `name` in the Dockerfile, with continued lines joined."""
     lines = re.sub(r"\\\n", " ", re.sub(r"^ *#.*\n", "", DOCKERFILE, flags=re.M)).splitlines()
     return [line.partition(" ")[2].strip() for line in lines if line.startswith(f"{name} ")]
-
-
-def image_environment() -> dict[str, str]:
-    return dict(pair.split("=", 1) for line in instructions("ENV") for pair in line.split())
 
 
 def lint(*command: str) -> str:
@@ -62,7 +57,8 @@ def test_shellcheck_passes() -> None:
 def test_everything_that_is_installed_has_hashes() -> None:
     lines = [line.partition(" ") for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[a-z0-9.-]+==[^*]+", name) and "--hash=sha256:" in rest for name, _, rest in lines)
-    extras = ",".join(PROJECT["project"]["optional-dependencies"].keys() - {"torchao"})  # installed by nothing here
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = ",".join(project["optional-dependencies"].keys() - {"torchao"})  # installed by nothing here
     command = [sys.executable, "requirements.py", f".[{extras}]", "./bench"]
     needed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     names = {canonicalize_name(Requirement(line).name) for line in needed.splitlines()}
@@ -92,7 +88,7 @@ def test_the_health_check_passes_if_the_server_answers_200(status: int | None, c
 
 def variables() -> Iterator[tuple[str, str]]:
     """The file that sets a variable, and the variable's name."""
-    yield from (("Dockerfile", name) for name in image_environment())
+    yield from (("Dockerfile", pair.partition("=")[0]) for line in instructions("ENV") for pair in line.split())
     yield from (("compose.yml", name) for name in COMPOSE["services"]["outrider"]["environment"])
     yield from (("kubernetes.yml", variable["name"]) for variable in CONTAINER["env"])
     yield from (("outrider.service", name) for name in re.findall(r"^Environment=(\w+)=", UNIT, flags=re.M))
@@ -112,16 +108,10 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-SERVE: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "ray.yml").read_text())
-KUBERAY: dict[str, Any] = next(yaml.safe_load_all((ROOT / "docker" / "kuberay.yml").read_text()))
-
-
-def applications() -> list[dict[str, Any]]:
-    return [*SERVE["applications"], *yaml.safe_load(KUBERAY["spec"]["serveConfigV2"])["applications"]]
-
-
 def test_the_applications_are_built_by_this_code() -> None:
-    for application in applications():
+    cluster = next(yaml.safe_load_all((DOCKER / "kuberay.yml").read_text()))["spec"]["serveConfigV2"]
+    for text in ((DOCKER / "ray.yml").read_text(), cluster):
+        [application] = yaml.safe_load(text)["applications"]
         module, function = application["import_path"].split(":")
         assert application["name"] == NAME
         found = find_spec(module)

@@ -11,12 +11,7 @@ from outrider.server.settings import Settings
 from outrider.verify.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
-PAGES = (
-    ROOT / "README.md",
-    ROOT / "SECURITY.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-    ROOT / "models" / "embedded" / "README.md",
-)
+PAGES = (ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "models/embedded/README.md")
 PAGE_NAMES = tuple(page.relative_to(ROOT).as_posix() for page in PAGES)
 
 

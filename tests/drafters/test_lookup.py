@@ -1,7 +1,6 @@
 """Drafts of what followed the same text before: in a session, a prediction, a datastore, or the window of lookahead."""
 
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,12 +17,10 @@ from outrider.drafters.tables.suffix import Corpus, index
 from tests.drafts import Driven
 from tests.trees import check
 
-OPTIONS = LookupOptions()
-
 
 @given(text=st.lists(st.integers(0, 4), min_size=1, max_size=80), budget=st.integers(1, MAX_NODES))
 def test_drafts_are_well_formed_parts_of_the_text(text: list[int], budget: int) -> None:
-    drafter = Driven(LookupDrafter(OPTIONS))
+    drafter = Driven(LookupDrafter(LookupOptions()))
     drafter.begin(np.array(text, np.int32))
     tree = drafter.propose(budget)
     check(tree)
@@ -165,14 +162,6 @@ def verify(tree: DraftTree, text: list[int]) -> Verdict:
         tokens.append(chosen[node + 1])
     ids = np.array(chosen, np.int32)[:, None]
     return Verdict(tree, np.array(rows, np.int32), np.array(tokens, np.int32), ids, np.ones_like(ids, np.float32))
-
-
-def verified(options: LookaheadOptions, kept: Callable[[DraftTree], DraftTree]) -> list[list[int]]:
-    """The window's levels after one step that verified only the `kept` part of the draft."""
-    drafter, text = Driven(LookaheadDrafter(options)), [3, 1, 4, 1, 5]
-    drafter.begin(np.array(text, np.int32))
-    drafter.observe(verify(kept(drafter.propose(64)), text))
-    return [level.tolist() for level in drafter._levels]
 
 
 def run(options: LookaheadOptions, length: int, budget: int = 64) -> tuple[list[int], int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.grammars import record
 from tests.integration.api.replaying import ARGUMENTS, CALL_TEXT, FINAL_TEXT, PROGRAM, THOUGHT, long_model
 from tests.server.encoders.encoders import DIMENSIONS, save_all
 from tests.servers import COST_FOLDER, Served, serving, wait_for_metric, wait_until
@@ -20,13 +21,7 @@ ollama: Any = pytest.importorskip("ollama", reason="needs the extra `clients`")
 pytestmark = pytest.mark.clients
 
 PACKAGES = ("ollama@0.6", "ollama-ai-provider-v2@4", "ai@7", "zod@4")
-SCRIPT = Path(__file__).with_suffix(".mjs")
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"yes": {"type": "boolean"}},
-    "required": ["yes"],
-    "additionalProperties": False,
-}
+SCHEMA = record(yes={"type": "boolean"})
 QUESTION = [{"role": "user", "content": "Write the file proof.txt."}]
 PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "bash", "description": "Runs a command.", "parameters": PARAMETERS}}
@@ -131,5 +126,6 @@ def test_clients_in_javascript(replaying: Served, served: Served, name: str) -> 
     wanted = {"call": CALL_TEXT, "final": FINAL_TEXT, "thought": THOUGHT, "command": ARGUMENTS["command"], "tool": TOOL}
     arguments = [name, replaying.url, served.url, served.model, json.dumps({**wanted, "schema": SCHEMA})]
     command = ["node", "--input-type=module", "-", *arguments]
-    done = subprocess.run(command, input=SCRIPT.read_text(), cwd=folder, capture_output=True, text=True, timeout=200)
+    script = Path(__file__).with_suffix(".mjs").read_text()
+    done = subprocess.run(command, input=script, cwd=folder, capture_output=True, text=True, timeout=200)
     assert (done.stdout.strip(), done.returncode) == (f"{name} passed", 0), done.stderr

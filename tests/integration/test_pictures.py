@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,15 @@ def said(response: Any) -> str:
     return text
 
 
+@cache
+def loaded(folder: Path) -> tuple[Any, Any, Any]:
+    model, tokenizer = AutoModelForImageTextToText.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    return model, tokenizer, load_processor(str(folder), model.config.model_type, tokenizer, {})
+
+
 def expected(folder: Path, messages: list[dict[str, Any]], pictures: list[bytes]) -> str:
     """What transformers answers, by the processor on the whole prompt and `generate`."""
-    model = AutoModelForImageTextToText.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    processor = load_processor(str(folder), model.config.model_type, tokenizer, {})
+    model, tokenizer, processor = loaded(folder)
     plain = [
         message
         if isinstance(message["content"], str)
@@ -101,10 +106,8 @@ def test_other_protocols_and_tool_results(served: Served, folder: Path) -> None:
 
     file = picture(5)
     answer = expected(folder, [user("What is ", file)], [file])
-    block: Any = {
-        "type": "image",
-        "source": {"type": "base64", "media_type": "image/png", "data": base64.b64encode(file).decode()},
-    }
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(file).decode()}
+    block: Any = {"type": "image", "source": source}
     asked: dict[str, Any] = {"model": "qwen", "max_tokens": TOKENS, "extra_body": {"temperature": 0}}
     with anthropic.Anthropic(base_url=served.url, api_key="none") as client:
         turn: Any = {"role": "user", "content": [{"type": "text", "text": "What is "}, block]}

@@ -115,12 +115,6 @@ def wait_ready(http: httpx.Client) -> None:
     wait_until(ready, START_SECONDS)
 
 
-def serving(http: httpx.Client) -> set[str]:
-    """The replicas that have decoded something, as the metrics tell."""
-    found = re.findall(r'^outrider_steps_total{replica="(\w+)"} (?!0\.0)', http.get("/metrics").text, flags=re.MULTILINE)
-    return set(found)
-
-
 def wait_serving(http: httpx.Client, replicas: int) -> None:
     """Returns once the ingress sends requests to this many replicas."""
     numbers = itertools.count()
@@ -128,7 +122,8 @@ def wait_serving(http: httpx.Client, replicas: int) -> None:
     def all_serve() -> bool:
         for _ in range(4):
             chat(http, f"Count to {next(numbers)}.", max_tokens=2)
-        return len(serving(http)) >= replicas
+        decoding = re.findall(r'^outrider_steps_total{replica="(\w+)"} (?!0\.0)', http.get("/metrics").text, flags=re.MULTILINE)
+        return len({*decoding}) >= replicas
 
     wait_until(all_serve, START_SECONDS)
 

@@ -1,7 +1,6 @@
 """`outrider serve` with several models: real workers, loaded by name and unloaded when idle."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +9,10 @@ from typing import Any
 import pytest
 
 from outrider import models
-from tests.servers import Served, children, serving, wait_until
+from tests.servers import Served, children, resident_mb, serving, wait_until
 
 pytestmark = pytest.mark.slow  # workers start, and are waited for until they end
 
-IDLE_SECONDS = 5.0
 QUESTION = [{"role": "user", "content": "Write a function that reads a file."}]
 
 
@@ -30,7 +28,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     config = json.loads((models.TARGET / "config.json").read_text())
     (folder / "damaged" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**6}))
     paths = json.dumps([str(folder)])
-    with serving("--model.dtype", "float32", "--models.paths", paths, "--models.idle_seconds", str(IDLE_SECONDS)) as served:
+    with serving("--model.dtype", "float32", "--models.paths", paths, "--models.idle_seconds", "5") as served:
         yield served
 
 
@@ -89,9 +87,8 @@ def test_a_model_that_cannot_be_loaded_fails_its_own_requests(several: Served, p
 
 def test_memory_of_unloaded_models_is_returned(several: Served) -> None:
     wait_until(lambda: workers(several) == 0)
-    resident = int(Path(f"/proc/{several.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    resident = resident_mb(several.process.pid)
     for _ in range(2):
         assert chat(several, "one").status_code == chat(several, "two").status_code == 200
         wait_until(lambda: workers(several) == 0)
-    after = int(Path(f"/proc/{several.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    assert after < 1.3 * resident
+    assert resident_mb(several.process.pid) < 1.3 * resident

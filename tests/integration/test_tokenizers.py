@@ -80,13 +80,8 @@ def test_special_tokens_are_no_text(family: Family) -> None:
     """A bias makes special tokens likely; they are shown only if a request asks for them."""
     special = sorted(family.tokenizer.all_special_ids)
     bias = {str(id): 12 for id in special}
-    shown: dict[str, Any] = {
-        "max_tokens": 60,
-        "temperature": 1,
-        "seed": 1,
-        "ignore_eos": True,
-        "logit_bias": family.no_bytes | bias,
-    }
+    shown: dict[str, Any] = {"max_tokens": 60, "temperature": 1, "seed": 1, "ignore_eos": True}
+    shown["logit_bias"] = family.no_bytes | bias
     pieces, ids = stream(family, **shown)
     assert set(ids) & set(special)
     assert "".join(pieces) == family.decode(ids)

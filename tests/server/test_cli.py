@@ -1,7 +1,5 @@
 """The commands: errors are one sentence and exit code 2; help is quick; settings are printed; tables are built."""
 
-import subprocess
-import sys
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -13,12 +11,6 @@ from typer.testing import CliRunner, Result
 
 from outrider.server import cli
 from outrider.server.cli import app
-
-
-def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "outrider.server.cli", *arguments], capture_output=True, text=True, timeout=120
-    )
 
 
 @pytest.mark.parametrize(

@@ -162,21 +162,13 @@ def write(folder: Path, name: str, content: str | dict[str, Any]) -> None:
     (folder / name).write_text(content if isinstance(content, str) else json.dumps(known | content))
 
 
+DAMAGES: list[Any] = [{"num_attention_heads": 0}, {"num_key_value_heads": 7}, {"hidden_size": 64.5}, {"vocab_size": 5}]
+DAMAGES += [{"rope_scaling": {"rope_type": "none"}}, {"hidden_act": None}, {"eos_token_id": "x"}, "null", "[" * 10**5]
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
-    [
-        ("config.json", {"num_attention_heads": 0}),
-        ("config.json", {"num_key_value_heads": 7}),
-        ("config.json", {"hidden_size": 64.5}),
-        ("config.json", {"vocab_size": 5}),
-        ("config.json", {"rope_scaling": {"rope_type": "none"}}),
-        ("config.json", {"hidden_act": None}),
-        ("config.json", {"eos_token_id": "x"}),
-        ("config.json", "null"),
-        ("config.json", "[" * 10**5),
-        ("tokenizer.json", "null"),
-        ("generation_config.json", "[1]"),
-    ],
+    [*(("config.json", each) for each in DAMAGES), ("tokenizer.json", "null"), ("generation_config.json", "[1]")],
 )
 def test_known_damages_are_one_sentence(model: Path, tmp_path: Path, name: str, content: str | dict[str, Any]) -> None:
     shutil.copytree(model, tmp_path, dirs_exist_ok=True)

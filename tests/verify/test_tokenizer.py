@@ -32,47 +32,31 @@ def test_a_revision_is_pinned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         load_tokenizer(MODEL, revision="v2")
 
 
-TEXTS = (
-    "Hello world,  what's new?\n\n\tNaïve e\u0301 日本語 1234",
-    "  a ? b  ",
-    "",
-    "<|im_start|>user\n<tool_call> x </tool_call><|im_end|>\n<|endoftext|><extra> <odd> y",
-)
+TEXTS = ["Hello world,  what's new?\n\n\tNaïve e\u0301 日本語 1234", "  a ? b  ", ""]
+TEXTS += ["<|im_start|>user\n<tool_call> x </tool_call><|im_end|>\n<|endoftext|><extra> <odd> y"]
+CONFIG, MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", {"__type": "AddedToken"}
 TOKEN = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
 ODD: Mapping[str, Any] = {**TOKEN, "content": "<odd>", "lstrip": True, "rstrip": True}
 # The files beside tokenizer.json that are not as `write_qwen` has them.
 CASES: Mapping[str, dict[str, Any]] = {
     "as it is": {},
-    "no configuration": {"tokenizer_config.json": {}},
+    "no configuration": {CONFIG: {}},
     "an older map": {
-        "tokenizer_config.json": {"eos_token": "<|endoftext|>", "chat_template": CHATML},
-        "special_tokens_map.json": {"eos_token": "<|im_end|>", "bos_token": ODD, "additional_special_tokens": ["<extra>"]},
+        CONFIG: {"eos_token": "<|endoftext|>", "chat_template": CHATML},
+        MAP: {"eos_token": "<|im_end|>", "bos_token": ODD, "additional_special_tokens": ["<extra>"]},
     },
     "a map that does not count": {
-        "tokenizer_config.json": {
-            "eos_token": "<|im_end|>",
-            "added_tokens_decoder": {"403": {**ODD, "content": "<tool_call>"}},
-        },
-        "special_tokens_map.json": {"eos_token": "<|endoftext|>"},
+        CONFIG: {"eos_token": "<|im_end|>", "added_tokens_decoder": {"403": {**ODD, "content": "<tool_call>"}}},
+        MAP: {"eos_token": "<|endoftext|>"},
     },
     "tokens with roles of their own": {
-        "tokenizer_config.json": {
-            "eos_token": {"__type": "AddedToken", **TOKEN, "content": "<|im_end|>"},
-            "image_token": "<tool_call>",
-            "extra_special_tokens": {"odd_token": "<odd>"},
-        }
+        CONFIG: {"eos_token": ADDED | TOKEN | {"content": "<|im_end|>"}, "image_token": "<tool_call>"}
+        | {"extra_special_tokens": {"odd_token": "<odd>"}}
     },
-    "further tokens": {
-        "tokenizer_config.json": {
-            "additional_special_tokens": ["<extra>", {"__type": "AddedToken", **ODD}],
-            "pad_token": "<pad>",
-        }
-    },
-    "tokens at the ends": {"tokenizer_config.json": {"add_bos_token": True, "bos_token": "<|im_start|>"}},
+    "further tokens": {CONFIG: {"additional_special_tokens": ["<extra>", {**ADDED, **ODD}], "pad_token": "<pad>"}},
+    "tokens at the ends": {CONFIG: {"add_bos_token": True, "bos_token": "<|im_start|>"}},
     "several templates": {
-        "tokenizer_config.json": {
-            "chat_template": [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": PLAIN}]
-        }
+        CONFIG: {"chat_template": [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": PLAIN}]}
     },
     "a template of its own": {"chat_template.jinja": PLAIN},
     "templates of their own": {"chat_template.jinja": PLAIN, "additional_chat_templates/tool_use.jinja": CHATML},

@@ -15,10 +15,6 @@ TABLE = np.array([[0.01, 0.97, 0.01, 0.01], [0.01, 0.01, 0.6, 0.38], [0.97, 0.01
 PROMPT = np.array([3, 0], np.int32)
 
 
-def emitted(tree: DraftTree, *tokens: int) -> Verdict:
-    return Verdict(tree, np.empty(0, np.int32), np.array(tokens, np.int32))
-
-
 def test_a_chain_is_the_models_greedy_path_until_a_token_is_unlikely() -> None:
     model = ToyModel(TABLE)
     drafter = Driven(DraftTreeDrafter(model, DraftTreeOptions(1, 10, 0.7, 0.0, only_if_worth=False), Pair()))
@@ -28,7 +24,7 @@ def test_a_chain_is_the_models_greedy_path_until_a_token_is_unlikely() -> None:
     assert tree.tokens.tolist() == [1, 2]  # an unlikely token is not expanded
     assert set(tree.source.tolist()) == {int(Source.DRAFT)}
     assert len(model.forwards) == 2
-    drafter.observe(emitted(tree, 1, 2, 0))
+    drafter.observe(Verdict(tree, np.empty(0, np.int32), np.array([1, 2, 0], np.int32)))
     assert drafter.propose(64).tokens.tolist() == [1, 2]
 
 

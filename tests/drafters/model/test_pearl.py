@@ -11,13 +11,10 @@ from outrider.drafters.model.language_model import Candidates
 from outrider.drafters.model.pair import Pair
 from outrider.drafters.model.union import UnionDrafter
 from outrider.drafters.none import NoDrafter
-from tests.drafters.model.test_draft_tree import PROMPT
+from tests.drafters.model.test_union import PROMPT, RING
 from tests.drafts import Driven
 from tests.language import ToyModel
 from tests.trees import check
-
-RING = np.full((5, 5), 0.01) + np.roll(np.eye(5), 1, 1)  # 0 -> 1 -> 2 -> 3 -> 4 -> 0
-RING /= RING.sum(1, keepdims=True)
 
 
 def new(window: int, model: ToyModel | None = None, tables: Drafter | None = None) -> tuple[Driven, ToyModel, ModelChain]:
@@ -58,28 +55,25 @@ def test_a_cancelled_request_leaves_nothing_running(tokens: list[int]) -> None:
         drafter, *_ = new(20, ToyModel(RING, thread=thread))
         drafter.propose(64)
         drafter.end()
-        again: Ints = np.array([3, 0, *tokens], np.int32)
+        again: Ints = np.array([*PROMPT, *tokens], np.int32)
         drafter.begin(again)
         assert drafter.propose(64).tokens.tolist() == []
         drafter.end()
 
 
 class Failing(ToyModel):
-    """A draft model whose forwards fail while `broken`."""
-
-    broken = True
+    """A draft model whose forwards fail."""
 
     def root(self, count: int) -> Candidates:
-        if self.broken:
-            raise RuntimeError("out of memory")
-        return super().root(count)
+        raise RuntimeError("out of memory")
 
 
-def test_a_failed_draft_is_reported_once() -> None:
+def test_a_failed_draft_is_reported_once_and_ends_its_request_only() -> None:
     with ThreadPoolExecutor(1) as thread:
         drafter, *_ = new(3, Failing(RING, thread=thread))
         with pytest.raises(RuntimeError, match="out of memory"):
             step(drafter, 1)
         drafter.end()
         drafter.begin(PROMPT)
-        drafter.end()
+        drafter.propose(64)
+        drafter.end()  # cancelled: the failure affects no answer

@@ -1,16 +1,13 @@
 """The drafts of tables and of a draft model in one tree."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.drafters.interface import Drafter, DraftTree, Draws, Ints, Source, Verdict, chain
 from outrider.drafters.model.chain import ModelChain
-from outrider.drafters.model.language_model import Candidates
 from outrider.drafters.model.pair import Pair
 from outrider.drafters.model.union import UnionDrafter, merge
 from outrider.drafters.none import NoDrafter
@@ -92,22 +89,3 @@ def test_the_model_drafts_during_a_verification() -> None:
     assert (2, 3, 4) in step(drafter, 2, 3)
     assert (4, 0, 1) in step(drafter, 0)
     assert (1,) not in step(drafter, 1)
-
-
-class Failing(ToyModel):
-    """A draft model whose forwards fail."""
-
-    def root(self, count: int) -> Candidates:
-        raise RuntimeError("out of memory")
-
-
-def test_a_failed_draft_ends_its_request_only() -> None:
-    with ThreadPoolExecutor(1) as thread:
-        drafter, _ = new("during", Failing(RING, thread=thread))
-        drafter.begin(PROMPT)
-        with pytest.raises(RuntimeError, match="out of memory"):
-            step(drafter, 1)
-        drafter.end()
-        drafter.begin(PROMPT)
-        drafter.propose(16)
-        drafter.end()  # cancelled: the failure affects no answer

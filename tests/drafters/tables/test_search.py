@@ -117,10 +117,6 @@ VOCABULARY = 97
 TEXT = np.random.default_rng(0).integers(0, VOCABULARY, 60).astype(np.int32)
 
 
-def fusion(vocabulary: int = VOCABULARY) -> FusionDrafter:
-    return FusionDrafter(empty_base(), [], FusionOptions(capacity=1024), vocabulary)
-
-
 @cache
 def corpus(vocabulary: int) -> Corpus:
     """A text of the model of `simulate`, and the prompt of the other tests."""
@@ -128,7 +124,7 @@ def corpus(vocabulary: int) -> Corpus:
 
 
 DRAFTERS: dict[str, Callable[[int], Drafter]] = {
-    "fusion": fusion,
+    "fusion": lambda vocabulary: FusionDrafter(empty_base(), [], FusionOptions(capacity=1024), vocabulary),
     "trigram": lambda _: TrigramDrafter(empty_base(), TrigramOptions()),
     "lookup": lambda _: LookupDrafter(LookupOptions(shortest=1)),
     "retrieval": lambda vocabulary: RetrievalDrafter([corpus(vocabulary)], RetrievalOptions()),

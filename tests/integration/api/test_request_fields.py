@@ -8,26 +8,14 @@ import pytest
 from tests.requests import MESSAGES, PROMPT, body, complete, events, text
 from tests.servers import Served, read_metrics
 
-
-def ids(served: Served, content: str) -> list[int]:
-    response = served.http.post("/tokenize", json={"prompt": content})
-    assert response.status_code == 200
-    found: list[int] = response.json()["tokens"]
-    return found
-
-
-SAMPLED: list[dict[str, Any]] = [
-    {"temperature": 0},
-    {"temperature": 1, "seed": 3},
+SAMPLED: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 1, "seed": 3}, {"repetition_penalty": 1.5}]
+SAMPLED += [{"presence_penalty": 1.5, "frequency_penalty": 1.0}, {"temperature": 1, "seed": 5, "frequency_penalty": 2}]
+SAMPLED += [
     {"temperature": 0.7, "top_p": 0.8, "seed": 9},
-    {"presence_penalty": 1.5, "frequency_penalty": 1.0},
-    {"repetition_penalty": 1.5},
-    {"temperature": 1, "seed": 5, "frequency_penalty": 2},
     {"logit_bias": {"40": -100, "50": 3}},
     {"min_tokens": 35, "max_tokens": 40},
-    {"temperature": 1, "seed": 8, "ignore_eos": True},
-    {"temperature": 1, "seed": 8, "top_k": 5, "min_p": 0.1},
 ]
+SAMPLED += [{"temperature": 1, "seed": 8, "ignore_eos": True}, {"temperature": 1, "seed": 8, "top_k": 5, "min_p": 0.1}]
 
 
 @pytest.mark.parametrize("fields", SAMPLED, ids=str)
@@ -70,7 +58,7 @@ def accepted(served: Served) -> float:
 
 
 def test_prompt_logprobs_equal_those_of_generation(served: Served) -> None:
-    prompt = ids(served, PROMPT)
+    prompt = served.http.post("/tokenize", json={"prompt": PROMPT}).json()["tokens"]
     answer = complete(served, prompt=prompt, logprobs=2, max_tokens=90, return_token_ids=True)["choices"][0]
     scored = body(served, prompt=prompt + answer["token_ids"], echo=True, logprobs=2)
     full = complete(served, **scored | {"max_tokens": 0})["choices"][0]

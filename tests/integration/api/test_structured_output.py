@@ -9,15 +9,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.grammars import record
 from tests.requests import TOOLS, complete, text
 from tests.servers import Served
 
 WORD = {"type": "string", "maxLength": 12}
 SMALL = {"type": "integer", "minimum": -99, "maximum": 99}
-
-
-def record(**properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 NUMBER = record(number={"type": "number", "minimum": 0, "maximum": 1})
@@ -35,10 +32,6 @@ SCHEMAS: list[dict[str, Any]] = [
     {**record(tree={"$ref": "#/$defs/node"}), "$defs": {"node": record(left=SMALL, right={"enum": ["leaf"]})}},
     {"type": "array", "items": record(x=SMALL), "minItems": 1, "maxItems": 2},
 ]
-
-
-def function(fields: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": fields}
 
 
 def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
@@ -96,30 +89,14 @@ def test_other_structures(served: Served, structure: dict[str, Any], pattern: st
 
 ARITHMETIC = {"grammar": 'root ::= term ([-+*/] term)*\nterm ::= [0-9]+ | "(" root ")"'}
 RECORDS = [{"response_format": schema_format(schema)} for schema in SCHEMAS if schema is not NUMBER]
-CALLS: list[dict[str, Any]] = [
-    {"tools": TOOLS, "tool_choice": "required"},
-    {"tools": TOOLS, **RECORDS[0]},
-    {"tools": TOOLS, **ARITHMETIC},
-]
+CALLS: list[dict[str, Any]] = [{"tools": TOOLS, **each} for each in ({"tool_choice": "required"}, RECORDS[0], ARITHMETIC)]
 LINES = [
     {"grammar": 'start: line+\nline: "- " /[a-z ]{3,30}/ "\\n"'},
     {"grammar": 'root ::= item{2,6}\nitem ::= "- " [^\\n]{3,30} "\\n"'},
 ]
-STRUCTURES = [
-    *RECORDS,
-    *CALLS,
-    *LINES,
-    ARITHMETIC,
-    {"regex": r"[A-Z][a-z]+( [a-z]+){2,12}\."},
-    {"choice": ["yes", "yes, of course"]},
-]
-SAMPLERS: list[dict[str, Any]] = [
-    {},
-    {"top_p": 0.9},
-    {"top_k": 20, "min_p": 0.05},
-    {"frequency_penalty": 0.7},
-    {"repetition_penalty": 1.2},
-]
+SENTENCE, CHOICE = {"regex": r"[A-Z][a-z]+( [a-z]+){2,12}\."}, {"choice": ["yes", "yes, of course"]}
+STRUCTURES = [*RECORDS, *CALLS, *LINES, ARITHMETIC, SENTENCE, CHOICE]
+SAMPLERS = [{}, {"top_p": 0.9}, {"top_k": 20, "min_p": 0.05}, {"frequency_penalty": 0.7}, {"repetition_penalty": 1.2}]
 QUESTIONS = [
     "Tell me a story about a fox.",
     'Repeat this: {"a": [{"b": {"c": "d", "e": ["f", "g"]}}, "h"], "i": {}}',
@@ -138,11 +115,7 @@ def test_no_answer_of_a_storm_depends_on_drafts(served: Served) -> None:
         question = chooser.choice(QUESTIONS)
         body = {"model": served.model, "messages": [{"role": "user", "content": question}], "seed": seed}
         body |= {"prediction": {"type": "content", "content": question}, "temperature": chooser.choice([0.0, 0.8, 1.3])}
-        body |= {
-            "max_completion_tokens": chooser.choice([16, 48, 96]),
-            **chooser.choice(SAMPLERS),
-            **chooser.choice(STRUCTURES),
-        }
+        body |= {"max_completion_tokens": chooser.choice([16, 48, 96])} | chooser.choice(SAMPLERS) | chooser.choice(STRUCTURES)
         return body, {"drafter": chooser.choice(DRAFTERS), "max_nodes": chooser.choice([8, 16, 32])}
 
     def answer(body: dict[str, Any], speculation: dict[str, Any]) -> Any:

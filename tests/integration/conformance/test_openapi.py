@@ -23,7 +23,6 @@ from tests.requests import MESSAGES, PROMPT, RESPONSES_TOOLS, TOOLS, events
 from tests.servers import Served, serving
 
 EXAMPLES = int(os.environ.get("OUTRIDER_API_EXAMPLES", "8"))
-SECONDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ def test_any_request(server: Served, mode: GenerationMode) -> None:
         def send(case: Any) -> None:
             if isinstance(case.body, dict) and isinstance(case.body.get("model"), str) and len(case.body["model"]) % 2 == 0:
                 case.body["model"] = server.model
-            case.call_and_validate(checks=[not_a_server_error, status_code_conformance], timeout=SECONDS)
+            case.call_and_validate(checks=[not_a_server_error, status_code_conformance], timeout=60)
 
         if mode is GenerationMode.POSITIVE or operation.body:  # a path alone cannot be invalid
             send()
@@ -90,13 +89,8 @@ def test_completions(served: Served) -> None:
 def test_models_and_errors(served: Served) -> None:
     found = served.http.get("/v1/models").json()
     assert found["object"] == "list" and [Model.model_validate(each, strict=True) for each in found["data"]]
-    for method, path in (
-        ("GET", "/nothing"),
-        ("DELETE", "/v1/models"),
-        ("POST", "/v1/chat/completions"),
-        ("GET", "/v1/responses/x"),
-    ):
-        answer = served.http.request(method, path)
+    for request in ("GET /nothing", "DELETE /v1/models", "POST /v1/chat/completions", "GET /v1/responses/x"):
+        answer = served.http.request(*request.split())
         assert answer.status_code >= 400
         error = answer.json()["error"]
         assert error.keys() >= {"message", "type", "param", "code"} and error["message"] and error["type"]

@@ -19,7 +19,7 @@ from tests.servers import ALICE, BOB, Served, serving, worker_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("bombs")]
 BODY_BYTES = 400_000
-RUN, BRACKETS = 30_000, 20_000  # characters
+BRACKETS = 20_000  # characters
 Bomb = tuple[str, dict[str, Any]]  # a path, and the fields of a body
 
 
@@ -54,26 +54,11 @@ GRAMMARS = (
     "start: start",
     "start: /" + "(" * BRACKETS + "x" + ")" * BRACKETS + "/",
     'start: "x"{1000000}',
-    'start: "x"{1' + " " * RUN + "!",
-    'start: "x"{' + "1" * RUN + ",",
-    'start: "' + '\\"' * (RUN // 2),
-    "start: /" + "\\/" * (RUN // 2),
-    "start: a" + " " * RUN + "\n" * RUN + "|",
-    "start: " + "[" * (RUN // 2) + "'" * RUN,
-    "// " + "*/ /*" * (RUN // 5) + "\nstart:",
     AMBIGUOUS,
 )
-REGEXES = (
-    "(" * BRACKETS + "a" + ")" * BRACKETS,
-    "(?:" * 12_000 + "a" + ")?" * 12_000,
-    "((((a{1,99}){1,99}){1,99}){1,99}){1,99}",
-    "(a?){5000}a{5000}",
-    "(a+)+$",
-    "|".join(f"a{number}b*" for number in range(5000)),
-    "[" * BRACKETS,
-    r"\p{L}{1,9999}x|(\p{N}|.){9999}",
-    "(.*a){500}",
-)
+REGEXES = ["(" * BRACKETS + "a" + ")" * BRACKETS, "(?:" * 12_000 + "a" + ")?" * 12_000, "[" * BRACKETS, "(a?){5000}a{5000}"]
+REGEXES += ["((((a{1,99}){1,99}){1,99}){1,99}){1,99}", "(a+)+$", "|".join(f"a{number}b*" for number in range(5000))]
+REGEXES += [r"\p{L}{1,9999}x|(\p{N}|.){9999}", "(.*a){500}"]
 
 
 def schemas() -> Iterator[Any]:

@@ -16,44 +16,16 @@ WHOLE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 # Twelve of the largest pieces are three times what the memory may grow by.
 MOST_MB = 64.0
 LARGE = st.sampled_from([0, 1 << 10, 1 << 16, 1 << 24]).map(lambda size: b"a" * size)
-LINES = (
-    b"GET /health HTTP/1.1\r\n",
-    b"GET / HTTP/9.9\r\n",
-    b"GET http://evil.example/v1/models HTTP/1.1\r\n",
-    b"GET //v1/models HTTP/1.1\r\n",
-    b"OPTIONS * HTTP/1.1\r\n",
-    b"POST /v1/completions HTTP/1.1\r\n",
-    b"POST /v1/completions\r\n",
-    b"POST /v1/chat/completions HTTP/1.0\r\n",
-    b"HEAD /v1/models HTTP/1.1\r\n",
-    b"PRI * HTTP/2.0\r\n",
-    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS hello
-    b"Host: localhost\r\n",
-    b"Host: evil\r\n",
-    b"Content-Type: application/json\r\n",
-    b"Transfer-Encoding: chunked\r\n",
-    b"Transfer-Encoding: gzip, chunked\r\n",
-    b"Content-Length: 5\r\n",
-    b"Content-Length: -1\r\n",
-    b"Content-Length: 99999999999999999999\r\n",
-    b"Content-Length: " + b"9" * 5000 + b"\r\n",
-    b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\n",
-    b"Expect: 100-continue\r\n",
-    b"Connection: close\r\n",
-    b"Trailer: X\r\n",
-    b"X: y\r\n" * 5000,
-    b"\r\n",
-    b'{"a":',
-    b"[" * 500,
-    b"5\r\nhello\r\n",
-    b"zz\r\n{}\r\n",
-    b"fffffffffffffffff\r\n",
-    b"0\r\n",
-    b"\0" * 500,
-    WHOLE,
-)
+LINES = [b"GET /health HTTP/1.1", b"GET / HTTP/9.9", b"GET http://evil.example/v1/models HTTP/1.1", b"GET //v1/models HTTP/1.1"]
+LINES += [b"OPTIONS * HTTP/1.1", b"POST /v1/completions HTTP/1.1", b"POST /v1/completions", b"PRI * HTTP/2.0"]
+LINES += [b"POST /v1/chat/completions HTTP/1.0", b"HEAD /v1/models HTTP/1.1", b"Host: localhost", b"Host: evil"]
+LINES += [b"Content-Type: application/json", b"Transfer-Encoding: chunked", b"Transfer-Encoding: gzip, chunked"]
+LINES += [b"Content-Length: 5", b"Content-Length: -1", b"Content-Length: " + b"9" * 20, b"Content-Length: " + b"9" * 5000]
+LINES += [b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings", b"Expect: 100-continue", b"Connection: close", b"Trailer: X"]
+LINES += [b"X: y\r\n" * 4999 + b"X: y", b"5\r\nhello", b"zz\r\n{}", b"fffffffffffffffff", b"0", b""]
+TLS_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 PIECES = st.one_of(
-    st.sampled_from(LINES),
+    st.sampled_from([*(line + b"\r\n" for line in LINES), TLS_HELLO, b'{"a":', b"[" * 500, b"\0" * 500, WHOLE]),
     st.binary(max_size=200),
     st.tuples(st.sampled_from([b"X-Long: ", b"5;name=", b"X: y\r\nX-Trailer: "]), LARGE).map(
         lambda pair: b"".join(pair) + b"\r\n"
@@ -62,15 +34,8 @@ PIECES = st.one_of(
 
 
 # What makes the parser read on.
-STARTS = st.sampled_from(
-    [
-        b"",
-        b"GET /health HTTP/1.1\r\nHost: localhost\r\n",
-        (head := b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"),
-        head + b"5\r\nhello\r\n",
-        head + b"0\r\n",
-    ]
-)
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+STARTS = st.sampled_from([b"", WHOLE[:-2], HEAD, HEAD + b"5\r\nhello\r\n", HEAD + b"0\r\n"])
 
 
 def send(server: Served, pieces: list[bytes], most_mb: float = float("inf")) -> bytes:
@@ -119,23 +84,6 @@ def server(guarded: Served) -> Iterator[Served]:
     """Clients with a request quota."""
     with guarded.login(CAROL) as server:
         yield server
-
-
-def raw(server: Served, content: bytes) -> str:
-    """The first line of the server's answer to raw bytes."""
-    parts = urlsplit(server.url)
-    assert parts.hostname and parts.port
-    with socket.create_connection((parts.hostname, parts.port), 10) as connection:
-        connection.sendall(content)
-        return connection.makefile("rb").readline().decode("latin-1").strip()
-
-
-@pytest.mark.parametrize(
-    "path", ["//v1/models", "/v1/models/", "/health/../v1/models", "/V1/models", "/v1/models%00", "/v1;/models"]
-)
-def test_no_spelling_of_a_path_bypasses_the_key(server: Served, path: str) -> None:
-    line = raw(server, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-    assert line.split(" ")[1] in ("400", "401", "404"), line
 
 
 def test_names_are_never_paths(server: Served) -> None:

@@ -9,16 +9,12 @@ import jsonschema
 import pytest
 
 from outrider.models import packaged
+from tests.grammars import record
 from tests.integration.real.questions import CAPITAL, SAMPLING, Comparison, chat, text
 from tests.requests import TOOL_SCHEMAS, TOOLS
 from tests.servers import Served, serving
 
-PLACE = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 20}, "country": {"type": "string", "maxLength": 20}},
-    "required": ["city", "country"],
-    "additionalProperties": False,
-}
+PLACE = record(city={"type": "string", "maxLength": 20}, country={"type": "string", "maxLength": 20})
 
 
 def test_the_capital_of_france(real: Served) -> None:
@@ -60,14 +56,10 @@ def test_a_required_tool_is_called(real: Served) -> None:
     assert arguments["city"] == "Paris"
 
 
-FORMATS = {
-    "blocks of the file": (),
-    "bfloat16": ("--model.dtype", "bfloat16"),
-    "int8": ("--model.quantize", "int8"),
-    "int4": ("--model.quantize", "int4"),
-    "int8 cache": ("--model.kv_dtype", "int8"),
-    "fp8 cache": ("--model.kv_dtype", "fp8"),
-}
+FORMATS: dict[str, tuple[str, ...]] = {"blocks of the file": ()}
+FORMATS |= {dtype: ("--model.dtype", dtype) for dtype in ("float32", "bfloat16")}
+FORMATS |= {bits: ("--model.quantize", bits) for bits in ("int8", "int4")}
+FORMATS |= {f"{kind} cache": ("--model.kv_dtype", kind) for kind in ("int8", "fp8")}
 # The file's blocks are what a user serves first, so `make test` has them, too.
 CASES = [pytest.param(name, marks=() if name == "blocks of the file" else pytest.mark.slow) for name in FORMATS]
 

@@ -69,12 +69,6 @@ def in_float32(file: str) -> Iterator[Served]:
 
 
 @pytest.mark.slow
-@SAMPLED
-def test_drafts_and_company_change_no_answer_in_float32(in_float32: Served, sampling: str) -> None:
-    assert Comparison(in_float32).check_company(sampling) > 0
-
-
-@pytest.mark.slow
 def test_plain_decoding_is_that_of_transformers(in_float32: Served, file: str) -> None:
     folder, name = os.path.split(file)
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)

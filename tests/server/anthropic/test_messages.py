@@ -10,12 +10,10 @@ from pydantic import ValidationError
 from outrider.drafters.sequence import Finish
 from outrider.server.anthropic.messages import SIGNATURE, MessageFormatter
 from outrider.server.anthropic.schema import MessagesBody
-from outrider.server.chat.reasoning_parser import ReasoningParser
-from outrider.server.chat.tools import tool_parser
 from outrider.server.openai.conversation import parse_arguments
 from outrider.server.openai.usage import Usage
 from tests.server.fakes import CONTEXT_TOKENS, FakeEngine, app_with, events, fetch, post
-from tests.server.openai.test_generation import output
+from tests.server.openai.test_generation import hermes, output
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 KEY = "a-key-of-some-length"
@@ -101,10 +99,6 @@ def test_errors_of_every_layer_have_anthropics_format(path: str) -> None:
     assert fetch(app, "POST", path, BODY, headers=own).status_code == 200
 
 
-TURN = {"role": "user", "content": "Hi"}
-LEAST: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [TURN]}
-
-
 def within(role: str, *blocks: Any) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": list(blocks)}]}
 
@@ -129,7 +123,7 @@ CALL = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
 )
 def test_what_cannot_be_done_is_rejected_by_name(fields: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValidationError, match=expected) as raised:
-        MessagesBody.model_validate({**LEAST, **fields})
+        MessagesBody.model_validate({"model": "m", **BODY, **fields})
     assert raised.value.error_count() == 1
 
 
@@ -139,13 +133,8 @@ INPUT = {"a": [1, "b"]}
 
 
 def formatter(usage: Usage | None = None, **fields: Any) -> MessageFormatter:
-    messages = [{"role": "user", "content": "x"}]
-    request = MessagesBody.model_validate({"model": "m", "max_tokens": 9, "messages": messages, **fields})
-
-    def new_parser() -> ReasoningParser:
-        return ReasoningParser(tool_parser("hermes"), may_reason=True)
-
-    return MessageFormatter(request, "msg_1", "req_1", 12, usage or Usage(), new_parser)
+    request = MessagesBody.model_validate({"model": "m", **BODY, **fields})
+    return MessageFormatter(request, "msg_1", "req_1", 12, usage or Usage(), hermes)
 
 
 def data_of(pieces: list[str], finish: Finish = "stop", stop_string: str | None = None, **fields: Any) -> list[dict[str, Any]]:

@@ -97,12 +97,8 @@ def test_text_longer_than_any_context_could_hold_is_refused_unread(method: str) 
     prompts, text = PromptEncoder(tokenizer), "x" * 420_000
     asyncio.run(prompts.prepare())
     tokenizer.encoded = 0
-    arguments: dict[str, tuple[Any, ...]] = {
-        "chat": ([{"role": "user", "content": text}], TemplateOptions()),
-        "text": (text,),
-        "plain": (text,),
-        "fill_in": (FillInText(text, "y"),),
-    }
+    chat = ([{"role": "user", "content": text}], TemplateOptions())
+    arguments: Any = {"chat": chat, "text": (text,), "plain": (text,), "fill_in": (FillInText(text, "y"),)}
     with pytest.raises(APIError, match="maximum context length is 2048 tokens") as raised:
         asyncio.run(getattr(prompts, method)("alice", *arguments[method], 2048))
     assert raised.value.code == "context_length_exceeded"
@@ -152,15 +148,8 @@ def test_a_continuation_gets_no_space_in_front() -> None:
         assert "".join(pieces) == expected
 
 
-COMPOSING = [
-    "u\u0308<|end|>\u0301",
-    "<|e\u0301nd|>",
-    "[MAS\u212a]",
-    "<|\u212a|>",
-    "a\u037e <|end|>\u0338",
-    "<\u0338|end|>",
-    "e\u0301" * 3,
-]
+COMPOSING = ["u\u0308<|end|>\u0301", "<|e\u0301nd|>", "[MAS\u212a]", "<|\u212a|>", "a\u037e <|end|>\u0338"]
+COMPOSING += ["<\u0338|end|>", "e\u0301" * 3]
 
 
 @pytest.mark.parametrize("special", [3, 4])

@@ -14,6 +14,7 @@ from outrider.server.engine.program import Program
 from outrider.server.engine.worker_process import WorkerProcess
 from outrider.server.settings import load_settings
 from outrider.server.settings.tree import decode_settings, encode_settings
+from tests.patches import patched
 
 
 def test_settings_arrive_with_masked_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,12 +45,7 @@ def test_the_worker_inherits_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="the system has no files of processes")
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper, "WATCH_SECONDS", 0.02)
-    monkeypatch.setattr(helper, "STALL_SECONDS", 0.3)
+impatient = patched(helper, WATCH_SECONDS=0.02, STALL_SECONDS=0.3)
 
 
 async def ask_all(each: Helper, *messages: bytes, seconds: float = 60.0) -> list[object]:

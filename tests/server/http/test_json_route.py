@@ -21,10 +21,6 @@ from tests.server.fakes import FakeEngine, app_with, fetch, post
 TURN = {"role": "user", "content": [{"type": "text", "text": ""}, {"type": "text", "text": ""}]}
 
 
-def chat(size: int) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": "x" * size}]}
-
-
 def readers(monkeypatch: pytest.MonkeyPatch, model: Any) -> list[str]:
     """The names of the threads that validate a model."""
     names: list[str] = []
@@ -55,7 +51,11 @@ def test_a_large_body_is_decoded_off_the_event_loop(path: str, monkeypatch: pyte
     engine = FakeEngine("a")
     engine.context_tokens = 1 << 20
     for size in (1, INLINE_BYTES):
-        body = {"input": "x" * size} if path == "/v1/responses" else chat(size) | {"max_tokens": 1}
+        body = (
+            {"input": "x" * size}
+            if path == "/v1/responses"
+            else {"messages": [{"role": "user", "content": "x" * size}], "max_tokens": 1}
+        )
         assert post(engine, path, body).status_code == 200
     assert [name.startswith("outrider-bodies") for name in names] == [False, True]
 

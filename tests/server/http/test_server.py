@@ -39,8 +39,8 @@ class EndlessEngine(FakeEngine):
     """Answers with an endless text, and counts its tokens."""
 
     tokens = 0
-    running = False
-    closed = False
+    pause_seconds = 0.0  # before each
+    running = closed = False
 
     async def generate(
         self, request: Request, arrived: float | None = None, admitted: bool = False
@@ -48,7 +48,7 @@ class EndlessEngine(FakeEngine):
         self.running = True
         try:
             while True:
-                await asyncio.sleep(0)
+                await asyncio.sleep(self.pause_seconds)
                 self.tokens += 1
                 yield self._event(request, 0, 0, "x" * 100)
         finally:
@@ -120,15 +120,7 @@ def test_a_disconnect_behind_a_pipelined_request_cancels_the_answer() -> None:
 class SilentEngine(EndlessEngine):
     """Answers nothing, as while a request waits in the queue."""
 
-    async def generate(
-        self, request: Request, arrived: float | None = None, admitted: bool = False
-    ) -> AsyncGenerator[TokenEvent | None, None]:
-        self.running = True
-        try:
-            await asyncio.Event().wait()
-            yield None
-        finally:
-            self.closed = True
+    pause_seconds = 3600.0
 
 
 def statuses(port: int) -> dict[str, set[str]]:

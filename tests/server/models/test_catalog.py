@@ -24,13 +24,8 @@ def checkpoint(folder: Path, size: int = 10) -> Path:
 
 def test_a_folder_holds_files_and_checkpoints(tmp_path: Path) -> None:
     checkpoint(tmp_path / "small", 20)
-    for name, size in {
-        "a.gguf": 3,
-        "b-00001-of-00002.gguf": 4,
-        "b-00002-of-00002.gguf": 5,
-        "mmproj-a.gguf": 1,
-        "x.txt": 1,
-    }.items():
+    given = {"a.gguf": 3, "b-00001-of-00002.gguf": 4, "b-00002-of-00002.gguf": 5, "mmproj-a.gguf": 1, "x.txt": 1}
+    for name, size in given.items():
         (tmp_path / name).write_bytes(bytes(size))
     (tmp_path / "empty").mkdir()
     entries = found(tmp_path)

@@ -12,8 +12,6 @@ import pytest
 from outrider import models
 from outrider.drafters.sequence import Finish
 from outrider.server.app import new_fastapi
-from outrider.server.chat.reasoning_parser import ReasoningParser
-from outrider.server.chat.tools import tool_parser
 from outrider.server.encoders.messages import Loaded
 from outrider.server.engine.engine import WorkerLost
 from outrider.server.http.errors import APIError
@@ -23,7 +21,7 @@ from outrider.server.ollama.formatter import AnswerFormatter, Times
 from outrider.server.ollama.schema import AnswerBody, ChatRequest, GenerateRequest, seconds_of
 from outrider.server.openai.usage import Usage
 from tests.server.fakes import VOCABULARY, FakeEngine, app_with, fetch, post
-from tests.server.openai.test_generation import output
+from tests.server.openai.test_generation import hermes, output
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 KEY = "a-key-of-some-length"
@@ -175,10 +173,7 @@ ASKS = ChatRequest.model_validate({"model": "m", "messages": []})
 
 
 def formatter(body: AnswerBody = ASKS) -> AnswerFormatter:
-    def new_parser() -> ReasoningParser:
-        return ReasoningParser(tool_parser("hermes"), may_reason=True)
-
-    return AnswerFormatter(body, VOCABULARY, new_parser, Times(0.0, 0.5, 1.0), {"first_token_ms": 1500.0})
+    return AnswerFormatter(body, VOCABULARY, hermes, Times(0.0, 0.5, 1.0), {"first_token_ms": 1500.0})
 
 
 def streamed(pieces: list[str], finish: Finish = "stop", body: AnswerBody = ASKS) -> list[Any]:
@@ -231,22 +226,10 @@ def test_an_error_is_a_line() -> None:
     assert line.encode() == b'{"error":"lost"}\n'
 
 
-@pytest.mark.parametrize(
-    ("given", "seconds"),
-    [
-        (None, None),
-        (0, 0),
-        (2.5, 2.5),
-        ("0", 0),
-        ("5m", 300),
-        ("1h30m", 5400),
-        ("1.5s", 1.5),
-        ("300ms", 0.3),
-        (-1, math.inf),
-        ("-1m", math.inf),
-        (10**400, math.inf),
-    ],
-)
+DURATIONS = [(None, None), (0, 0), (2.5, 2.5), ("0", 0), ("5m", 300), ("1h30m", 5400), ("1.5s", 1.5), ("300ms", 0.3)]
+
+
+@pytest.mark.parametrize(("given", "seconds"), [*DURATIONS, (-1, math.inf), ("-1m", math.inf), (10**400, math.inf)])
 def test_durations(given: Any, seconds: float | None) -> None:
     assert seconds_of(given) == seconds
 

@@ -20,6 +20,15 @@ from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, 
 from tests.verify.model.cpu.native.files import finish
 
 APP = app_with(FakeEngine())
+MESSAGES = [{"role": "user", "content": "x"}]
+MARKERS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+ENDPOINTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/completions": {"prompt": "x"},
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 9},
+    "/infill": {"input_prefix": "x", "input_suffix": "y"},
+}
 
 
 def test_the_model_card_says_what_the_model_can_do() -> None:
@@ -83,12 +92,8 @@ def test_aliases_are_accepted_and_echoed() -> None:
     assert [card["id"] for card in fetch(app, "GET", "/v1/models").json()["data"]] == [models.NAME, "gpt-4o"]
     for name in ("gpt-4o", "claude-opus-4", models.NAME):
         assert fetch(app, "GET", f"/v1/models/{name}").json()["id"] == name
-        for path, fields in (
-            ("/v1/completions", {"prompt": "x"}),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
-            ("/v1/responses", {"input": "x"}),
-        ):
-            assert fetch(app, "POST", path, {**fields, "model": name}).json()["model"] == name
+        for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
+            assert fetch(app, "POST", path, {**ENDPOINTS[path], "model": name}).json()["model"] == name
     for name in ("gpt-4o-mini", "my-claude-x", "Claude-opus"):
         assert fetch(app, "POST", "/v1/completions", {"prompt": "x", "model": name}).status_code == 404
         assert fetch(app, "GET", f"/v1/models/{name}").status_code == 404
@@ -96,15 +101,6 @@ def test_aliases_are_accepted_and_echoed() -> None:
 
 DEFAULTS = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.25}
 NAMES = tuple(DEFAULTS)
-MESSAGES = [{"role": "user", "content": "x"}]
-MARKERS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-ENDPOINTS: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": MESSAGES},
-    "/v1/completions": {"prompt": "x"},
-    "/v1/responses": {"input": "x"},
-    "/v1/messages": {"messages": MESSAGES, "max_tokens": 9},
-    "/infill": {"input_prefix": "x", "input_suffix": "y"},
-}
 API_DEFAULTS = (1.0, 1.0, 0, 0.0, 1.0)
 INFILL_DEFAULTS = (0.8, 0.95, 40, 0.05, 1.0)
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}

@@ -15,6 +15,7 @@ from outrider.server.openai.responses import schema as responses
 from outrider.server.openai.schema import ChatBody, CompletionBody
 from outrider.server.settings import load_settings
 from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, fetch, post
+from tests.server.openai.test_models import ENDPOINTS, MARKERS
 
 PATH = "/v1/completions"
 ALICE = "alices-secret-key"
@@ -199,12 +200,6 @@ def test_the_turns_of_a_conversation_have_one_affinity() -> None:
 
 
 CHATS, COMPLETIONS, RESPONSES, INFILL = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/infill"
-REQUIRED: dict[str, dict[str, Any]] = {
-    CHATS: {"messages": [{"role": "user", "content": "x"}]},
-    COMPLETIONS: {"prompt": "x"},
-    RESPONSES: {"input": "x"},
-    INFILL: {"input_prefix": "x", "input_suffix": "y"},
-}
 TABLES = {
     CHATS: ChatBody.unsupported,
     COMPLETIONS: CompletionBody.unsupported,
@@ -212,15 +207,15 @@ TABLES = {
     INFILL: InfillBody.unsupported,
 }
 FIELDS = [(path, name) for path, table in TABLES.items() for name in table]
-APP = app_with(FakeEngine("a"), special_tokens=("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"))
+APP = app_with(FakeEngine("a"), special_tokens=MARKERS)
 
 
 @pytest.mark.parametrize(("path", "name"), FIELDS)
 def test_a_field_is_accepted_only_with_a_value_without_effect(path: str, name: str) -> None:
     for value in TABLES[path][name]:
-        assert fetch(APP, "POST", path, {**REQUIRED[path], name: value}).status_code == 200, value
+        assert fetch(APP, "POST", path, {**ENDPOINTS[path], name: value}).status_code == 200, value
     for value in ("other", 0.123, {"x": 1}):
-        error = fetch(APP, "POST", path, {**REQUIRED[path], name: value}).json()["error"]
+        error = fetch(APP, "POST", path, {**ENDPOINTS[path], name: value}).json()["error"]
         assert (error["param"], error["code"]) == (name, "unsupported_parameter")
         assert f"'{name}' is not supported" in error["message"]
 
@@ -232,7 +227,7 @@ def test_llama_servers_names_have_their_meaning() -> None:
     assert both.token_limit == 5
     for limited, limit in (({"n_predict": -1}, None), ({}, 16), ({"n_predict": 0}, 0)):
         assert CompletionBody.model_validate({"model": "m", "prompt": "x", **limited}).token_limit == limit
-    chat = ChatBody.model_validate({"model": "m", **REQUIRED[CHATS], "n_predict": 7})
+    chat = ChatBody.model_validate({"model": "m", **ENDPOINTS[CHATS], "n_predict": 7})
     assert chat.token_limit == 7
     biased = CompletionBody.model_validate({"model": "m", "prompt": "x", "logit_bias": [[15, -2.5], [27, False]]})
     assert biased.sampling_params().logit_bias == {15: -2.5, 27: -100}

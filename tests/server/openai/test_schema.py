@@ -3,20 +3,17 @@
 import asyncio
 import json
 import math
-from collections.abc import Iterator
-from contextlib import closing
 from typing import Any, get_args
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from outrider.server.chat.grammar_job import Structure
-from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.openai.conversation import Message, parse_arguments
 from outrider.server.openai.samplers import INFILL_MIN_P, Sampler, Samplers, select
 from outrider.server.openai.schema import MIN_TOP_P, ChatBody, CompletionBody
 from outrider.verify.sampling_params import SamplingParams
-from tests.server.fakes import VOCABULARY, FakeEngine, post
+from tests.server.fakes import GRAMMARS, VOCABULARY, FakeEngine, post
 
 
 def completion(**fields: Any) -> CompletionBody:
@@ -187,12 +184,6 @@ def structures(**fields: Any) -> dict[str, Structure]:
     return CompletionBody.model_validate({"model": "m", "prompt": "x", **fields}).structures
 
 
-@pytest.fixture(scope="module")
-def checker() -> Iterator[GrammarChecker]:
-    with closing(GrammarChecker()) as checker:
-        yield checker
-
-
 @pytest.mark.parametrize(
     ("fields", "name", "structure"),
     [
@@ -210,11 +201,9 @@ def checker() -> Iterator[GrammarChecker]:
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "response_format", ("lenient_json_schema", SCHEMA)),
     ],
 )
-def test_every_field_becomes_a_structure(
-    checker: GrammarChecker, fields: dict[str, Any], name: str, structure: tuple[str, Any]
-) -> None:
+def test_every_field_becomes_a_structure(fields: dict[str, Any], name: str, structure: tuple[str, Any]) -> None:
     assert structures(**fields) == {name: Structure(*structure)}
-    assert asyncio.run(checker.grammar(structures(**fields))).grammar
+    assert asyncio.run(GRAMMARS.grammar(structures(**fields))).grammar
 
 
 @pytest.mark.parametrize(

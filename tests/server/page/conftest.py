@@ -1,11 +1,17 @@
 """One Chromium, driven by Playwright, for the tests of this folder that use it; both are optional."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from outrider import models
+from outrider.models import packaged
+from tests.hub import installed
+from tests.servers import Served, serving
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -28,3 +34,12 @@ def browser() -> Iterator[Any]:
         browser = driver.chromium.launch(executable_path=executable, args=sandbox)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    """SmolLM2 and the embedded model, which are loaded when they are asked for."""
+    installed()
+    paths = json.dumps([packaged.SMOLLM2, str(models.TARGET)])
+    with serving("--models.paths", paths, "--speculation.max_nodes", "16") as server:
+        yield server

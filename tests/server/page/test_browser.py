@@ -5,18 +5,14 @@ import math
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outrider import models
-from outrider.models import packaged
-from tests.hub import installed
 from tests.requests import PROMPT
 from tests.server.page.chromium import DESKTOP, PHONE, ask, chatting, said, shown_tokens, submit, visit
-from tests.servers import ALICE, Served, serving
+from tests.servers import ALICE, Served
 
 DRAFTS = "/page/drafts.html"
 MARKUP = "<img src=x onerror=\"document.title = 'run'\"><script>document.title = 'run'</script>"
@@ -221,15 +217,6 @@ def test_the_view_of_drafts_is_accessible(browser: Any, served: Served, axe: str
 
 
 VIEW = "/page/drafts.html#server"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    """SmolLM2 and the embedded model, which are loaded when they are asked for."""
-    installed()
-    paths = json.dumps([packaged.SMOLLM2, str(models.TARGET)])
-    with serving("--models.paths", paths, "--speculation.max_nodes", "16") as server:
-        yield server
 
 
 def table_of(page: Any, model: str) -> Any:

@@ -2,15 +2,12 @@
 
 import base64
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outrider import models
 from outrider.models import packaged
-from tests.hub import installed
 from tests.server.page.chromium import PHONE, answer, ask, chatting, said, visit, write_conversation
 from tests.server.pictures.models import picture, write_qwen
 from tests.servers import ALICE, Served, serving
@@ -24,13 +21,10 @@ DROP = """async (element, [name, type, encoded]) => {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    """SmolLM2 and the embedded model, of which SmolLM2 is loaded."""
-    installed()
-    paths = json.dumps([packaged.SMOLLM2, str(models.TARGET)])
-    with serving("--models.paths", paths, "--speculation.max_nodes", "16") as server:
-        server.http.post("/api/generate", json={"model": packaged.SMOLLM2}).raise_for_status()
-        yield server
+def server(server: Served) -> Served:
+    """SmolLM2 is loaded."""
+    server.http.post("/api/generate", json={"model": packaged.SMOLLM2}).raise_for_status()
+    return server
 
 
 def titles(page: Any) -> list[str]:

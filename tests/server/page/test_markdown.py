@@ -114,14 +114,7 @@ unclosed <script>
 def test_hostile_text_makes_no_markup_and_no_request(page: Any, tmp_path: Path) -> None:
     texts = {"text": HOSTILE, "reasoning": HOSTILE, "model": HOSTILE, "note": HOSTILE}
     messages = {
-        "a": {
-            "id": "a",
-            "parent": None,
-            "role": "user",
-            "at": 1,
-            "text": HOSTILE,
-            "files": [{"name": HOSTILE, "text": HOSTILE}],
-        },
+        "a": {"id": "a", "parent": None, "role": "user", "at": 1, "text": HOSTILE, "files": [{"name": HOSTILE, **texts}]},
         "b": {"id": "b", "parent": "a", "role": "assistant", "at": 2, **texts},
     }
     conversation = {"id": "c", "title": HOSTILE, "at": 1, "system": HOSTILE, "messages": messages, "leaf": "b"}

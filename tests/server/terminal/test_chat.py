@@ -90,16 +90,10 @@ def test_ctrl_c_keeps_what_has_been_shown(capsys: pytest.CaptureFixture[str]) ->
     assert script.bodies[1]["messages"] == [user("hi"), assistant("begin"), user("go on")]
 
 
-USAGE: dict[str, Any] = {
-    "usage": {"completion_tokens": 4, "prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 3}},
-    "speculation": {
-        "steps": 2,
-        "mean_tokens_per_step": 2.0,
-        "drafted_tokens": {"trigram": 5, "lookup": 1},
-        "accepted_tokens": {"trigram": 2},
-    },
-    "choices": [],
-}
+STEPS: dict[str, Any] = {"steps": 2, "mean_tokens_per_step": 2.0}
+STEPS |= {"drafted_tokens": {"trigram": 5, "lookup": 1}, "accepted_tokens": {"trigram": 2}}
+TOKENS = {"completion_tokens": 4, "prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 3}}
+USAGE: dict[str, Any] = {"usage": TOKENS, "speculation": STEPS, "choices": []}
 
 
 def chunk(content: str | None = None, **fields: Any) -> dict[str, Any]:

@@ -14,10 +14,6 @@ from tests.stand_in import answering
 MODELS = (200, json.dumps({"data": [{"id": "tiny"}]}))
 
 
-def events(*chunks: object) -> str:
-    return ": keep-alive\n\n" + "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
-
-
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 def test_the_address_may_end_with_the_version(suffix: str) -> None:
     keys: list[str | None] = []
@@ -43,7 +39,7 @@ def test_an_error_is_one_sentence(answer: tuple[int, str], message: str) -> None
 
 
 def test_an_error_in_the_stream_is_raised() -> None:
-    stream = events({"a": 1}, {"error": {"message": "The worker was lost."}})
+    stream = ': keep-alive\n\ndata: {"a": 1}\n\ndata: {"error": {"message": "The worker was lost."}}\n\ndata: [DONE]\n\n'
     with answering({"/v1/chat/completions": (200, stream)}) as url:
         chunks = Client(url).stream({})
         assert next(chunks) == {"a": 1}

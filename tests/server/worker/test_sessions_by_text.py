@@ -1,7 +1,6 @@
 """Sessions are found by their text; forks share the pages of their prefix, and change nothing for each other."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,9 @@ from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.verifier import Verifier
+from tests.patches import patched
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small_pages() -> Iterator[None]:
-    """Pages that the tiny model's context holds several of."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kv_cache, "PAGE_TOKENS", 16)
-        yield
+small_pages = patched(kv_cache, PAGE_TOKENS=16)  # that the tiny model's context holds several of
 
 
 DRAFTERS: list[DrafterName] = ["trigram", "fusion", "lookup"]

@@ -1,7 +1,6 @@
 """Sessions of models with sliding windows: what a session has released is not restored, counted, or written to its file."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +13,13 @@ from outrider.verify.model.cache import kv_cache, windows
 from outrider.verify.model.cache.kv_cache import distinct_bytes
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.torch_runner import TorchRunner
+from tests.patches import patched
 from tests.server.worker.test_sessions_by_text import Automatic, extend
 from tests.verify.model.families import build
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux only")
 LONG = np.arange(90, dtype=np.int32) * 7 % 90 + 3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_pages() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kv_cache, "PAGE_TOKENS", 4)
-        patch.setattr(windows, "MARGIN_TOKENS", 8)
-        patch.setattr(windows, "BATCH_PAGES", 1)
-        yield
+small_pages, small_batches = patched(kv_cache, PAGE_TOKENS=4), patched(windows, MARGIN_TOKENS=8, BATCH_PAGES=1)
 
 
 @pytest.fixture(scope="module", params=["mistral", "gpt_oss"])

@@ -25,6 +25,7 @@ from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
 from outrider.verify.stream import DecodeOptions
 from tests.decoding import answer_of
+from tests.grammars import record
 from tests.trees import trees
 
 BYTES = LLTokenizer("byte")
@@ -34,12 +35,7 @@ SIZE = len(TOKENIZER)
 COMPILER = GrammarCompiler(TOKENIZER, SIZE, [STOP])
 LETTERS = LLMatcher.grammar_from_regex("[a-f]{1,6}")
 SCHEMA = LLMatcher.grammar_from_json_schema(
-    {
-        "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
-        "required": ["name", "age"],
-        "additionalProperties": False,
-    },
+    record(name={"type": "string", "maxLength": 12}, age={"type": "integer", "minimum": 0, "maximum": 150}),
     overrides={"whitespace_flexible": False},
 )
 

@@ -54,10 +54,6 @@ def from_anchor(row: torch.Tensor, key: torch.Tensor, anchor: int) -> torch.Tens
     return (key <= row) & (key >= anchor - WINDOW)
 
 
-def both_ways(row: torch.Tensor, key: torch.Tensor, anchor: int) -> torch.Tensor:
-    return key >= anchor - WINDOW
-
-
 def dflash(architecture: str, **values: Any) -> dict[str, Any]:
     known = {"mask_token_id": MASK, "block_size": ROWS, "target_layer_ids": [0, 3], **values}
     return {"architectures": [architecture], "model_type": "qwen3", **INNER_CONFIG, "dflash_config": known}
@@ -92,7 +88,9 @@ LAYOUTS = {
     "dflash": Layout(dflash("DFlashDraftModel", **SCALED), by_row, scale=(3.0, 0.7, 5.0)),
     "dflash 2": Layout(dflash("DFlash2DraftModel", **DFLASH2_VALUES), by_row, shapes=DFLASH2, top_k=5),
     "speculators dflash": Layout(speculators("dflash", draft_vocab_size=OWN_VOCABULARY), from_anchor, shapes=OWN),
-    "speculators dflash2": Layout(speculators("dflash2", **DFLASH2_VALUES), both_ways, shapes=DFLASH2, top_k=5),
+    "speculators dflash2": Layout(
+        speculators("dflash2", **DFLASH2_VALUES), lambda row, key, anchor: key >= anchor - WINDOW, shapes=DFLASH2, top_k=5
+    ),
     "speculators dspark": Layout(dspark("vanilla"), from_anchor, from_anchor=True, shapes={**MARKOV, **SURE}, markov="vanilla"),
     "gated": Layout(dspark("gated", enable_confidence_head=False), from_anchor, (1, 4), True, GATED, "gated"),
     "rnn": Layout(dspark("rnn", sample_from_anchor=False), from_anchor, shapes={**RNN, **SURE}, markov="rnn"),

@@ -36,12 +36,8 @@ def save(folder: Path, family: str = "gemma4", is_ordered: bool = False, **other
     build(f"{family}_text", num_kv_shared_layers=2).save_pretrained(folder / "target")
     text = {**SIZES, **FAMILIES[f"{family}_text"], "hidden_size": 48, "num_hidden_layers": 3, "layer_types": KINDS, **others}
     text |= {"model_type": f"{family}_text", "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
-    text |= {
-        "use_double_wide_mlp": False,
-        "enable_moe_block": False,
-        "num_kv_shared_layers": 3,
-        "final_logit_softcapping": None,
-    }
+    text |= {"use_double_wide_mlp": False, "enable_moe_block": False}
+    text |= {"num_kv_shared_layers": 3, "final_logit_softcapping": None}
     own = {"num_centroids": 97, "centroid_intermediate_top_k": 9, "use_ordered_embeddings": is_ordered}
     torch.manual_seed(3)
     config = CONFIG_MAPPING[f"{family}_assistant"](text_config=text, backbone_hidden_size=SIZES["hidden_size"], **own)

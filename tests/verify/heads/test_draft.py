@@ -33,6 +33,7 @@ from outrider.verify.verifier import Verifier
 from tests.decoding import answer_of, prefill
 from tests.hub import MODEL, cache_models
 from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, count_rows
+from tests.verify.heads.block_layouts import normal, turned
 from tests.verify.heads.checkpoints import DRAFT_VOCABULARY, KINDS, load_pair, save_eagle, save_eagle3, save_target
 from tests.verify.heads.sessions import GREEDY, begin, check_answers, check_chain_at_once, run_on, verifier_of
 
@@ -217,26 +218,18 @@ def test_an_eagle_3_head_of_several_layers_computes_what_its_authors_say(target:
     attended = TorchAttention(found.new_cache().rows, ForwardBatch.chain(np.arange(5)))
     own = found.head.advance(embedded[None], states[None], positions[None], attention=attended, attention_mask=None)[0]
 
-    def norm(rows: torch.Tensor, name: str) -> Any:
-        return rows / (rows.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weights[f"{name}.weight"]
-
-    def turned(rows: torch.Tensor) -> torch.Tensor:
-        """Rows of heads, [5, heads, 8], turned by their positions."""
-        angles = (positions[:, None] / 10000 ** (torch.arange(0, 8, 2) / 8)).repeat(1, 2)[:, None]
-        return rows * angles.cos() + torch.cat([-rows[..., 4:], rows[..., :4]], -1) * angles.sin()
-
     rows = states
     for layer in ("layers.0", "layers.1", "layers.2"):
-        inputs = norm(rows if layer > "layers.0" else embedded, f"{layer}.input_layernorm")
+        inputs = normal(rows if layer > "layers.0" else embedded, weights[f"{layer}.input_layernorm.weight"])
         if layer == "layers.0":
-            inputs = torch.cat([inputs, norm(states, f"{layer}.hidden_norm")], -1)
+            inputs = torch.cat([inputs, normal(states, weights[f"{layer}.hidden_norm.weight"])], -1)
         query, key, value = (
             (inputs @ weights[f"{layer}.self_attn.{part}_proj.weight"].T).view(5, -1, 8) for part in ("q", "k", "v")
         )
-        query, key, value = (each.transpose(0, 1) for each in (turned(query), turned(key), value))
+        query, key, value = (each.transpose(0, 1) for each in (turned(query, positions), turned(key, positions), value))
         out = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(0, 1)
         rows = rows + out.reshape(5, -1) @ weights[f"{layer}.self_attn.o_proj.weight"].T
-        inputs, mlp = norm(rows, f"{layer}.post_attention_layernorm"), f"{layer}.mlp."
+        inputs, mlp = normal(rows, weights[f"{layer}.post_attention_layernorm.weight"]), f"{layer}.mlp."
         gate, up = (inputs @ weights[f"{mlp}{part}_proj.weight"].T for part in ("gate", "up"))
         rows = rows + (silu(gate) * up) @ weights[f"{mlp}down_proj.weight"].T
     assert torch.allclose(own, rows, atol=1e-4)

@@ -149,8 +149,7 @@ def test_caches_follow_rejections_truncation_and_forks(several: tuple[ModelRunne
         assert sessions.drafted(each, 4) == reference.drafts(edited, 4)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("name", ["draft", "draft-tree", "pearl"])
+@pytest.mark.parametrize(("name", "temperature"), [("draft", 0.8), ("draft-tree", 0.0), ("draft-tree", 0.8), ("pearl", 0.0)])
 def test_answers_equal_plain_decoding(
     several: tuple[ModelRunner, HeadModel, Reference], name: DrafterName, temperature: float
 ) -> None:

@@ -204,15 +204,10 @@ def test_llama_computes_files_where_it_alone_has_a_gpu(file: str, monkeypatch: p
     monkeypatch.setattr(backend, "is_installed", lambda: True)
     monkeypatch.setattr(library, "has_gpu", lambda: True)
     assert backend.is_for_llama(LoadOptions(file))
-    for options in (
-        LoadOptions(str(models.TARGET)),
-        LoadOptions(file, device="cpu"),
-        LoadOptions(file, dtype="bfloat16"),
-        LoadOptions(file, quantize="int8"),
-        LoadOptions(file, backend="outrider"),
-        LoadOptions(file, backend="torch"),
-    ):
-        assert not backend.is_for_llama(options), options
+    assert not backend.is_for_llama(LoadOptions(str(models.TARGET)))
+    changes: list[dict[str, Any]] = [{"device": "cpu"}, {"dtype": "bfloat16"}, {"quantize": "int8"}]
+    for options in (*changes, {"backend": "outrider"}, {"backend": "torch"}):
+        assert not backend.is_for_llama(LoadOptions(file, **options)), options
 
 
 def test_without_a_gpu_it_is_not_chosen(file: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,17 +150,14 @@ SAMPLINGS = [
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of Triton's interpreter
 @pytest.mark.parametrize("rule", ["keyed", "rejection"])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize(
-    ("value", "on_device", "vocabulary"), [(torch.nan, False, 3), (torch.inf, False, 9000), (torch.nan, True, 3)]
-)
+@pytest.mark.parametrize(("value", "on_device"), [(torch.nan, False), (torch.inf, False), (torch.nan, True)])
 def test_logits_that_are_not_finite_are_one_error_under_every_rule(
-    value: float, rule: Literal["keyed", "rejection"], sampling: SamplingParams, on_device: bool, vocabulary: int
+    value: float, rule: Literal["keyed", "rejection"], sampling: SamplingParams, on_device: bool
 ) -> None:
     """At the root, and at a node that is accepted; also where all are -inf."""
     if on_device:
         pytest.importorskip("triton")
-    finite = torch.zeros(vocabulary, dtype=torch.bfloat16)
-    finite[1] = 100.0
+    finite = torch.tensor([0.0, 100.0, 0.0], dtype=torch.bfloat16)
     one, all_excluded = finite.clone(), torch.full_like(finite, -torch.inf)
     one[2] = value
     tree = chain(np.array([1], np.int32), np.full(1, 0.5, np.float32), Source.LOOKUP)

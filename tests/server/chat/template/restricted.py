@@ -19,6 +19,7 @@ ALTERNATING = (
     "{% if (m.role == 'user') != ns.user %}{{ raise_exception('roles must alternate') }}{% endif %}"
     "{% set ns.user = not ns.user %}{% endfor %}" + FULL
 )
+NO_CALLS = {"calls", "several_calls", "text_with_calls", "reasoning_with_text"}
 # Templates by the abilities that they lack.
 RESTRICTED: dict[str, tuple[str, set[str]]] = {
     "full": (FULL, set()),
@@ -40,7 +41,7 @@ RESTRICTED: dict[str, tuple[str, set[str]]] = {
     "system beside a user": ("{% if 'user' in messages | map(attribute='role') %}" + FULL + "{% endif %}", {"system_alone"}),
     "no tools": (FULL.replace(TOOLS, ""), {"tools"}),
     "tools raise": (TOOLS.replace("tool | tojson", "tool.missing.more") + FULL, {"tools"}),
-    "no calls": (FULL.replace(CALLS, ""), {"calls", "several_calls", "text_with_calls", "reasoning_with_text"}),
+    "no calls": (FULL.replace(CALLS, ""), NO_CALLS),
     "one call": (refusing("m.tool_calls and m.tool_calls | length > 1"), {"several_calls"}),
     "first call": (FULL.replace(CALLS, CALLS.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")), {"several_calls"}),
     "calls or text": (FULL.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}"), {"text_with_calls"}),
@@ -49,10 +50,7 @@ RESTRICTED: dict[str, tuple[str, set[str]]] = {
         FULL.replace("call.function | tojson", "call.function.name ~ call.function.arguments.strip()"),
         {"argument_texts"},
     ),
-    "no tool role": (
-        refusing("m.role == 'tool'"),
-        {"calls", "several_calls", "text_with_calls", "reasoning_with_text", "loose_results"},
-    ),
+    "no tool role": (refusing("m.role == 'tool'"), {*NO_CALLS, "loose_results"}),
     "results of calls": (
         refusing("m.role == 'tool' and not (messages[:loop.index0] | selectattr('tool_calls', 'defined') | list)"),
         {"loose_results"},
@@ -66,9 +64,6 @@ RESTRICTED: dict[str, tuple[str, set[str]]] = {
     "nothing but turns": (
         "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) or m.role in ('system', 'tool') %}"
         "{{ raise_exception('roles must alternate') }}{% endif %}<{{ m.role }}>{{ m.content }}\n" + END,
-        {
-            *("system", "system_anywhere", "tools", "calls", "several_calls", "text_with_calls", "reasoning_with_text"),
-            *("loose_results", "repeats", "names"),
-        },
+        {*NO_CALLS, "system", "system_anywhere", "tools", "loose_results", "repeats", "names"},
     ),
 }

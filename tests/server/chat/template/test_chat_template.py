@@ -25,25 +25,15 @@ USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "look"}}
 
 
-def templates(named: Any) -> ChatTemplates:
+NAMED: list[tuple[Any, str, str]] = [("a", "a", "a"), ({"default": "a"}, "a", "a"), ({"tool_use": "b"}, "b", "b")]
+NAMED += [({"default": "", "tool_use": "b"}, "b", "b"), ({"rag": "c", "tool_use": "b"}, "c", "b")]
+
+
+@pytest.mark.parametrize(("named", "plain", "with_tools"), [*NAMED, ({"default": "a", "tool_use": "b", "rag": "c"}, "a", "b")])
+def test_which_template_counts(named: Any, plain: str, with_tools: str) -> None:
     tokenizer = copy.copy(TOKENIZER)
     tokenizer.chat_template = named
-    return ChatTemplates(tokenizer)
-
-
-@pytest.mark.parametrize(
-    ("named", "plain", "with_tools"),
-    [
-        ("a", "a", "a"),
-        ({"default": "a"}, "a", "a"),
-        ({"default": "a", "tool_use": "b", "rag": "c"}, "a", "b"),
-        ({"tool_use": "b"}, "b", "b"),
-        ({"rag": "c", "tool_use": "b"}, "c", "b"),
-        ({"default": "", "tool_use": "b"}, "b", "b"),
-    ],
-)
-def test_which_template_counts(named: Any, plain: str, with_tools: str) -> None:
-    found = templates(named)
+    found = ChatTemplates(tokenizer)
     assert (found.choose(False).text, found.choose(True).text) == (plain, with_tools)
     assert set(found.text.split("\n")) == {plain, with_tools}
 
@@ -64,17 +54,12 @@ LETTERS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("field", "written"),
-    [
-        ({"type": ["string", "null"]}, "string"),
-        ({"type": ["null", "array"]}, "array"),
-        ({"type": "null"}, "string"),
-        ({"type": "file"}, "string"),
-        ({"type": []}, ""),
-        ({"type": "object", "additionalProperties": {"type": ["null", "array"]}}, "array"),
-    ],
-)
+NULLABLE = {"type": ["null", "array"]}
+KINDS: list[tuple[Any, str]] = [({"type": ["string", "null"]}, "string"), (NULLABLE, "array"), ({"type": "null"}, "string")]
+KINDS += [({"type": "file"}, "string"), ({"type": []}, ""), ({"type": "object", "additionalProperties": NULLABLE}, "array")]
+
+
+@pytest.mark.parametrize(("field", "written"), KINDS)
 def test_types_that_a_template_writes_without_end_are_replaced(field: dict[str, Any], written: str) -> None:
     template = ChatTemplate(TOKENIZER, LETTERS + FULL.removeprefix(TOOLS))
     function = {"name": "look", "parameters": {"type": "object", "properties": {"f": field}}}
@@ -109,12 +94,11 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("look", {"city": "5", "deep": {"a": [1, None, True], "b": {"c": "x"}}}),
     ("now", {}),
 ]  # fmt: skip
-READ_BY = {"harmony": "hermes"}
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_parser_reads_the_calls(name: str) -> None:
-    parser = tool_parser(READ_BY.get(name, name), {"look": SCHEMA, "now": {"type": "object", "properties": {}}})
+    parser = tool_parser("hermes" if name == "harmony" else name, {"look": SCHEMA, "now": {"type": "object", "properties": {}}})
     parts = [*parser.feed(calls_text(CALLS, FORMATS[name])), *parser.finish()]
     assert not [part for part in parts if part.kind == "content"]
     found = [

@@ -6,6 +6,7 @@ import pytest
 
 from outrider.server.chat.reasoning_parser import THINK
 from outrider.verify.sampling_params import ReasoningLimit
+from tests.grammars import record
 from tests.server.fakes import TOKENIZER, FakeEngine, app_with, events, fetch, post
 
 PATH = "/v1/chat/completions"
@@ -42,7 +43,7 @@ def test_reasoning_opened_by_the_prompt(opened: bool, reasoning: str | None) -> 
     assert message["content"] == ("42" if opened else "Hello</think>42")
 
 
-POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+POINT = record(x={"type": "integer"})
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "point", "schema": POINT, "strict": True}}
 POINT_TOOL = {"type": "function", "function": {"name": "f", "parameters": POINT}}
 POINT_CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'

@@ -43,18 +43,7 @@ INPUT: list[dict[str, Any]] = [
     message("developer", "Be quick."),
     message("user", "And now?"),
 ]
-REQUEST: dict[str, Any] = {
-    "instructions": "You are a coding agent.",
-    "input": INPUT,
-    "tools": TOOLS,
-    "tool_choice": "auto",
-    "parallel_tool_calls": True,
-    "reasoning": {"effort": "medium", "summary": "auto"},
-    "store": False,
-    "stream": True,
-    "include": ["reasoning.encrypted_content"],
-    "service_tier": "auto",
-    "prompt_cache_key": "0199-aaaa",
-    "text": {"verbosity": "low"},
-    "client_metadata": {"session_id": "0199-aaaa", "turn": {"n": 1}},
-}
+REQUEST: dict[str, Any] = {"instructions": "You are a coding agent.", "input": INPUT, "tools": TOOLS, "tool_choice": "auto"}
+REQUEST |= {"parallel_tool_calls": True, "reasoning": {"effort": "medium", "summary": "auto"}, "store": False, "stream": True}
+REQUEST |= {"include": ["reasoning.encrypted_content"], "service_tier": "auto", "prompt_cache_key": "0199-aaaa"}
+REQUEST |= {"text": {"verbosity": "low"}, "client_metadata": {"session_id": "0199-aaaa", "turn": {"n": 1}}}

@@ -38,12 +38,8 @@ def test_what_codex_sends_is_answered() -> None:
     deltas = [each for each in data if each["type"] == "response.custom_tool_call_input.delta"]
     assert done["input"] == "".join(each["delta"] for each in deltas) == PATCH and len(deltas) > 10
     _, call = data[-1]["response"]["output"]
-    assert (call["type"], call["name"], call["input"], call["status"]) == (
-        "custom_tool_call",
-        "apply_patch",
-        PATCH,
-        "completed",
-    )
+    found = (call["type"], call["name"], call["input"], call["status"])
+    assert found == ("custom_tool_call", "apply_patch", PATCH, "completed")
     assert call["call_id"].startswith("call_") and {each["item_id"] for each in deltas} == {call["id"]}
     assert data[-1]["response"]["model"] == "gpt-5-codex"
     assert [tool["name"] for tool in data[-1]["response"]["tools"]] == ["shell", "update_plan", "apply_patch", "mcp__docs"]
@@ -111,7 +107,8 @@ def test_items_are_found_by_their_principal_only_and_named_once() -> None:
     made = send("alice").json()
     item = {"type": "item_reference", "id": made["output"][0]["id"]}
     assert [call("bob", method, f"{PATH}/{made['id']}").status_code for method in ("GET", "DELETE")] == [404, 404]
-    assert send("bob", previous_response_id=made["id"]).status_code == 404
+    refused = send("bob", previous_response_id=made["id"])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (404, "previous_response_id")
     assert call("alice", "GET", f"{PATH}/{made['id']}").json()["id"] == made["id"]
     assert send("alice", item).status_code == 200
     for name, items, status in (("bob", [item], 404), ("alice", [{"id": "msg_x"}], 404), ("alice", [item, item], 400)):

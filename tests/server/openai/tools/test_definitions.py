@@ -2,29 +2,24 @@
 
 import asyncio
 import json
-from contextlib import closing
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from outrider.server.chat.grammar_job import GrammarJob
-from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.tools import Part, merge_parts
 from outrider.server.http.errors import APIError
 from outrider.server.openai.schema import ChatBody
 from outrider.server.openai.tools.custom_input import CustomInputs, CustomPart, InputDecoder
 from tests.server.chat.following import accepts
 from tests.server.chat.tools.patch_grammar import PATCH, PATCH_GRAMMAR
+from tests.server.fakes import GRAMMARS
 
 
 def custom(name: str = "patch", **format: Any) -> dict[str, Any]:
     grammar = {"format": {"type": "grammar", "grammar": format}} if format else {}
     return {"type": "custom", "custom": {"name": name, "description": "Edits files.", **grammar}}
-
-
-def function(name: str) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name}}
 
 
 def chat(*tools: dict[str, Any], choice: Any = None) -> ChatBody:
@@ -43,8 +38,7 @@ def named(name: str, kind: str = "function") -> dict[str, Any]:
 def test_the_grammar_of_a_required_call_is_enforced(syntax: str, definition: str, text: str, other: str) -> None:
     body = chat(custom(syntax=syntax, definition=definition), choice=named("patch", "custom"))
     functions = {tool.name: tool.function.parameters for tool in body.enforced_tools}
-    with closing(GrammarChecker()) as checker:
-        built = asyncio.run(checker.check(GrammarJob(functions=functions, inputs=body.enforced_inputs)))
+    built = asyncio.run(GRAMMARS.check(GrammarJob(functions=functions, inputs=body.enforced_inputs)))
     call = '<tool_call>\n{"name": "patch", "arguments": {"input": %s}}\n</tool_call>'
     assert accepts(built.grammar, call % json.dumps(text)) and not accepts(built.grammar, call % json.dumps(other))
 
@@ -54,9 +48,9 @@ def test_a_grammar_that_cannot_be_enforced_is_an_error_only_of_a_required_call()
     assert chat(recursive).enabled_tools
     required = chat(recursive, choice="required").enforced_inputs
     words = "grammar of tool 'patch' cannot be enforced: its rule 'start' is recursive"
-    with closing(GrammarChecker()) as checker, pytest.raises(APIError, match=words):
-        asyncio.run(checker.check(GrammarJob(functions={"patch": {}}, inputs=required)))
-    assert chat(recursive, function("f"), choice=named("f")).enforced_tools[0].name == "f"
+    with pytest.raises(APIError, match=words):
+        asyncio.run(GRAMMARS.check(GrammarJob(functions={"patch": {}}, inputs=required)))
+    assert chat(recursive, {"type": "function", "function": {"name": "f"}}, choice=named("f")).enforced_tools[0].name == "f"
 
 
 def test_the_grammars_of_all_tools_are_bounded() -> None:
@@ -98,19 +92,12 @@ def test_the_input_does_not_depend_on_the_cut(text: str, ascii_only: bool) -> No
     assert decoded(f' {{ "input" :\n"{arguments[11:-2]}"  }} ', 1) == text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ('{"patch": "a\\nb"}', "a\nb"),
-        ('"plain"', "plain"),
-        ("ls -l", "ls -l"),
-        ('{"b": 1, "input": "x"}', "x"),
-        ('{"input": "cut of', "cut of"),
-        ('{"input": "cut \\', "cut "),
-        (r'{"input": "a\d \u12 \ud83d"}', "a\\d \\u12 \ufffd"),
-        ("", ""),
-    ],
-)
+FORMS = [('{"patch": "a\\nb"}', "a\nb"), ('"plain"', "plain"), ("ls -l", "ls -l"), ('{"b": 1, "input": "x"}', "x"), ("", "")]
+FORMS += [('{"input": "cut of', "cut of"), ('{"input": "cut \\', "cut ")]
+FORMS += [(r'{"input": "a\d \u12 \ud83d"}', "a\\d \\u12 \ufffd")]
+
+
+@pytest.mark.parametrize(("arguments", "text"), FORMS)
 def test_arguments_of_another_form_lose_nothing(arguments: str, text: str) -> None:
     assert {decoded(arguments, size) for size in (1, 4, 100)} == {text}
 

@@ -1,7 +1,6 @@
 """The KV cache: commits of any accepted rows, pages that forks share, the size of a slot, and rows in 8 bits."""
 
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,23 +17,11 @@ from outrider.verify.model.cache.kv_cache import Rows, distinct_rows
 from outrider.verify.model.cache.shape import CacheShape, KVDtype, stored_width
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.transfer import tensor_of
-from tests.verify.model.cache.test_windows import resident_mb
+from tests.patches import patched
+from tests.servers import resident_mb
 
 SHAPE = CacheShape.uniform(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_pages() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kv_cache, "PAGE_TOKENS", 4)
-        yield
-
-
-def filled(length: int) -> TensorCache:
-    cache = TensorCache(SHAPE, 16)
-    cache.tensor.normal_(generator=torch.Generator().manual_seed(length))
-    cache.length = length
-    return cache
+small_pages = patched(kv_cache, PAGE_TOKENS=4)
 
 
 @given(st.integers(0, 5), st.sets(st.integers(0, 7)))
@@ -59,7 +46,9 @@ def joined(rows: Rows) -> torch.Tensor:
 
 
 def test_forks_share_whole_pages() -> None:
-    cache, forks = filled(14), [TensorCache(SHAPE, 16) for _ in range(3)]
+    cache, *forks = (TensorCache(SHAPE, 16) for _ in range(4))
+    cache.tensor.normal_(generator=torch.Generator().manual_seed(14))
+    cache.length = 14
     for fork in forks:
         fork.fork(cache, 10)
         assert torch.equal(joined(fork), cache.tensor[:, :, :, :10])

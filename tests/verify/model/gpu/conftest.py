@@ -62,6 +62,14 @@ def tiny_runner(tiny_config: LlamaConfig) -> TorchRunner:
 
 
 @pytest.fixture
+def fresh_memory_is_nan() -> Iterator[None]:
+    """So that what is read must have been written; integers are the largest ones."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
     monkeypatch.setattr(TorchRunner, "in_pages", True)
     with emulated_devices() as found:

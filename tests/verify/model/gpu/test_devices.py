@@ -24,9 +24,13 @@ CONTEXT = 32
 COPIES = 5  # of a forward: hidden states, positions, both parts of rotary embeddings, and the hidden states back
 
 
+# The interpreter takes a second for a layer of a few rows.
+SIZES = {"llama": {"num_hidden_layers": 2}, "kimi_linear": {"linear_num_heads": 1}}
+
+
 def placed(name: str, *devices: torch.device) -> TorchRunner:
     torch.manual_seed(1)
-    model = build(name, NAME)
+    model = build(name, NAME, **SIZES.get(name, {}))
     Placement(model, devices).move()
     runner = TorchRunner(model, CONTEXT, compile="off", started=False)
     runner.pages = 4
@@ -34,8 +38,8 @@ def placed(name: str, *devices: torch.device) -> TorchRunner:
     return runner
 
 
-def answers(runner: TorchRunner) -> list[torch.Tensor]:
-    """Logits of parts of a prompt: at first, after a commit, in a fork, and after a swap."""
+def answers(runner: TorchRunner, forks: bool = True) -> list[torch.Tensor]:
+    """Logits of parts of a prompt: at first, after a commit, after a swap, and in a fork."""
     cache, fork = runner.new_cache(), runner.new_cache()
 
     def read(*tokens: int) -> torch.Tensor:
@@ -45,11 +49,12 @@ def answers(runner: TorchRunner) -> list[torch.Tensor]:
     found = [read(*range(3, 12))]
     cache.commit([0, 2, 3, 7])
     found.append(read(5, 6))
-    fork.fork(cache, 3)
-    cache.fork(cache.swap_out(), 4)
-    found.append(read(5, 6))
-    cache.fork(fork, 3)
-    found.append(read(7))
+    if forks:
+        fork.fork(cache, 3)
+        cache.fork(cache.swap_out(), 4)
+        found.append(read(5, 6))
+        cache.fork(fork, 3)
+        found.append(read(7))
     return found
 
 

@@ -1,7 +1,6 @@
 """Models on a GPU whose weights are those of files: values as other readers have them, products, and blocks that are mapped."""
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from tests.verify.model import families
 from tests.verify.model.cpu.native.files import write_gguf
 from tests.verify.model.cpu.native.models import FAMILIES, build
 from tests.verify.model.cpu.native.test_gguf import IN_CHECKPOINTS, UNSAID
+from tests.verify.model.cpu.native.test_packed_file import wait_written
 from tests.verify.model.cpu.native.test_weights import STORED, dequantized, random_blocks
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.quantized.checkpoints import BY_NAME, save
@@ -50,21 +50,8 @@ WHOLE |= {"moe_shared_expert_intermediate_size": 64, "shared_intermediate_size":
 WIDER: dict[str, Any] = {"deepseek_v3": {"q_lora_rank": 64}, "kimi_linear": {"linear_num_heads": 8}}
 WIDER |= {"olmo_hybrid": {"linear_num_key_heads": 8, "linear_num_value_heads": 8}}
 # Of the families that have more than Llama's parts: experts in one tensor, latent attention, states, and several residuals.
-OTHERS = (
-    "qwen3_moe",
-    "glm4_moe",
-    "deepseek_v3",
-    "qwen3_next",
-    "kimi_linear",
-    "granitemoehybrid",
-    "nemotron_h",
-    "mamba2",
-    "lfm2_moe",
-    "gemma3n_text",
-    "gemma4_text",
-    "falcon_h1",
-    "olmo_hybrid",
-)
+OTHERS: tuple[str, ...] = ("qwen3_moe", "glm4_moe", "deepseek_v3", "qwen3_next", "kimi_linear", "granitemoehybrid")
+OTHERS += ("nemotron_h", "mamba2", "lfm2_moe", "gemma3n_text", "gemma4_text", "falcon_h1", "olmo_hybrid")
 KIND = GGMLQuantizationType.Q8_0
 
 
@@ -72,9 +59,7 @@ def loaded(path: Path, **options: Any) -> PreTrainedModel:
     given, location = LoadOptions(str(path), **options), locate(str(path))
     found = load(given, location, read_configuration(given, location, True), torch.float32, [DEVICE])
     assert found is not None
-    for thread in threading.enumerate():
-        if thread.name == "outrider-packed":
-            thread.join()
+    wait_written()
     return found
 
 
@@ -106,24 +91,18 @@ def test_a_file_has_the_weights_that_transformers_reads(family: str, tmp_path: P
     assert sum(isinstance(each, BlockLinear) for each in found.modules()) == (13 if family == "qwen3_moe" else 15)
 
 
-@pytest.mark.parametrize("form", ["GPTQ", "AWQ", "packed, channels", "MXFP4"])
-def test_a_checkpoint_has_its_integers(form: str, tmp_path: Path) -> None:
-    model = build("llama", **SIZES)
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [*(("llama", form) for form in ("AWQ", "packed, channels", "MXFP4")), *((family, "GPTQ") for family in ("llama", *OTHERS))],
+)
+def test_a_checkpoint_has_its_integers(family: str, form: str, tmp_path: Path) -> None:
+    model = build(family, **WHOLE | (SIZES if family == "llama" else {}), **WIDER.get(family, {}))
     packed, plain = (save(tmp_path / str(each), model, [BY_NAME[form]], plain=each) for each in (False, True))
-    found, expected = weights_of(loaded(packed)), weights_of(AutoModelForCausalLM.from_pretrained(plain))
-    for name, each in expected.items():
-        torch.testing.assert_close(found[name], each, rtol=2e-7, atol=1e-7)
-
-
-@pytest.mark.parametrize("family", OTHERS)
-def test_a_checkpoint_of_any_family_has_its_integers(family: str, tmp_path: Path) -> None:
-    model = build(family, **WHOLE, **WIDER.get(family, {}))
-    packed, plain = (save(tmp_path / str(each), model, [BY_NAME["GPTQ"]], plain=each) for each in (False, True))
     found, expected = loaded(packed), weights_of(AutoModelForCausalLM.from_pretrained(plain))
     for name, each in weights_of(found).items():
         torch.testing.assert_close(each, expected[name].reshape(each.shape), rtol=2e-7, atol=1e-7)
     kept = {name for name, each in found.named_modules() if isinstance(each, torch.nn.Linear) and name.endswith("_proj")}
-    assert not {name for name in kept if BY_NAME["GPTQ"].kind.fits(found.get_submodule(name).in_features)}
+    assert not {name for name in kept if BY_NAME[form].kind.fits(found.get_submodule(name).in_features)}
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in (*IN_CHECKPOINTS, *UNREAD)])
@@ -204,13 +183,6 @@ def test_experts_of_gpt_oss_are_its_blocks(tmp_path: Path) -> None:
         assert not is_turned or rounded[name].shape == found[name].shape
 
 
-def test_tables_of_positions_are_the_files(tmp_path: Path) -> None:
-    """Their scaling, which transformers does not read from files."""
-    model = build("llama", **SIZES)
-    found = loaded(write_gguf(model, tmp_path / "model.gguf", KIND))
-    torch.testing.assert_close(found.model.rotary_emb.inv_freq.cpu(), model.model.rotary_emb.inv_freq)
-
-
 def test_logits_are_those_of_the_weights(tmp_path: Path) -> None:
     batch, found = (
         ForwardBatch.chain(np.arange(3, 12)),
@@ -241,14 +213,6 @@ def test_blocks_are_kept_and_mapped(bits: Any, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(file_model, "joined_blocks", lambda *_: pytest.fail("made again"))
     later = weights_of(loaded(file, **options))
     assert all(torch.equal(later[name], each) for name, each in first.items())
-
-
-def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
-    file = write_gguf(build("llama", **SIZES), tmp_path / "model.gguf", KIND)
-    (tmp_path / "file").write_text("")
-    found = weights_of(loaded(file, packed_folder=tmp_path / "file" / "packed"))
-    assert all(torch.equal(found[name], each) for name, each in weights_of(loaded(file)).items())
 
 
 def test_a_model_that_only_transformers_reads(tmp_path: Path) -> None:
@@ -318,19 +282,11 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(kind: Kind) -> None:
         assert torch.equal(found(rows[:count].flip(0)), whole[:count].flip(0)), count
 
 
-@pytest.mark.parametrize(
-    "kinds",
-    [
-        *(
-            (Kind.Q4_K, Kind.Q6_K),
-            (Kind.Q5_K, Kind.Q6_K),
-            (Kind.Q4_0, Kind.INT4),
-            (Kind.Q5_0, Kind.INT8),
-            (Kind.MXFP4, Kind.MXFP4),
-        ),
-        *((Kind.Q2_K, Kind.Q4_K), (Kind.Q3_K, Kind.Q5_K), (Kind.IQ2_XXS, Kind.Q3_K), (Kind.IQ3_S, Kind.Q4_K)),
-    ],
-)
+BESIDE = [(Kind.Q4_K, Kind.Q6_K), (Kind.Q5_K, Kind.Q6_K), (Kind.Q4_0, Kind.INT4), (Kind.Q5_0, Kind.INT8)]
+BESIDE += [(Kind.Q2_K, Kind.Q4_K), (Kind.Q3_K, Kind.Q5_K), (Kind.IQ2_XXS, Kind.Q3_K), (Kind.IQ3_S, Kind.Q4_K)]
+
+
+@pytest.mark.parametrize("kinds", [*BESIDE, (Kind.MXFP4, Kind.MXFP4)])
 def test_layers_of_several_kinds_become_one(kinds: tuple[Kind, Kind]) -> None:
     parts = [blocks_of(kind, seed) for seed, kind in enumerate(kinds)]
     found, expected = joined_blocks(parts).weights(), torch.cat([each.weights() for each in parts])

@@ -7,19 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.verify.model.cache import kv_cache
 from outrider.verify.model.cache.codec import decode
 from outrider.verify.model.cache.kv_cache import OutOfPages, Rows
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.transfer import tensor_of
+from tests.patches import patched
 
 SHAPE = CacheShape.uniform(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
-
-
-@pytest.fixture(autouse=True)
-def tiny_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.verify.model.cache.kv_cache.PAGE_TOKENS", 4)
+tiny_pages = patched(kv_cache, PAGE_TOKENS=4)
 
 
 def filled(pool: PagePool, length: int) -> PagedCache:

@@ -1,6 +1,6 @@
 """The Triton kernels against the plain torch reference, on a GPU if there is one, else in Triton's interpreter."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, PoolPart
 from outrider.verify.model.gpu.text_work import FLOAT32_BLOCKS, HOPPER_BLOCKS, TextWork
 from outrider.verify.model.gpu.triton_attention import KernelAttention
 
+pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LARGE_ROWS = 16  # larger cases are soak tests
 MOST_POSITIONS = 1100
@@ -53,13 +54,6 @@ def random_tree(rows: int, generator: torch.Generator) -> ForwardBatch:
     for row in range(1, rows):
         ancestors[row] |= ancestors[int(torch.randint(max(0, row - 6), row, (1,), generator=generator))]
     return ForwardBatch(np.zeros(rows, np.int64), ancestors.sum(1) - 1, ancestors)
-
-
-@pytest.fixture(autouse=True)
-def uninitialised_memory_is_nan() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def fill_unwritten(pool: PagePool, caches: Sequence[PagedCache]) -> None:

@@ -2,7 +2,6 @@
 
 import copy
 import re
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -26,16 +25,9 @@ from tests.verify.model import families
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.test_triton_products import COUNTS
 
+pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 EXPERTS, CHOSEN, HIDDEN, WIDTH = 12, 3, 64, 32
 SPLIT = 544  # number of inputs at which the sums of the second product are split
-
-
-@pytest.fixture(autouse=True)
-def fresh_memory_is_no_number() -> Iterator[None]:
-    """So that what is read must have been written; integers are the largest ones."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize(
@@ -94,13 +86,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "Qwen2Moe": {"norm_topk_prob": False},
     "Qwen3Moe": {"norm_topk_prob": True},
     "Olmoe": {"norm_topk_prob": False},
-    "Qwen3Next": {},
-    "Qwen3_5Moe": {},
-    "Mixtral": {},
-    "GraniteMoe": {},
-    "GraniteMoeHybrid": {},
-    "GptOss": {},
-    "MiniMaxM2": {},
+    **{name: {} for name in ("Qwen3Next", "Qwen3_5Moe", "Mixtral", "GraniteMoe", "GraniteMoeHybrid", "GptOss", "MiniMaxM2")},
     "Lfm2Moe": {"use_expert_bias": True, "routed_scaling_factor": 1.5},
     "Glm4Moe": {"n_group": 1, "routed_scaling_factor": 2.5},
     **{name: {"n_group": 1, "routed_scaling_factor": 1.8} for name in ("Glm4MoeLite", "KimiLinear")},
@@ -137,12 +123,14 @@ def test_routers_are_transformers(family: str, changes: dict[str, Any]) -> None:
 
 # Sizes that are no whole blocks of the kernels.
 UNEVEN = {"hidden_size": 160, "moe_intermediate_size": 96, "intermediate_size": 96, "num_experts_per_tok": 3}
+ONE = {"num_hidden_layers": 1}
 MODELS: list[Any] = [
-    *((name, {}) for name in ("qwen3_moe", "mixtral", "gpt_oss", "qwen3_5_moe")),
-    *(pytest.param(name, {}, marks=pytest.mark.slow) for name in ("granite_hybrid", "minimax_m2")),  # of other routers alone
-    *(("qwen3_moe", {"hidden_act": name}) for name in ("gelu", "gelu_pytorch_tanh")),
-    *((name, {**UNEVEN, "num_hidden_layers": 1}) for name in ("qwen3_moe", "gpt_oss")),
-    ("qwen3_moe", {"hidden_size": 160, "moe_intermediate_size": SPLIT, "num_hidden_layers": 1}),
+    *((name, ONE) for name in ("qwen3_moe", "mixtral", "gpt_oss")),
+    # Of other routers alone.
+    *(pytest.param(name, {}, marks=pytest.mark.slow) for name in ("qwen3_5_moe", "granite_hybrid", "minimax_m2")),
+    *(("qwen3_moe", {"hidden_act": name, **ONE}) for name in ("gelu", "gelu_pytorch_tanh")),
+    *((name, UNEVEN | ONE) for name in ("qwen3_moe", "gpt_oss")),
+    ("qwen3_moe", {"moe_intermediate_size": SPLIT, **ONE}),
 ]
 
 

@@ -148,10 +148,9 @@ def test_which_layers_of_a_model_are_computed_by_it() -> None:
 
 
 KINDS = {8: Kind.INT8, 4: Kind.INT4}
-BITS = pytest.mark.parametrize("bits", KINDS)
 
 
-@BITS
+@pytest.mark.parametrize("bits", KINDS)
 @pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 def test_the_weights_are_those_of_a_cpu(bits: int) -> None:
     torch.manual_seed(bits)

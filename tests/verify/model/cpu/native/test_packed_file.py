@@ -18,21 +18,22 @@ from outrider.verify.model.cpu.native import packed_file, weights
 from outrider.verify.model.cpu.native.packed_file import ALIGNMENT, SHARED_BYTES, SUFFIX, HugePages, PackedFile, make_room
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
+from tests.patches import patched
 
 TOKENS = ForwardBatch.chain(np.arange(5, 40))
+small_files = patched(packed_file, LEAST_BYTES=0)
 
 
-@pytest.fixture(autouse=True)
-def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
+def wait_written() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "outrider-packed":
+            thread.join()
 
 
 def load(folder: Path | None, **options: object) -> ModelRunner:
     """The embedded model, started, once what it keeps is written."""
     found = backend.load_model(LoadOptions(str(models.TARGET), device="cpu", packed_folder=folder, **options))  # type: ignore[arg-type]
-    for thread in threading.enumerate():
-        if thread.name == "outrider-packed":
-            thread.join()
+    wait_written()
     return found
 
 
@@ -123,9 +124,7 @@ def test_two_first_starts_at_once_both_keep_their_files(tmp_path: Path) -> None:
     with PackedFile(tmp_path / f"slow{SUFFIX}", len(content)) as slow:
         slow.take(len(content), lambda place: iter([np.frombuffer(content, np.uint8)]))
         load(tmp_path)
-    for thread in threading.enumerate():
-        if thread.name == "outrider-packed":
-            thread.join()
+    wait_written()
     assert {each.suffix for each in tmp_path.iterdir()} == {SUFFIX} and len([*tmp_path.iterdir()]) == 2
     assert (tmp_path / f"slow{SUFFIX}").read_bytes() == content
 

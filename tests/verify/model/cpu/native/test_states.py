@@ -8,6 +8,7 @@ from outrider.verify.model.cache.host_cache import HostCache
 from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.recurrent import states
+from tests.patches import patched
 from tests.trees import tree_of
 from tests.verify.model.cpu.native.models import build, runner_of
 
@@ -24,9 +25,7 @@ def runner(request: pytest.FixtureRequest) -> NativeRunner:
     return runner_of(build(request.param))
 
 
-@pytest.fixture(autouse=True)
-def few_tokens_between_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
+few_tokens_between_snapshots = patched(states, SNAPSHOT_TOKENS=8)
 
 
 def read(runner: NativeRunner, cache: HostCache, tokens: np.ndarray, piece: int = 512) -> np.ndarray:

@@ -38,14 +38,9 @@ def figures() -> Iterator[dict[str, Any]]:
             for name, (of, kernel, number) in KERNELS.items():
                 if of == case:
                     use = [each for each in found if each.kernel == kernel][number]
-                    yield {
-                        "kernel": name,
-                        "capability": capability,
-                        "registers": use.registers,
-                        "spilled_bytes": use.stack_bytes,
-                        "barriers": use.barriers,
-                        "instructions_per_weight": use.instructions_per_weight,
-                    }
+                    sizes = {"registers": use.registers, "spilled_bytes": use.stack_bytes, "barriers": use.barriers}
+                    per_weight = {"instructions_per_weight": use.instructions_per_weight}
+                    yield {"kernel": name, "capability": capability, **sizes, **per_weight}
 
 
 if __name__ == "__main__":
