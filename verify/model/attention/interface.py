@@ -126,4 +126,4 @@ def number_layers(model: torch.nn.Module, numbers: dict[int, int]) -> None:
     """Tells the model's attention layers which layer of the cache is theirs (`ShapeProbe.numbers`)."""
     for module in model.modules():
         if (index := getattr(module, "layer_idx", None)) in numbers:
-            module.cache_layer = numbers[index]  # type: ignore[assignment, index]
+            module.cache_layer = numbers[index]  # type: ignore[assignment]

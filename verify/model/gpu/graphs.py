@@ -73,10 +73,13 @@ class GraphedForward:
         self._pool = pool
         self._devices = [part.device for part in pool.shape.parts]
         pages = page_count(positions, pool.page_tokens)
-        # By kind of layers; a model without attention has rows, too.
-        sizes = [(each.device, max(each.shape.key_dim, each.shape.value_dim)) for each in pool.kinds] or [(self._devices[0], 0)]
+        # By kind of layers, and also where no layer has attention: tokens enter on the first device.
+        sizes = [(each.device, max(each.shape.key_dim, each.shape.value_dim)) for each in pool.kinds]
+        if self._devices[0] not in dict(sizes):
+            sizes.append((self._devices[0], 0))
         works = {width: TextWork(width, pool.shape.dtype, groups, positions, self._devices) for _, width in sizes}
         self._rows = [DeviceRows(device, self.max_rows, pages, works[width]) for device, width in sizes]
+        self._inputs = self._rows[[device for device, _ in sizes].index(self._devices[0])]
         self._attention = KernelAttention(pool, self._rows)
         self._recurrent = states_of(pool.shape.recurrent, self.max_rows)  # by device
         self.counters: Sequence[torch.Tensor] = ()  # of products; graphs clear them first, in case a forward was interrupted
@@ -138,7 +141,7 @@ class GraphedForward:
     @torch.inference_mode()
     def _run(self, count: int) -> torch.Tensor:
         recurrence = KernelRecurrence(self._recurrent) if self._recurrent else None
-        tokens, positions = (each[:count] for each in (self._rows[0].tokens, self._rows[0].positions))
+        tokens, positions = (each[:count] for each in (self._inputs.tokens, self._inputs.positions))
         return self._forward(tokens, positions, self._attention, recurrence=recurrence)
 
     def capture(self) -> None:

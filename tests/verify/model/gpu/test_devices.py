@@ -1,5 +1,7 @@
 """A model over two devices: which layers are where, the logits of one device, and a step that is captured in stages."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -24,8 +26,10 @@ CONTEXT = 32
 COPIES = 5  # of a forward: hidden states, positions, both parts of rotary embeddings, and the hidden states back
 
 
-# The interpreter takes a second for a layer of a few rows.
-SIZES = {"llama": {"num_hidden_layers": 2}, "kimi_linear": {"linear_num_heads": 1}}
+# The interpreter takes a second for a layer of a few rows. Of Kimi Linear, the first device has no layer with attention.
+KIMI: dict[str, Any] = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+KIMI |= {"linear_num_heads": 1, "mlp_layer_types": ["sparse", "dense", "dense"]}
+SIZES = {"llama": {"num_hidden_layers": 2}, "kimi_linear": KIMI}
 
 
 def placed(name: str, *devices: torch.device) -> TorchRunner:
@@ -69,6 +73,8 @@ def test_two_devices_give_the_logits_of_one(devices: Devices, name: str, monkeyp
     assert devices.copies == 0
     runner = placed(name, FIRST, SECOND)
     assert [part.device for part in runner.cache_shape.parts] == [FIRST, SECOND]
+    if name == "kimi_linear":
+        assert not runner.cache_shape.parts[0].layers
     devices.copies = 0
     found = answers(runner)
     if name == "llama":
