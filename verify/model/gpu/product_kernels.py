@@ -30,17 +30,10 @@ LINE_BYTES = tl.constexpr(128)
 
 
 @triton.jit
-def add_product(
-    found, weights, rows, row, first, count, row_stride, inputs: tl.constexpr, block_inputs: tl.constexpr, ends: tl.constexpr
-):  # fmt: skip
-    """Adds the products of weights with the rows' inputs from `first` on, float32 [outputs, rows].
-
-    `ends` says whether the inputs may end within the block; a mask costs registers.
-    """
-    at, mask = first + tl.arange(0, block_inputs)[None, :], (row < count)[:, None]
-    if ends:
-        mask &= at < inputs
-    block = tl.load(rows + row[:, None] * row_stride + at, mask, 0.0)
+def add_product(found, weights, rows, row, first, count, row_stride, inputs: tl.constexpr, block_inputs: tl.constexpr):
+    """Adds the products of weights with the rows' inputs from `first` on, float32 [outputs, rows]."""
+    at = first + tl.arange(0, block_inputs)
+    block = tl.load(rows + row[:, None] * row_stride + at[None, :], (row < count)[:, None] & (at < inputs)[None, :], 0.0)
     return tl.dot(weights, tl.trans(block), found, input_precision=PRECISION)
 
 
@@ -180,7 +173,6 @@ def products(
     found_more = tl.zeros([block_outputs, max(1, more_rows)], tl.float32)
     parts: tl.constexpr = 16 // bits  # of a block of inputs, which are multiplied one after the other
     part_inputs: tl.constexpr = block_inputs // parts
-    ends: tl.constexpr = inputs % block_inputs != 0
     for done in range(0, size, block_inputs):
         first = start + done
         stored, units, least = load_block(
@@ -189,9 +181,9 @@ def products(
         for part in tl.static_range(parts):
             at = first + part * part_inputs
             weights = part_weights(stored, units, least, scales, minimums, part, bits, rows.dtype.element_ty)
-            found = add_product(found, weights, rows, row, at, count, row_stride, inputs, part_inputs, ends)
+            found = add_product(found, weights, rows, row, at, count, row_stride, inputs, part_inputs)
             if more_rows:
-                found_more = add_product(found_more, weights, rows, more, at, count, row_stride, inputs, part_inputs, ends)
+                found_more = add_product(found_more, weights, rows, more, at, count, row_stride, inputs, part_inputs)
     return found, found_more
 
 

@@ -101,7 +101,8 @@ def products(capability: int, form: str = "16 bits", kind: str = "plain") -> Non
     """The kernel of linear layers in bfloat16, for few and many rows and outputs."""
     from outrider.verify.model.gpu.triton_products import SUMMED, counters, linear, linear_residual, split_of
 
-    for count, outputs in ((1, 4096), (64, 4096), (136, 4096), (72, 128_256), (136, 128_256), (256, 128_256)):
+    many = 8192 if kind == "residuals" else 128_256
+    for count, outputs in ((1, 4096), (64, 4096), (136, 4096), (72, many), (136, many), (256, many)):
         rows, parts = torch.empty(count, 4096, dtype=BFLOAT16), weights_of(outputs, 4096, form)
         bias = None if kind == "gates" else torch.empty(outputs, dtype=BFLOAT16)
         weights = (*parts, bias, counters(outputs, rows.device), split_of(4096, outputs))

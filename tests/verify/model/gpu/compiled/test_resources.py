@@ -16,8 +16,8 @@ import pytest
 from tests.verify.model.gpu.compiled.compiling import CASES, GFX942, LOCAL_BYTES, SHARED_BYTES, usages
 
 pytestmark = pytest.mark.slow
-# The kernels that may spill some bytes of a thread: those in float32, with 8-bit keys, or windows.
-FEW_BYTES, SPILLED = 24, ("float32", "attention to", "heads of")
+# The kernels that may spill some bytes of a thread: those in float32, with 8-bit keys, windows, or for several GPUs.
+FEW_BYTES, SPILLED = 24, ("float32", "attention to", "heads of", "ranks of")
 # Kernels that begin while the one before still runs.
 OVERLAPPING = ("attend_text", "attend_own", "write", "multiply", "embed", "add_parts", "await_ranks")
 WITH_PRODUCTS = ("attend_text", "multiply", "scan", "gate_up", "down")
