@@ -176,7 +176,10 @@ class TorchRunner(ModelRunner):
         return 0.0 if self._touched is None else self._touched.mean
 
     def run_all(self, alike: Mapping[int, int]) -> None:
-        """Forwards of all numbers of rows, over caches in which each of the model's layers has so many like itself."""
+        """Runs a forward of each number of rows, on empty caches.
+
+        `alike` repeats the cache's layers: by a layer's number in the model, how many the cache has of its shape.
+        """
         from outrider.verify.model.gpu.tiles import tuning_of
 
         numbers, layers, first = self._attention_probe.numbers, list[LayerShape](), dict[int, int]()
