@@ -1,6 +1,6 @@
 """Compiles the kernels of a model while its weights load: those of a sketch, which has a layer of each kind, without weights.
 
-Only of models whose layers are not split over GPUs. Whatever fails here, the kernels are compiled when they are launched.
+Whatever fails here, the kernels are compiled when they are launched.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from threading import Event, Thread
 from typing import Any, cast
 
@@ -25,6 +24,7 @@ from outrider.verify.model.cpu.native.packed_file import PackedFile, Parts
 from outrider.verify.model.file_model import FileModel, all_bits, empty_model, keeps_blocks, type_of
 from outrider.verify.model.gpu.compilation import LAYER_NUMBERS, compiled_together
 from outrider.verify.model.gpu.devices import Placement, decoder_layers
+from outrider.verify.model.gpu.ranks import split_model
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.tensors import LAYER
 from outrider.verify.model.torch_runner import TorchRunner
@@ -57,42 +57,42 @@ class Sketch:
         source: Source | None,
         is_file: bool,
     ) -> None:
-        """`source` has the weights that become blocks, if there are some; `is_file` as in `FileModel`.
+        """`source` has the weights, unless only transformers reads them; `is_file` as in `FileModel`.
 
         transformers changes PyTorch's default data type while it makes a model, so the thread that loads makes this one, too.
         Raises ModelError if the layers are not found.
         """
-        self._options, self._device = options, devices[0]
-        self._model = empty_model(deepcopy(config), dtype)
-        self._file = None if source is None else FileModel(self._model, source, is_file)
+        self._options, self._devices, self._is_split = options, devices, "+" in options.device
+        self._model = empty_model(config, dtype)
+        if source is None:
+            self._file = FileModel.of_loaded(self._model, lambda: self._model, Unread(), devices[0])
+        else:
+            self._file = FileModel.of(self._model, source, is_file, devices[0])
         layers = decoder_layers(self._model)
         kinds = kinds_of(layers, source)
         # How many layers of each kind a device has, by the number of the first: kernels depend on the size of a page of all.
         self._alike = [
             Counter(kind for layer, kind in zip(layers, kinds, strict=True) if layer in modules)
-            for modules in map(set, Placement(self._model, devices).modules.values())
+            for modules in map(set, Placement(self._model, devices[:1] if self._is_split else devices).modules.values())
         ]
         self.layers = sorted({*kinds})[:MOST_LAYERS]
         shorten(self._model, self.layers)
 
     def filled(self) -> PreTrainedModel:
-        """The model on the first device, where weights have the forms that loading gives them; they are zero."""
-        model, options = self._model, self._options
-        if self._file is None:
-            return cast(PreTrainedModel, model._apply(self._zero))
-        tensors: Any = self._file.tensors
+        """The model on the first device, or split over all. Weights have the forms that loading gives them, and are zero."""
+        options, tensors = self._options, cast(Any, self._file.tensors)
         tensors.numbers = lambda _, like, device: torch.zeros_like(like, device=device)
-        bits = all_bits(options.quantize, model) if options.quantize != "none" else {}
-        self._file.fill(Placement(model, [self._device]), bits, keeps_blocks(options), Unread())
-        return model
-
-    def _zero(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(tensor, device=self._device) if tensor.is_meta else tensor.to(self._device)
+        bits = all_bits(options.quantize, self._model) if options.quantize != "none" else {}
+        place = torch.device("cpu") if self._is_split else self._devices[0]
+        self._file.fill(Placement(self._model, [place]), bits, keeps_blocks(options), Unread())
+        if self._is_split:
+            split_model(self._model, self._devices)
+        return self._model
 
     def run(self) -> None:
         """Runs its forward for all numbers of rows."""
         options = self._options
-        with on_device(self._device):
+        with on_device(self._devices[0]):
             runner = TorchRunner(self.filled(), options.context_tokens, started=False, kv_dtype=options.kv_dtype)
             for alike in self._alike:
                 runner.run_all(alike)
@@ -150,7 +150,7 @@ def compiled_beside(
         if options.trust_remote_code:
             raise ValueError("the model has code of its own")
         source = read(options, location) if by_file else None
-        if by_file and source is None:
+        if by_file and source is None and options.quantize == "none":
             raise ValueError("only transformers reads the model")
         sketch = Sketch(options, config, type_of(options, location, dtype), devices, source, location.gguf is not None)
     except Exception as error:

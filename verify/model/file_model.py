@@ -1,26 +1,32 @@
 """Models whose weights a GPU takes as files have them: modules of transformers, filled layer by layer by the library's readers.
 
 Quantised weights become blocks, and others numbers of the model's data type; so loading needs the quantised size and one layer
-in the host's memory. Blocks are kept in a file, which later starts map. transformers itself reads what is not known here.
+in the host's memory. Blocks are kept in a file, which later starts map. transformers itself reads what is not known here; all
+weights of such a model are kept if they are rounded.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from fnmatch import fnmatchcase
 from math import prod
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
-from outrider.verify.checkpoint import QUANTIZATION, Location
+from outrider.verify.checkpoint import QUANTIZATION, READERS, Location
 from outrider.verify.model.architecture.config import read_config
+from outrider.verify.model.architecture.description import Architecture
 from outrider.verify.model.architecture.rotary import frequencies
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.cpu.native.loading import Source, read
+from outrider.verify.model.cpu.native.loading import Source, files_of, read
 from outrider.verify.model.cpu.native.packed_file import NOT_KEPT, PackedFile, file_of
-from outrider.verify.model.file_tensors import FileTensors, UnfitError, numbers_of
+from outrider.verify.model.file_tensors import FileTensors, LoadedTensors, UnfitError, numbers_of
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.experts import WEIGHTS, way_of
 from outrider.verify.model.gpu.forms import BLOCK, ROUNDED, Form, common_form
@@ -37,39 +43,72 @@ FORMAT = 2
 
 
 def load(
-    options: LoadOptions, location: Location, config: Any, dtype: torch.dtype, devices: Sequence[torch.device]
+    options: LoadOptions,
+    location: Location,
+    config: Any,
+    dtype: torch.dtype,
+    devices: Sequence[torch.device],
+    maker: torch.device,
 ) -> PreTrainedModel | None:
     """The model at a location, on its devices; None if only transformers can read it.
 
-    `config` is transformers' configuration of it. Raises ModelError.
+    `config` is transformers' configuration of it, and `maker` the device that rounds weights. Raises ModelError.
     """
-    source, keeps = read(options, location), keeps_blocks(options)
+    source = read(options, location)
     if source is None:
         return None
-    dtype = type_of(options, location, dtype)
-
-    def filled(file: PackedFile) -> PreTrainedModel:
-        model = empty_model(config, dtype)
-        found = FileModel(model, source, location.gguf is not None)
-        bits = all_bits(options.quantize, model) if options.quantize != "none" else {}
-        found.fill(Placement(model, devices), bits, keeps, file)
-        model.generation_config.eos_token_id = sorted(source.ends)
-        return model
-
-    has_blocks = options.quantize != "none" or keeps
-    path = file_of(
-        options.packed_folder if has_blocks else None, source.files, "GPU", FORMAT, options.quantize, keeps, len(devices)
-    )
+    dtype, is_file = type_of(options, location, dtype), location.gguf is not None
     try:
-        try:
-            with PackedFile(path, sum(each.stat().st_size for each in source.files)) as file:
-                return filled(file)
-        except OSError as error:
-            log.info(NOT_KEPT, error)
-        return filled(PackedFile())
+        model = filled(
+            options, source.files, devices, lambda _: FileModel.of(empty_model(config, dtype), source, is_file, maker)
+        )
     except UnfitError as error:
         log.debug("transformers reads the model, because files do not have %s as it does", error)
         return None
+    cast(Any, model).generation_config.eos_token_id = sorted(source.ends)
+    return model
+
+
+def kept(
+    options: LoadOptions,
+    location: Location,
+    config: Any,
+    dtype: torch.dtype,
+    devices: Sequence[torch.device],
+    maker: torch.device,
+    reads: Callable[[], PreTrainedModel],
+) -> PreTrainedModel:
+    """The model that transformers `reads`, with rounded weights, on its devices; later starts read what is kept. As `load`."""
+    files, ends = files_of(options, location)
+    model = filled(options, files, devices, lambda file: FileModel.of_loaded(empty_model(config, dtype), reads, file, maker))
+    if ends:
+        cast(Any, model).generation_config.eos_token_id = sorted(ends)
+    return model
+
+
+def filled(
+    options: LoadOptions,
+    files: Sequence[Path],
+    devices: Sequence[torch.device],
+    found: Callable[[PackedFile], "FileModel"],
+) -> PreTrainedModel:
+    """The model that is found for a file of blocks, which is written if there is none yet, with its weights on the devices."""
+    keeps = keeps_blocks(options)
+
+    def fill(file: PackedFile) -> PreTrainedModel:
+        each = found(file)
+        bits = all_bits(options.quantize, each.model) if options.quantize != "none" else {}
+        each.fill(Placement(each.model, devices), bits, keeps, file)
+        return each.model
+
+    folder = options.packed_folder if options.quantize != "none" or keeps else None
+    path = file_of(folder, files, "GPU", FORMAT, transformers.__version__, options.quantize, keeps, len(devices))
+    try:
+        with PackedFile(path, sum(each.stat().st_size for each in files)) as file:
+            return fill(file)
+    except OSError as error:
+        log.info(NOT_KEPT, error)
+    return fill(PackedFile())
 
 
 def keeps_blocks(options: LoadOptions) -> bool:
@@ -85,16 +124,29 @@ def type_of(options: LoadOptions, location: Location, dtype: torch.dtype) -> tor
 class FileModel:
     """A model of transformers without weights, and the files' tensors that become its weights."""
 
-    def __init__(self, model: PreTrainedModel, source: Source, is_file: bool) -> None:
-        """`model` is on the meta device. With `is_file`, weights are those of a GGUF file. Raises UnfitError."""
+    def __init__(self, model: PreTrainedModel, tensors: FileTensors | LoadedTensors, maker: torch.device) -> None:
+        """`model` is on the meta device, and `maker` makes blocks."""
+        self.model, self.tensors, self._maker = model, tensors, maker
+        self._modules = {module: name for name, module in model.named_modules()}
+
+    @staticmethod
+    def of(model: PreTrainedModel, source: Source, is_file: bool, maker: torch.device) -> "FileModel":
+        """With `is_file`, weights are those of a GGUF file. Raises UnfitError."""
         own = read_config(model.config.to_dict())
         if own is None:
             raise UnfitError(model.config.model_type)
-        self.model, self.known, self.tensors = model, source.known, FileTensors(own, source, is_file)
-        self._modules = {module: name for name, module in model.named_modules()}
-        self.tensors.check(model.state_dict(keep_vars=True))
+        tensors = FileTensors(own, source, is_file)
+        tensors.check(model.state_dict(keep_vars=True))
         if is_file:
-            self._set_rotary()
+            set_rotary(model, source.known)
+        return FileModel(model, tensors, maker)
+
+    @staticmethod
+    def of_loaded(
+        model: PreTrainedModel, reads: Callable[[], PreTrainedModel], file: PackedFile, maker: torch.device
+    ) -> "FileModel":
+        """With the weights of the model that transformers `reads`, which it does only if `file` does not have them yet."""
+        return FileModel(model, LoadedTensors(model, reads, file), maker)
 
     def fill(self, placement: Placement, bits: dict[str, int], keeps: bool, file: PackedFile) -> None:
         """Puts the weights on their devices: rounded to `bits` by a layer's name, or as they are if it `keeps` them."""
@@ -113,7 +165,7 @@ class FileModel:
         for name, tensor in module._buffers.items():
             if tensor is None:
                 continue
-            if name in module._non_persistent_buffers_set:
+            if name in module._non_persistent_buffers_set and not self.tensors.has_computed:
                 module._buffers[name] = tensor.to(device)
             else:
                 module._buffers[name] = self.tensors.numbers(f"{place}.{name}", tensor, device)
@@ -124,7 +176,7 @@ class FileModel:
             is_product = name in WEIGHTS if mixture else name == "weight" and is_plain(module)
             form = self._form(parts, bits.get(place), keeps) if is_product else None
             if form is not None:
-                blocks = Weight(parts, order, form, bits.get(place), file).on(device)
+                blocks = Weight(parts, order, form, bits.get(place), self._maker, file).on(device)
                 if mixture:
                     delattr(module, name)
                     setattr(module, name, BlockLinear.of(blocks, tensor.dtype))
@@ -141,41 +193,39 @@ class FileModel:
         forms = [form_of(each, bits, keeps) for each in parts]
         return None if None in forms else common_form(each for each in forms if each is not None)
 
-    def _set_rotary(self) -> None:
-        """The frequencies of a single table of positions, which a file may scale as its configuration does not say."""
-        module: Any = getattr(self.model.get_decoder(), "rotary_emb", None)
-        if len(self.known.rotaries) == 1 and hasattr(module, "inv_freq"):
-            values, scaling = frequencies(self.known.rotaries[0], self.known.context_tokens)
-            module.inv_freq, module.attention_scaling = torch.from_numpy(values), scaling
-            module.rope_type = "default"
-
 
 class Weight:
     """The quantised weights of a layer."""
 
     def __init__(
-        self, parts: Sequence[Stored], order: NDArray[np.int64] | None, form: Form, bits: int | None, file: PackedFile
+        self,
+        parts: Sequence[Stored],
+        order: NDArray[np.int64] | None,
+        form: Form,
+        bits: int | None,
+        maker: torch.device,
+        file: PackedFile,
     ) -> None:
-        self.parts, self.order, self.form, self.bits, self._file = parts, order, form, bits, file
+        self.parts, self.order, self.form, self.bits, self._maker, self._file = parts, order, form, bits, maker, file
 
     def on(self, device: torch.device) -> Blocks:
         """The blocks: of the file, if there is one."""
-        if not self._file.is_mapped:
-            return self._made(device)
         outputs, inputs = sum(each.shape[0] for each in self.parts), self.parts[0].shape[1]
         size = sum(prod(shape) * dtype.itemsize for dtype, shape in self.form.planes(outputs, inputs))
 
         def made(_: Any) -> Iterator[Any]:
-            yield self._made(device).bytes.cpu().numpy()
+            yield self._made().bytes.cpu().numpy()
 
-        content = torch.from_numpy(np.array(self._file.take(size, made)))
+        is_mapped = self._file.is_mapped
+        content = torch.from_numpy(np.array(self._file.take(size, made))) if is_mapped else self._made().bytes
         return Blocks.of_bytes(content.to(device), self.form, outputs, inputs)
 
-    def _made(self, device: torch.device) -> Blocks:
-        found = joined_blocks([each for part in self.parts for each in self._of_part(part, device)]).widened(self.form)
-        return found if self.order is None else found.take(torch.from_numpy(self.order).to(device))
+    def _made(self) -> Blocks:
+        found = joined_blocks([each for part in self.parts for each in self._of_part(part)]).widened(self.form)
+        return found if self.order is None else found.take(torch.from_numpy(self.order).to(self._maker))
 
-    def _of_part(self, part: Stored, device: torch.device) -> Iterator[Blocks]:
+    def _of_part(self, part: Stored) -> Iterator[Blocks]:
+        device = self._maker
         if self.bits is not None:
             yield from (Blocks.of(piece.to(device), self.bits) for piece in numbers_of(part))
             return
@@ -185,6 +235,15 @@ class Weight:
             own = None if scales is None else torch.from_numpy(scales[some]).to(device)
             yield as_blocks(torch.from_numpy(np.array(rows[some])).to(device), KINDS[part.type], own)
         part.release()
+
+
+def set_rotary(model: PreTrainedModel, known: Architecture) -> None:
+    """Sets the frequencies of a single table of positions, which a file may scale as its configuration does not say."""
+    module: Any = getattr(model.get_decoder(), "rotary_emb", None)
+    if len(known.rotaries) == 1 and hasattr(module, "inv_freq"):
+        values, scaling = frequencies(known.rotaries[0], known.context_tokens)
+        module.inv_freq, module.attention_scaling = torch.from_numpy(values), scaling
+        module.rope_type = "default"
 
 
 def reorder(layer: torch.nn.Module, order: torch.Tensor) -> None:
@@ -208,12 +267,20 @@ def form_of(stored: Stored, bits: int | None, keeps: bool) -> Form | None:
     return kind.form if stored.scales is None else kind.form._replace(factors=torch.float32)
 
 
+def class_of(config: Any) -> tuple[Any, dict[str, str]]:
+    """transformers' class of a model, and the attention of its parts: what reads pictures keeps its own."""
+    kind = AutoModelForImageTextToText if config.model_type in READERS else AutoModelForCausalLM
+    return kind, {"": NAME, "text_config": NAME}
+
+
 def empty_model(config: Any, dtype: torch.dtype) -> PreTrainedModel:
-    """A model on the meta device, but for what is computed from its configuration."""
+    """A model on the meta device, but for what is computed from its configuration. `_get_dtype_plan` is transformers' own."""
+    config = deepcopy(config)
     if hasattr(config, QUANTIZATION):
         delattr(config, QUANTIZATION)
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME).eval()
+        kind, attention = class_of(config)
+        model: Any = kind.from_config(config, dtype=dtype, attn_implementation=attention).eval()
     for module in model.modules():
         for name in {*module._buffers} & module._non_persistent_buffers_set:
             module._buffers[name] = torch.empty_like(module._buffers[name], device="cpu")
@@ -221,4 +288,8 @@ def empty_model(config: Any, dtype: torch.dtype) -> PreTrainedModel:
         is_whole = isinstance(module, PreTrainedModel)  # which may compute what its modules have
         if is_whole or module._non_persistent_buffers_set:
             cast(PreTrainedModel, module if is_whole else model)._init_weights(module)
+    exact = model._get_dtype_plan(dtype)  # such as the biases of routers
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if any(fnmatchcase(name, f"*{pattern}*") for pattern in exact):
+            tensor.data = tensor.data.float()
     return cast(PreTrainedModel, model)

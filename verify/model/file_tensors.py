@@ -1,19 +1,23 @@
 """The tensors of files that become the parameters of transformers' modules, which may have them in other orders and in one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
+from transformers import PreTrainedModel
 
 from outrider.verify.model.architecture.description import Architecture, Latent, Layer, Recurrence
 from outrider.verify.model.cpu.native import parts as tensor_names
 from outrider.verify.model.cpu.native.loading import TIED_HEAD, Source
+from outrider.verify.model.cpu.native.packed_file import PackedFile
 from outrider.verify.model.cpu.native.packing import order as rotated
 from outrider.verify.model.experts import split_checkpoint
+from outrider.verify.model.gpu.experts import WEIGHTS, way_of
 from outrider.verify.model.gpu.quantized import CHUNK
 from outrider.verify.model.quantized.integers import Computed
 from outrider.verify.model.stored import Stored
@@ -42,6 +46,8 @@ class UnfitError(Exception):
 
 class FileTensors:
     """A model's tensors by the names of transformers' parameters."""
+
+    has_computed = False  # buffers that no file has
 
     def __init__(self, own: Architecture, source: Source, is_file: bool) -> None:
         """`own` is what the model's configuration describes. With `is_file`, the tensors are those of a GGUF file."""
@@ -127,6 +133,50 @@ class FileTensors:
         if self._is_turned(like):
             found = found.view(like.shape[0], like.shape[2], -1).transpose(1, 2)
         return found.reshape(like.shape)
+
+
+class LoadedTensors:
+    """The tensors of a model that only transformers reads, which it does only if `file` does not have them yet."""
+
+    has_computed = True
+
+    def __init__(self, model: PreTrainedModel, reads: Callable[[], PreTrainedModel], file: PackedFile) -> None:
+        """`model` is the one on the meta device, and `reads` gives it with its weights."""
+        self._reads, self._file = reads, file
+        mixtures = [(name, each) for name, each in model.named_modules() if way_of(each) is not None]
+        self._turned = {f"{name}.{weight}" for name, each in mixtures if cast(Any, each).is_transposed for weight in WEIGHTS}
+
+    @cached_property
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        model = self._reads()
+        found: dict[str, torch.Tensor] = model.state_dict()
+        return found | dict(model.named_buffers())
+
+    def parts(self, name: str, tensor: torch.Tensor) -> Parts:
+        """As of `FileTensors`."""
+
+        def rows() -> NDArray[np.uint8]:
+            weight = self._tensors[name].float()
+            turned = weight.transpose(-1, -2) if name in self._turned else weight
+            return turned.contiguous().view(torch.uint8).numpy().reshape(shape[0], -1)
+
+        *outer, last = tensor.shape if name not in self._turned else tensor.transpose(-1, -2).shape
+        shape = (prod(outer), last)
+        return [Computed(rows, GGMLQuantizationType.F32, shape, None)], None
+
+    def inputs(self, name: str) -> None:
+        """As of `FileTensors`."""
+
+    def numbers(self, name: str, like: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """As of `FileTensors`."""
+
+        def made(_: Any) -> Iterator[NDArray[np.uint8]]:
+            yield self._tensors[name].to(like.dtype).reshape(-1).view(torch.uint8).numpy()
+
+        if not self._file.is_mapped:
+            return self._tensors[name].to(device, like.dtype)
+        content = torch.from_numpy(np.array(self._file.take(like.nbytes, made)))
+        return content.view(like.dtype).view(like.shape).to(device)
 
 
 class Ups(Computed):

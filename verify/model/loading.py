@@ -3,21 +3,21 @@
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils.logging import disable_progress_bar
 
 from outrider.verify.checkpoint import (
     MODELOPT,
-    READERS,
     SMALL_MODEL_BYTES,
     Location,
     check_format,
@@ -37,9 +37,9 @@ from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.file_config import config_of
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.invariance import start
-from outrider.verify.model.load_options import Invariant, LoadOptions
+from outrider.verify.model.load_options import Invariant, LoadOptions, Quantize
 from outrider.verify.model.memory import free_bytes, return_freed_memory
-from outrider.verify.model.quantization import check_quantization, layer_bits, loading_arguments, quantize_model
+from outrider.verify.model.quantization import DEQUANTIZED, check_quantization, loading_arguments, quantize_model
 from outrider.verify.model.self_check import SAMPLE, check_model
 from outrider.verify.model.sizes import context_limit
 from outrider.verify.model.torch_runner import TorchRunner
@@ -73,40 +73,61 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
     folder = None if location.gguf else model_folder(location.source, options.revision, (CONFIG, MODELOPT))
     settings = {} if folder is None else quantization_settings(str(folder), options.revision)
     is_gpu = devices[0].type == "cuda"
-    by_file = is_gpu and bool(location.gguf or (options.quantize != "none" and not is_split) or settings)
+    by_file = is_gpu and bool(location.gguf or options.quantize != "none" or settings)
     beside: AbstractContextManager[None] = nullcontext()
-    if is_gpu and not is_split:
+    if is_gpu:
         from outrider.verify.model.early import compiled_beside
 
         beside = compiled_beside(options, location, config, dtype, devices, by_file)
     with beside:
-        model: PreTrainedModel | None = None
+        reads, model = partial(read_model, options, location, config, dtype, devices[0], settings), None
         if by_file:
             with timed("reading weights and moving them to the device"), room_for(options, devices):
-                model = file_model.load(options, location, config, dtype, (CPU,) if is_split else devices)
-        is_placed = model is not None and not is_split
-        if model is None:
-            check_format(options.path, settings)
-            model = read_model(options, location, config, dtype, devices[0])
+                model = read_blocks(options, location, config, dtype, devices, settings, reads)
+        is_placed, model = model is not None, model or reads()
         if devices == (CPU,) and options.pack and (found := native.of_model(model, options)) is not None:
             return found
         check_layers(model, options.path)
-        if not is_placed:
+        if is_split or not is_placed:
             with timed("quantising weights and moving them to the device"), room_for(options, devices, model):
-                place(model, options, devices)
+                place(model, "none" if is_placed else options.quantize, devices, is_split)
     return runner_of(model, options, location)
 
 
-def place(model: PreTrainedModel, options: LoadOptions, devices: Sequence[torch.device]) -> None:
-    """Quantises the model's weights as the options say, and moves them to the devices. Raises ModelError."""
-    if "+" in options.device:
-        from outrider.verify.model.gpu.ranks import split_model
+def read_blocks(
+    options: LoadOptions,
+    location: Location,
+    config: Any,
+    dtype: torch.dtype,
+    devices: Sequence[torch.device],
+    settings: Mapping[str, Any],
+    reads: Callable[[], PreTrainedModel],
+) -> PreTrainedModel | None:
+    """The model with blocks, on a host if it is split over the devices; None if transformers alone makes it.
 
-        split_model(model, devices, layer_bits(options.quantize, model) if options.quantize != "none" else {})
-        return
-    placement = Placement(model, devices)
-    quantize_model(model, options.quantize, placement)
-    placement.move()
+    `settings` are those of quantised weights in a checkpoint, and `reads` makes transformers read them. Raises ModelError.
+    """
+    places = (CPU,) if "+" in options.device else devices
+    if (found := file_model.load(options, location, config, dtype, places, devices[0])) is not None:
+        return found
+    is_plain = not options.trust_remote_code and settings.get("quant_method") in (None, *DEQUANTIZED)
+    if options.quantize == "none" or not is_plain:
+        return None
+    return file_model.kept(options, location, config, dtype, places, devices[0], reads)
+
+
+def place(model: PreTrainedModel, quantize: Quantize, devices: Sequence[torch.device], is_split: bool) -> None:
+    """Quantises weights, and moves the model to the devices, each of which has a part of all layers if it `is_split`.
+
+    Raises ModelError.
+    """
+    placement = Placement(model, devices[:1] if is_split else devices)
+    quantize_model(model, quantize, placement)
+    if not is_split:
+        return placement.move()
+    from outrider.verify.model.gpu.ranks import split_model
+
+    split_model(model, devices)
 
 
 @contextmanager
@@ -145,9 +166,14 @@ def read_configuration(options: LoadOptions, location: Location, on_gpu: bool = 
 
 
 def read_model(
-    options: LoadOptions, location: Location, config: Any, dtype: torch.dtype, device: torch.device
+    options: LoadOptions,
+    location: Location,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    settings: Mapping[str, Any],
 ) -> PreTrainedModel:
-    """The model with its weights, as transformers reads them. Raises ModelError."""
+    """The model with its weights, as transformers reads them; `settings` as in `read_blocks`. Raises ModelError."""
     if location.gguf is not None and len(parts_of(location.gguf)) > 1:
         raise ModelError(
             f"The model at {options.path!r} is in several files, which only the compiled library and llama.cpp read; set"
@@ -155,14 +181,15 @@ def read_model(
         )
     source: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
     disable_progress_bar()
-    kind = AutoModelForImageTextToText if config.model_type in READERS else AutoModelForCausalLM
+    check_format(options.path, settings)
+    kind, attention = file_model.class_of(config)
     arguments = loading_arguments(config, location, options.quantize != "none" or device.type == "cpu")
     try:
         return cast(Any, kind).from_pretrained(
             location.source,
             config=config,
             dtype=dtype,
-            attn_implementation={"": NAME, "text_config": NAME},  # what reads pictures keeps its own
+            attn_implementation=attention,
             use_safetensors=True,
             tqdm_class=download_progress(options.path),
             **source,

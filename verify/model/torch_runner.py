@@ -90,9 +90,8 @@ class TorchRunner(ModelRunner):
         self.experts = None if self._touched is None else self._touched.experts
         self._attention_probe = ShapeProbe()
         self._model_shape = replace(self._probe(self._attention_probe), dtype=dtype, coded=STORED[kv_dtype])
-        head = model.get_output_embeddings()
-        self.is_split = isinstance(head, SplitLinear)
-        self.cache_shape = self._model_shape.over(head.devices) if isinstance(head, SplitLinear) else self._model_shape
+        self.is_split = isinstance(model.get_output_embeddings(), SplitLinear)
+        self.cache_shape = self._over_ranks(self._model_shape)
         self._pool: PagePool | None = None
         self.graphs: GraphedForward | None = None  # on a GPU
         if started:
@@ -186,12 +185,17 @@ class TorchRunner(ModelRunner):
         for index, number in numbers.items():
             if number not in first:  # else it shares another one's keys
                 first[number] = len(layers)
-                layers += [self.cache_shape.layers[number]] * (alike.get(index) or 1)
+                layers += [self._model_shape.layers[number]] * (alike.get(index) or 1)
         number_layers(self.model, {index: first[number] for index, number in numbers.items()})
-        shape = replace(self.cache_shape, layers=tuple(layers))
+        shape = self._over_ranks(replace(self._model_shape, layers=tuple(layers)))
         graphed = self._graphed(PagePool(shape, 1), INVARIANT_ROWS if shape.recurrent is None else ROWS)
         with tuning_of(self.device).noted():
             graphed.run_all()
+
+    def _over_ranks(self, shape: CacheShape) -> CacheShape:
+        """The layout of the caches of a model that may be split."""
+        head = self.model.get_output_embeddings()
+        return shape.over(head.devices) if isinstance(head, SplitLinear) else shape
 
     def _graphed(self, pool: PagePool, counts: Sequence[int]) -> GraphedForward:
         """The kernels of a forward of each number of rows."""

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten  # private, and tes
 from transformers import PreTrainedModel
 
 from outrider.verify.errors import ModelError
+from outrider.verify.model.gpu.split_linear import SplitLinear
 
 if TYPE_CHECKING:
     from outrider.verify.model.gpu.graphs import StagedGraph
@@ -86,11 +87,12 @@ class Crossings:
     """
 
     def __init__(self, model: torch.nn.Module, first: torch.device) -> None:
-        """Takes the other devices from the model's weights; without any, there is nothing to do."""
+        """Takes the other devices from the model's weights; without any, and if layers are split, there is nothing to do."""
         self.first = first
         self.recorder: StagedGraph | None = None  # records the copies, to repeat them
         self._copies: dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}  # of this forward
-        if len({tensor.device for tensor in model.parameters()}) == 1:
+        is_split = any(isinstance(each, SplitLinear) for each in model.modules())
+        if is_split or len({tensor.device for tensor in model.parameters()}) == 1:
             return
         layers = decoder_layers(cast(PreTrainedModel, model))
         for layer in layers:

@@ -19,7 +19,7 @@ from outrider.verify.model.architecture.config import read_config
 from outrider.verify.model.gpu.decoder import is_plain
 from outrider.verify.model.gpu.forms import GROUP, SPAN
 from outrider.verify.model.gpu.projections import has_plain_weights, merge_projections
-from outrider.verify.model.gpu.quantized import BlockLinear, Blocks, quantized
+from outrider.verify.model.gpu.quantized import BlockLinear, Blocks
 from outrider.verify.model.gpu.split_linear import INSTEAD, SplitLinear
 from outrider.verify.model.gpu.triton_products import TYPES, split_of, use_kernel
 
@@ -57,27 +57,16 @@ def borders(inputs: int, outputs: int, ranks: int) -> list[int]:
     return [min(inputs, splits // ranks * split * rank) for rank in range(ranks + 1)]
 
 
-def split_model(model: PreTrainedModel, devices: Sequence[torch.device], bits: dict[str, int]) -> None:
-    """Splits a model on the host over devices, in place, layer by layer, with weights rounded to the `bits` of layers by name.
-
-    Raises ModelError.
-    """
+def split_model(model: PreTrainedModel, devices: Sequence[torch.device]) -> None:
+    """Splits a model on the host over devices, in place, layer by layer. Raises ModelError."""
     decoder: Any = model.get_decoder()
-    names, ranks, first = {module: name for name, module in model.named_modules()}, len(devices), devices[0]
-
-    def rounded(parent: torch.nn.Module) -> None:
-        for name, linear in list(parent.named_children()):
-            if (width := bits.get(names.get(linear, ""))) is not None and has_plain_weights(linear):
-                setattr(parent, name, quantized(linear, width, first))
-
+    ranks, first = len(devices), devices[0]
     for layer in decoder.layers:
         attention, feed_forward = layer.self_attn, layer.mlp
         o, down = attention.o_proj, feed_forward.down_proj
         sizes = [getattr(attention, f"{each}_proj").out_features for each in "qkv"]
         heads = heads_borders(sizes[1] // attention.head_dim, o.in_features, o.out_features, ranks)
         inner = borders(down.in_features, down.out_features, ranks)
-        for parent in (attention, feed_forward):
-            rounded(parent)
         merge_projections(layer)
         ends = list(accumulate(sizes))
         qkv = [[share(end - size, size, rank, ranks) for end, size in zip(ends, sizes, strict=True)] for rank in range(ranks)]
@@ -85,7 +74,6 @@ def split_model(model: PreTrainedModel, devices: Sequence[torch.device], bits: d
         split(attention, "o_proj", ranges(heads), devices, True)
         split(feed_forward.gate_proj, "product", ranges([2 * border for border in inner]), devices, False)
         split(feed_forward, "down_proj", ranges(inner), devices, True)
-    rounded(model)
     [name] = (name for name, each in model.named_children() if each is model.get_output_embeddings())
     size = getattr(model, name).out_features
     split(model, name, [[share(0, size, rank, ranks)] for rank in range(ranks)], devices, False)

@@ -22,13 +22,15 @@ from outrider.verify.model.gpu.compilation import compiled_together
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.experts import KernelRouter
 from outrider.verify.model.gpu.projections import use_kernels
-from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.load_options import LoadOptions, Quantize
 from outrider.verify.model.loading import read_configuration
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.cpu.native.files import write_gguf
 from tests.verify.model.families import SERVED, config_of
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.emulated_devices import Devices
+from tests.verify.model.gpu.test_devices import FIRST, SECOND
+from tests.verify.model.gpu.test_ranks import SIZES, model_over
 
 NOWHERE, SMALL = (LoadOptions(""), Location(".")), config_of("llama", NAME)
 CONFIG = LlamaConfig(
@@ -91,9 +93,11 @@ def check_equal(sketch: Sketch, model: PreTrainedModel, monkeypatch: pytest.Monk
     assert of_sketch == of_model != set()
 
 
-def whole_model(config: Any) -> PreTrainedModel:
-    found: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=NAME)
-    return found.to(DEVICE).eval()
+def whole_model(config: Any, folder: Path) -> PreTrainedModel:
+    """As transformers reads it, which leaves some weights in float32."""
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation=NAME)
+    return found._apply(torch.clone).to(DEVICE).eval()  # which is aligned, as on a GPU
 
 
 FAST = "gemma4", "deepseek_v3", "qwen3_5_moe"
@@ -101,24 +105,33 @@ SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in SERVED if fam
 
 
 @pytest.mark.parametrize("family", [*FAST, *SLOW])
-def test_a_sketch_has_the_kernels_of_its_model(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sketch_has_the_kernels_of_its_model(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(family, NAME)
-    check_equal(Sketch(LoadOptions(""), config, torch.bfloat16, [DEVICE], None, False), whole_model(config), monkeypatch)
+    check_equal(
+        Sketch(LoadOptions(""), config, torch.bfloat16, [DEVICE], None, False), whole_model(config, tmp_path), monkeypatch
+    )
 
 
-def test_experts_that_pytorch_computes_keep_their_routers() -> None:
+def test_experts_that_pytorch_computes_keep_their_routers(tmp_path: Path) -> None:
     """They would read indices that a kernel has not computed yet."""
-    model = whole_model(config_of("qwen3_moe", NAME, hidden_act="relu2"))
+    model = whole_model(config_of("qwen3_moe", NAME, hidden_act="relu2"), tmp_path)
     use_kernels(model)
     assert not any(isinstance(each, KernelRouter) for each in model.modules())
 
 
-def test_a_sketch_has_the_pages_of_each_device(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sketch_has_the_pages_of_each_device(devices: Devices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third device has fewer layers than the others."""
-    places, model = [torch.device("cpu", number) for number in range(3)], whole_model(SMALL)
+    places, model = [torch.device("cpu", number) for number in range(3)], whole_model(SMALL, tmp_path)
     sketch = Sketch(LoadOptions(""), SMALL, torch.bfloat16, places, None, False)
     Placement(model, places).move()
     check_equal(sketch, model, monkeypatch)
+
+
+@pytest.mark.parametrize("quantize", ["none", "int4"])
+def test_a_sketch_is_split_as_its_model(quantize: Quantize, devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, places = LoadOptions("", device="cpu:0+cpu:1", quantize=quantize), (FIRST, SECOND)
+    sketch = Sketch(options, config_of("qwen3", NAME, **SIZES), torch.bfloat16, places, None, False)
+    check_equal(sketch, model_over("qwen3", quantize, *places, layers=4), monkeypatch)
 
 
 @pytest.mark.parametrize("is_file", [False, True])
@@ -140,7 +153,7 @@ def test_a_sketch_has_the_forms_of_its_model(
         name = "blk.1.ffn_down.weight"
         source.tensors[name] = mixed.tensors[name]
     monkeypatch.setattr(file_model, "read", lambda *_: source)
-    whole = file_model.load(options, location, config, torch.bfloat16, [DEVICE])
+    whole = file_model.load(options, location, config, torch.bfloat16, [DEVICE], DEVICE)
     assert whole is not None
     sketch = Sketch(options, config, torch.bfloat16, [DEVICE], source, is_file)
     assert sketch.layers == [0, 1][: 1 + is_file]

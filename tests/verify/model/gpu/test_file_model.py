@@ -1,6 +1,8 @@
 """Models on a GPU whose weights are those of files: values as other readers have them, products, and blocks that are mapped."""
 
 import json
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,16 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import packed_file
 from outrider.verify.model.cpu.native.weights import KINDS as CPU_KINDS
 from outrider.verify.model.cpu.native.weights import Kind
-from outrider.verify.model.file_model import load
+from outrider.verify.model.file_model import kept, load
+from outrider.verify.model.gpu.experts import quantize_experts, way_of
 from outrider.verify.model.gpu.forms import common_form
 from outrider.verify.model.gpu.projections import use_kernels
-from outrider.verify.model.gpu.quantized import BlockLinear, Blocks, joined_blocks
+from outrider.verify.model.gpu.quantized import BlockLinear, Blocks, joined_blocks, quantized
 from outrider.verify.model.gpu.stored_blocks import KINDS, as_blocks
 from outrider.verify.model.load_options import LoadOptions
-from outrider.verify.model.loading import read_configuration
+from outrider.verify.model.loading import read_configuration, read_model
+from outrider.verify.model.quantization import layer_bits
+from outrider.verify.model.sizes import end_tokens
 from outrider.verify.model.stored import Stored
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model import families
@@ -35,6 +40,7 @@ from tests.verify.model.cpu.native.test_gguf import IN_CHECKPOINTS, UNSAID
 from tests.verify.model.cpu.native.test_packed_file import wait_written
 from tests.verify.model.cpu.native.test_weights import STORED, dequantized, random_blocks
 from tests.verify.model.gpu.conftest import DEVICE
+from tests.verify.model.picture_models import FAMILIES as PICTURES
 from tests.verify.model.quantized.checkpoints import BY_NAME, save
 
 SIZES: dict[str, Any] = {"num_hidden_layers": 2, "intermediate_size": 128, "max_window_layers": 2}
@@ -57,7 +63,7 @@ KIND = GGMLQuantizationType.Q8_0
 
 def loaded(path: Path, **options: Any) -> PreTrainedModel:
     given, location = LoadOptions(str(path), **options), locate(str(path))
-    found = load(given, location, read_configuration(given, location, True), torch.float32, [DEVICE])
+    found = load(given, location, read_configuration(given, location, True), torch.float32, [DEVICE], DEVICE)
     assert found is not None
     wait_written()
     return found
@@ -215,11 +221,45 @@ def test_blocks_are_kept_and_mapped(bits: Any, tmp_path: Path, monkeypatch: pyte
     assert all(torch.equal(later[name], each) for name, each in first.items())
 
 
-def test_a_model_that_only_transformers_reads(tmp_path: Path) -> None:
-    model = families.build("gpt_neox", "eager")
-    model.save_pretrained(tmp_path)
-    location = locate(str(tmp_path))
-    assert load(LoadOptions("a model"), location, model.config, torch.float32, [DEVICE]) is None
+UNKNOWN: Mapping[str, Callable[[], Any]] = {
+    "gpt_neox": lambda: families.build("gpt_neox", "eager"),
+    **{name: family.model for name, family in PICTURES.items()},
+}
+FAST = "gpt_neox", "smolvlm", "llama4"
+
+
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(each, marks=pytest.mark.slow) for each in UNKNOWN if each not in FAST)])
+def test_what_only_transformers_reads_is_kept(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With rounded weights, of what computes texts; and all others, and what was computed, as transformers has them."""
+    monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
+    UNKNOWN[name]().save_pretrained(folder := tmp_path / "model")
+    options, location = LoadOptions(str(folder), quantize="int8", packed_folder=tmp_path / "packed"), locate(str(folder))
+    given = options, location, read_configuration(options, location, True), torch.bfloat16
+    on = [DEVICE], DEVICE
+    assert load(*given, *on) is None
+    reads = partial(read_model, *given, DEVICE, {})
+    first, expected = kept(*given, *on, reads), reads()
+    wait_written()
+    later = kept(*given, *on, lambda: pytest.fail("read again"))
+    for name, bits in layer_bits("int8", expected).items():
+        expected.set_submodule(name, quantized(expected.get_submodule(name), bits, DEVICE))
+    for module in [each for each in expected.modules() if way_of(each) is not None]:
+        quantize_experts(module, 8, DEVICE)
+    for found in (first, later):
+        check_equal(found, expected)
+        assert {name: each.dtype for name, each in found.named_parameters()} == {
+            name: each.dtype for name, each in expected.named_parameters()
+        }
+        for name, buffer in expected.named_buffers():
+            assert torch.equal(found.get_buffer(name), buffer), name
+        assert end_tokens(found) == end_tokens(expected)
+
+
+def test_weights_that_transformers_keeps_exact_stay_so(tmp_path: Path) -> None:
+    """A file's, too: the biases by which routers choose experts."""
+    file = write_gguf(build("deepseek_v3"), tmp_path / "model.gguf")
+    exact = {name for name, each in loaded(file).state_dict().items() if each.dtype == torch.float32}
+    assert exact and all(name.endswith("e_score_correction_bias") for name in exact)
 
 
 OUTPUTS, INPUTS = 20, 512

@@ -34,18 +34,21 @@ SIZES |= {"max_window_layers": 1}
 CONTEXT = 32
 
 
-def over(name: str, quantize: Quantize, *devices: torch.device, layers: int = 1) -> TorchRunner:
+def model_over(name: str, quantize: Quantize, *devices: torch.device, layers: int = 1) -> PreTrainedModel:
     torch.manual_seed(1)
     model: PreTrainedModel = build(name, NAME, **SIZES, num_hidden_layers=layers).bfloat16()
-    bits_of = layer_bits(quantize, model) if quantize != "none" else {}
+    for place, bits in layer_bits(quantize, model).items() if quantize != "none" else ():
+        model.set_submodule(place, quantized(model.get_submodule(place), bits, devices[0]))
     if len(devices) > 1:
-        split_model(model, devices, bits_of)
+        split_model(model, devices)
     else:
         Placement(model, devices).move()
-        for place, bits in bits_of.items():
-            model.set_submodule(place, quantized(model.get_submodule(place), bits, devices[0]))
         use_kernels(model)
-    runner = TorchRunner(model, CONTEXT, compile="off", started=False)
+    return model
+
+
+def over(name: str, quantize: Quantize, *devices: torch.device, layers: int = 1) -> TorchRunner:
+    runner = TorchRunner(model_over(name, quantize, *devices, layers=layers), CONTEXT, compile="off", started=False)
     runner.pages = 4
     runner.start(CONTEXT, (16,))
     return runner

@@ -172,6 +172,17 @@ def weight_files(options: LoadOptions, location: Location, folder: Path) -> list
     return [found / name for name in names]
 
 
+def files_of(options: LoadOptions, location: Location) -> tuple[list[Path], frozenset[int]]:
+    """The files of a model's weights, and the tokens that end an answer, of a model that only transformers reads.
+
+    No tokens if its configuration has them. Raises ModelError.
+    """
+    if location.gguf is not None:
+        return [model_file(location.source, location.gguf, options.revision)], frozenset()
+    folder = model_folder(location.source, options.revision, (CONFIG, GENERATION, INDEX))
+    return weight_files(options, location, folder), end_tokens(read_json(str(folder), GENERATION, options.revision))
+
+
 def build(source: Source, options: LoadOptions) -> NativeRunner | None:
     """Packs the weights, or maps them if an earlier start has packed the same files."""
     known, tensors, dtype, ends, files = source

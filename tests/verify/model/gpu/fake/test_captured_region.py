@@ -84,7 +84,7 @@ def test_a_split_model_is_one_graph_on_each_gpu() -> None:
 
     with fake_cuda() as device:
         model = fake_model(families.config_of("llama", NAME, **sizes), DEVICES[:1])
-        split_model(model, DEVICES, {})
+        split_model(model, DEVICES)
         runner = TorchRunner(model, CONTEXT, compile="off", started=False)
         run = decoder_of(model, CONTEXT, None, runner._crossings)
         assert isinstance(run, TensorParallel)
