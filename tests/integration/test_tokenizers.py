@@ -10,6 +10,7 @@ from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.tokenizer import load_tokenizer
 from tests.requests import events
 from tests.servers import Served, serving
+from tests.slow import mostly_slow
 from tests.tokenizers import FAMILIES, write_model
 
 FORCED = "Größe 🙂👩‍👩‍👧 猫が好き ☃ 1234"  # most of its characters are several tokens
@@ -33,7 +34,7 @@ class Family(NamedTuple):
 
 
 FAST = ("llama",)  # each has a server; `make soak` starts the others
-PARAMS = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+PARAMS = mostly_slow(FAMILIES, *FAST)
 
 
 @pytest.fixture(scope="module", params=PARAMS)

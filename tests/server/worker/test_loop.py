@@ -53,11 +53,11 @@ def prompt(tokens: int, first: int = 1) -> list[int]:
 
 
 def test_a_short_prompt_does_not_wait_for_long_ones(long_rig: Rig) -> None:
-    """An editor's two new tokens beside agents' prompts of 8,000 tokens: the first token comes in the second round."""
+    """An editor's two new tokens beside agents' prompts of 4,000 tokens: the first token comes in the second round."""
     rig = long_rig
     rig.send(request("cache", prompt=prompt(600, 7), max_tokens=1))
     rig.step()
-    rig.send(*(request(f"agent {number}", prompt=prompt(8000, number)) for number in range(4)))
+    rig.send(*(request(f"agent {number}", prompt=prompt(4000, number)) for number in range(4)))
     rig.step(3)
     rig.send(request("editor", prompt=[*prompt(600, 7), 5, 6], max_tokens=2))
     rig.step(2)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
 from tests.decoding import answer_of
+from tests.slow import mostly_slow
 
 PROMPT = np.arange(3, 20, dtype=np.int32)
 TREE = DraftTreeOptions(3, 4, 0, 0, only_if_worth=False)
@@ -131,8 +133,9 @@ def test_shared_noise_samples_the_targets_tokens(tiny_runner: TorchRunner) -> No
     assert len(decoded.tokens) == 5 * len(decoded.steps)
 
 
-@pytest.mark.parametrize("name", NEED_A_MODEL)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("name", "temperature"), mostly_slow(product(NEED_A_MODEL, (0.0, 1.0)), *product(NEED_A_MODEL, (1.0,)))
+)
 def test_answers_equal_plain_decoding(
     draft: DraftRunner, tiny_runner: TorchRunner, name: DrafterName, temperature: float
 ) -> None:

@@ -14,6 +14,7 @@ from outrider.verify.errors import ModelError
 from outrider.verify.heads.model import HeadModel, HeadRunner
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.stream import DecodeOptions
+from tests.slow import mostly_slow
 from tests.verify.heads import sessions
 from tests.verify.heads.checkpoints import randomised
 from tests.verify.heads.sessions import check_answers, check_chain_at_once
@@ -111,7 +112,7 @@ def test_a_chain_at_once_is_drafted_as_one_by_one(known: Known) -> None:
     check_chain_at_once(session)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", mostly_slow([0.0, 0.8], 0.8))
 def test_answers_equal_plain_decoding(known: Known, temperature: float) -> None:
     target, head, _ = known
     check_answers(target, HeadRunner(head), "draft-tree", temperature)

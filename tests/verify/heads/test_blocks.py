@@ -26,6 +26,7 @@ from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.verifier import Verifier
 from tests.decoding import verify
+from tests.slow import mostly_slow
 from tests.verify.draft_model.test_draft_model import count_rows
 from tests.verify.heads.block_layouts import LAYOUTS, ROWS, drafts, save_block
 from tests.verify.heads.checkpoints import save_target
@@ -117,7 +118,7 @@ def test_a_draft_reads_new_tokens_only_and_goes_on_below_accepted_ones(
 @pytest.mark.parametrize(
     ("name", "drafter"), [*product(["dflash"], ["draft", "fusion", "pearl"]), *product(["dflash 2", "rnn"], ["draft-tree"])]
 )
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", mostly_slow([0.0, 0.8], 0.8))
 def test_answers_equal_plain_decoding(load: Callable[..., Pair], name: str, drafter: DrafterName, temperature: float) -> None:
     target, head = load(name)
     check_answers(target, HeadRunner(head), drafter, temperature)

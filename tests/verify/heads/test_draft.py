@@ -32,6 +32,7 @@ from outrider.verify.tokenizer import load_tokenizer
 from outrider.verify.verifier import Verifier
 from tests.decoding import answer_of, prefill
 from tests.hub import MODEL, cache_models
+from tests.slow import mostly_slow
 from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, count_rows
 from tests.verify.heads.block_layouts import normal, turned
 from tests.verify.heads.checkpoints import DRAFT_VOCABULARY, KINDS, load_pair, save_eagle, save_eagle3, save_target
@@ -102,7 +103,7 @@ def test_candidates_are_those_of_the_heads_layers(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), [("eagle", "fusion"), *((kind, "draft-tree") for kind in KINDS)])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", mostly_slow([0.0, 0.8], 0.8))
 def test_answers_equal_plain_decoding(pairs: dict[str, Pair], kind: str, name: DrafterName, temperature: float) -> None:
     target, head = pairs[kind]
     check_answers(target, HeadRunner(head), name, temperature)

@@ -20,6 +20,7 @@ from outrider.verify.model.architecture.families import FAMILIES as KNOWN
 from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.stream import DecodeOptions
+from tests.slow import mostly_slow
 from tests.verify.heads import sessions
 from tests.verify.heads.sessions import check_answers, check_chain_at_once
 from tests.verify.model.cpu.native.files import write_gguf
@@ -149,7 +150,12 @@ def test_caches_follow_rejections_truncation_and_forks(several: tuple[ModelRunne
         assert sessions.drafted(each, 4) == reference.drafts(edited, 4)
 
 
-@pytest.mark.parametrize(("name", "temperature"), [("draft", 0.8), ("draft-tree", 0.0), ("draft-tree", 0.8), ("pearl", 0.0)])
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    mostly_slow(
+        [("draft", 0.8), ("draft-tree", 0.0), ("draft-tree", 0.8), ("pearl", 0.0)], ("draft-tree", 0.8), ("pearl", 0.0)
+    ),
+)
 def test_answers_equal_plain_decoding(
     several: tuple[ModelRunner, HeadModel, Reference], name: DrafterName, temperature: float
 ) -> None:

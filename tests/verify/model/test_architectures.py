@@ -24,11 +24,12 @@ from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from tests.decoding import answer_of, check_sessions
 from tests.drafts import EAGER, Chaos, Oracle
+from tests.slow import mostly_slow
 from tests.verify.model.families import ATTENDING, REFUSED, SERVED, build, compare, tolerance
 
 FAST = "qwen3_5"
 OTHERS = [family for family in SERVED if family not in ATTENDING]
-ALL = [family if family == FAST else pytest.param(family, marks=pytest.mark.slow) for family in OTHERS]
+ALL = mostly_slow(OTHERS, FAST)
 
 
 @functools.cache
@@ -38,7 +39,10 @@ def runner_of(family: str) -> TorchRunner:
     return TorchRunner(model, pack=True)
 
 
-@pytest.mark.parametrize("family", SERVED)
+QUICK = "llama", "phi3, longrope", "gemma3", "gpt2", "gpt_oss", "qwen3_5", "kimi_linear", "mamba2", "lfm2", "granite_hybrid"
+
+
+@pytest.mark.parametrize("family", mostly_slow(SERVED, *QUICK, "deepseek_v3", "gemma4"))
 def test_logits_and_trees_equal_transformers(family: str) -> None:
     assert compare(runner_of(family), build(family, "eager")) < tolerance(family)
 

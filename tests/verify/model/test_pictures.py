@@ -21,6 +21,7 @@ from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
+from tests.slow import mostly_slow
 from tests.verify.model.picture_models import CLOSE, END, FAMILIES, OPEN, PIXELS, VOCABULARY, Family
 
 BEFORE, BETWEEN, AFTER = list(range(5, 25)), list(range(5, 12)), [9, 10, 11]
@@ -75,7 +76,7 @@ def test_all_families_that_are_served_are_tested() -> None:
     assert all(family.config().model_type == name for name, family in FAMILIES.items())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", mostly_slow(FAMILIES, "gemma4", "qwen2_5_vl", "smolvlm"))
 def test_answers_are_those_of_transformers(name: str) -> None:
     """Two pictures; then, in the same session, the first one and another one, of which only that one is read."""
     family = FAMILIES[name]

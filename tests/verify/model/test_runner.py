@@ -33,6 +33,7 @@ from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
+from tests.slow import mostly_slow
 from tests.verify.draft_model.test_draft_model import PROMPT
 from tests.verify.model.families import ATTENDING, build, config_of
 
@@ -238,7 +239,9 @@ def test_a_model_that_amplifies_rounding_passes(dtype: torch.dtype, outliers: bo
     check_model(TorchRunner(deep_llama(dtype, outliers)), "deep")
 
 
-@pytest.mark.parametrize(("dtype", "outliers"), [(torch.bfloat16, False), (torch.float32, True)])
+@pytest.mark.parametrize(
+    ("dtype", "outliers"), mostly_slow([(torch.bfloat16, False), (torch.float32, True)], (torch.float32, True))
+)
 @pytest.mark.parametrize(("sabotage", "message"), [(keep_state, TWO_PIECES), (start_at_zero, TWO_PIECES), (count_rows, TREE)])
 def test_a_deep_model_with_a_fault_is_refused(sabotage: Any, message: str, dtype: torch.dtype, outliers: bool) -> None:
     """Outliers are left out in bfloat16: such a model amplifies the rounding of one bit until it hides every fault."""

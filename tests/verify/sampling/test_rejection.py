@@ -18,6 +18,7 @@ from outrider.verify.sampling.acceptance import decide
 from outrider.verify.sampling_params import SamplingParams
 from tests.drafts import Chaos, Driven
 from tests.language import ToyModel
+from tests.slow import mostly_slow
 
 VOCABULARY = 4
 RANDOM = np.random.default_rng(0)
@@ -51,7 +52,7 @@ MAKE: dict[str, Callable[[LanguageModel], Drafter]] = {
 FAST = "fusion, during"
 
 
-@pytest.mark.parametrize("name", [FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in MAKE if name != FAST)])
+@pytest.mark.parametrize("name", mostly_slow(MAKE, FAST))
 def test_a_draft_models_drafts_keep_the_distribution(name: str) -> None:
     """Whole answers of three tokens, step by step, with sampled, merged and deterministic drafts."""
     random = np.random.default_rng(5)

@@ -20,6 +20,7 @@ from outrider.verify.model.load_options import Quantize
 from outrider.verify.model.loading import prepare, start_model
 from outrider.verify.model.quantization import layer_bits
 from outrider.verify.model.torch_runner import TorchRunner
+from tests.slow import mostly_slow
 from tests.verify.model.families import ATTENDING, build, config_of
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.test_graphs import FORK, POSITIONS, PREFIX, Graphed, chain
@@ -70,7 +71,7 @@ def read(forward: Graphed | TorchRunner, batch: ForwardBatch) -> torch.Tensor:
     return found.clone()
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FUSED])
+@pytest.mark.parametrize("name", mostly_slow(FUSED, *QUICK))
 @pytest.mark.parametrize("batch", [pytest.param(chain(5), marks=pytest.mark.slow), FORK])
 def test_logits_are_as_near_to_the_weights_as_transformers(name: str, batch: ForwardBatch) -> None:
     reference, graphs, runner = fused(name)

@@ -17,6 +17,7 @@ from outrider.verify.model.gpu.triton_products import counters_of, use_kernel
 from outrider.verify.model.recurrent import states
 from outrider.verify.model.recurrent.rows import TensorStates
 from outrider.verify.model.torch_runner import TorchRunner
+from tests.slow import mostly_slow
 from tests.verify.model.families import build, random_model
 from tests.verify.model.gpu.emulated_devices import Devices
 from tests.verify.model.gpu.test_graphs import POSITIONS, Graphed
@@ -62,11 +63,9 @@ def answers(runner: TorchRunner, forks: bool = True) -> list[torch.Tensor]:
     return found
 
 
-FAST = "llama", "kimi_linear"
-SLOW = "gpt2", "gemma2", "phi3", "qwen3_5", "lfm2", "mamba2"
-
-
-@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["llama", "kimi_linear", "gpt2", "gemma2", "phi3", "qwen3_5", "lfm2", "mamba2"], "llama", "kimi_linear")
+)
 def test_two_devices_give_the_logits_of_one(devices: Devices, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 2)
     expected = answers(placed(name, FIRST))

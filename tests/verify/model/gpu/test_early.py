@@ -25,6 +25,7 @@ from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.load_options import LoadOptions, Quantize
 from outrider.verify.model.loading import read_configuration
 from outrider.verify.model.torch_runner import TorchRunner
+from tests.slow import mostly_slow
 from tests.verify.model.cpu.native.files import write_gguf
 from tests.verify.model.families import SERVED, config_of
 from tests.verify.model.gpu.conftest import DEVICE
@@ -100,11 +101,7 @@ def whole_model(config: Any, folder: Path) -> PreTrainedModel:
     return found._apply(torch.clone).to(DEVICE).eval()  # which is aligned, as on a GPU
 
 
-FAST = "gemma4", "deepseek_v3", "qwen3_5_moe"
-SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in SERVED if family not in FAST]
-
-
-@pytest.mark.parametrize("family", [*FAST, *SLOW])
+@pytest.mark.parametrize("family", mostly_slow(SERVED, "gemma4", "deepseek_v3", "qwen3_5_moe"))
 def test_a_sketch_has_the_kernels_of_its_model(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(family, NAME)
     check_equal(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from outrider.verify.model.quantization import layer_bits
 from outrider.verify.model.sizes import end_tokens
 from outrider.verify.model.stored import Stored
 from outrider.verify.model.torch_runner import TorchRunner
+from tests.slow import mostly_slow
 from tests.verify.model import families
 from tests.verify.model.cpu.native.files import write_gguf
 from tests.verify.model.cpu.native.models import FAMILIES, build
@@ -58,6 +60,7 @@ WIDER |= {"olmo_hybrid": {"linear_num_key_heads": 8, "linear_num_value_heads": 8
 # Of the families that have more than Llama's parts: experts in one tensor, latent attention, states, and several residuals.
 OTHERS: tuple[str, ...] = ("qwen3_moe", "glm4_moe", "deepseek_v3", "qwen3_next", "kimi_linear", "granitemoehybrid")
 OTHERS += ("nemotron_h", "mamba2", "lfm2_moe", "gemma3n_text", "gemma4_text", "falcon_h1", "olmo_hybrid")
+READ_IN_FILES = [name for name in FAMILIES if name not in (*IN_CHECKPOINTS, *UNREAD)]
 KIND = GGMLQuantizationType.Q8_0
 
 
@@ -111,7 +114,7 @@ def test_a_checkpoint_has_its_integers(family: str, form: str, tmp_path: Path) -
     assert not {name for name in kept if BY_NAME[form].kind.fits(found.get_submodule(name).in_features)}
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in (*IN_CHECKPOINTS, *UNREAD)])
+@pytest.mark.parametrize("family", mostly_slow(READ_IN_FILES, *({*OTHERS} & {*READ_IN_FILES})))
 def test_a_file_of_any_family_has_the_logits_of_the_checkpoint(family: str, tmp_path: Path) -> None:
     model, tokens = build(family, **UNSAID.get(family, {})), np.arange(3, 40)
     found = TorchRunner(loaded(write_gguf(model, tmp_path / "model.gguf"), dtype="float32"), started=False)
@@ -225,10 +228,9 @@ UNKNOWN: Mapping[str, Callable[[], Any]] = {
     "gpt_neox": lambda: families.build("gpt_neox", "eager"),
     **{name: family.model for name, family in PICTURES.items()},
 }
-FAST = "gpt_neox", "smolvlm", "llama4"
 
 
-@pytest.mark.parametrize("name", [*FAST, *(pytest.param(each, marks=pytest.mark.slow) for each in UNKNOWN if each not in FAST)])
+@pytest.mark.parametrize("name", mostly_slow(UNKNOWN, "gpt_neox", "smolvlm", "llama4"))
 def test_what_only_transformers_reads_is_kept(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With rounded weights, of what computes texts; and all others, and what was computed, as transformers has them."""
     monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
@@ -297,11 +299,16 @@ def test_weights_are_times_the_scales_of_outputs(kind: Kind) -> None:
     torch.testing.assert_close(found.cpu(), torch.from_numpy(expected), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", READ)
-@pytest.mark.parametrize("scales", [None, torch.rand(OUTPUTS) + 0.5], ids=["", "scaled"])
-def test_the_kernel_has_the_same_weights(kind: Kind, scales: torch.Tensor | None) -> None:
+@pytest.mark.parametrize(
+    ("kind", "is_scaled"),
+    mostly_slow(
+        product(READ, (False, True)), *product(READ, (False,)), (Kind.Q4_0, True), (Kind.Q4_K, True), (Kind.NVFP4, True)
+    ),
+)
+def test_the_kernel_has_the_same_weights(kind: Kind, is_scaled: bool) -> None:
     """Rows that have one input each give the weights, in float32 where products are exact."""
     dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+    scales = torch.rand(OUTPUTS) + 0.5 if is_scaled else None
     found = layer(kind, dtype, None if scales is None else scales.to(DEVICE))
     expected = found.blocks.weights().to(dtype).T
     given = found(torch.eye(INPUTS, dtype=dtype, device=DEVICE))

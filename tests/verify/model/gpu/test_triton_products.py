@@ -19,6 +19,7 @@ from outrider.verify.model.gpu.text_work import ROWS
 from outrider.verify.model.gpu.tiles import OUTPUTS, ROOMY, Gpu, Product, Tile, Tuning, gpu_of
 from outrider.verify.model.gpu.triton_products import KernelLinear, splits_of, use_kernel
 from outrider.verify.model.torch_runner import TorchRunner
+from tests.slow import mostly_slow
 from tests.verify.model.families import ATTENDING, build
 from tests.verify.model.gpu.conftest import DEVICE
 
@@ -62,7 +63,7 @@ def test_products_are_pytorchs(inputs: int, outputs: int, bias: bool, dtype: tor
 
 @pytest.mark.parametrize(
     ("inputs", "outputs", "bits"),
-    [(320, 400, 16), (320, 400, 8), (320, 400, 4), pytest.param(64, 17_000, 16, marks=pytest.mark.slow)],
+    mostly_slow([(320, 400, 16), (320, 400, 8), (320, 400, 4), (64, 17_000, 16)], (320, 400, 16), (320, 400, 4)),
 )
 def test_a_row_has_the_same_bits_in_any_number_of_rows(
     inputs: int, outputs: int, bits: int, monkeypatch: pytest.MonkeyPatch
@@ -84,7 +85,7 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(
     assert not linear.arrived.any()
 
 
-@pytest.mark.parametrize("bits", [16, 4])
+@pytest.mark.parametrize("bits", mostly_slow([16, 4], 4))
 def test_tiles_that_may_be_the_fastest_give_the_same_bits(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     linear, gpu = computed(layer(320, 400), bits), gpu_of(DEVICE)
     for rows in (torch.randn(count, 320, device=DEVICE).bfloat16() for count in (3, 72)):

@@ -24,6 +24,7 @@ from outrider.verify.model.load_options import LoadOptions, Quantize
 from outrider.verify.model.quantization import quantize_model
 from outrider.verify.model.quantized.formats import whole_layers
 from outrider.verify.model.tensors import read_safetensors
+from tests.slow import mostly_slow
 from tests.verify.model.cpu.native.models import build, runner_of
 from tests.verify.model.quantized.checkpoints import BY_NAME, FORMS, ROUNDED, Form, save
 
@@ -64,7 +65,9 @@ def forward(model: NativeRunner, tokens: ForwardBatch = TOKENS) -> Any:
     return np.asarray(model.forward(model.new_cache(), tokens))
 
 
-@pytest.mark.parametrize(("family", "form"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("family", "form"), mostly_slow(CASES, *CASES[: len(CASES) // 3], *CASES[len(CASES) // 3 :: 3]), ids=str
+)
 def test_a_checkpoint_is_packed_as_it_is(family: str, form: Form, tmp_path: Path) -> None:
     model = build(family, **({"moe_intermediate_size": 64} if family == "qwen3_moe" else SIZES))
     packed, plain = (runner(save(tmp_path / str(each), model, [form], plain=each)) for each in (False, True))
