@@ -13,6 +13,7 @@ import pytest
 
 from tests.requests import ENDLESS, body, complete, stalled, streaming, text
 from tests.servers import ALICE, BOB, PECULIAR, Served, read_metrics, serving, wait_for_metric, worker_of
+from tests.slow import mostly_slow
 
 OPTIONS = {"ignore_eos": True, "max_tokens": 1900, "temperature": 1.0, "seed": 1}
 
@@ -96,7 +97,7 @@ def test_a_disconnect_frees_the_worker(served: Served) -> None:
 PROMPT = f"{PECULIAR}\n\n" * 6
 
 
-@pytest.mark.parametrize("drafter", ["fusion", "trigram", "lookup", "lookahead"])
+@pytest.mark.parametrize("drafter", mostly_slow(["fusion", "trigram", "lookup", "lookahead"], "fusion", "lookup"))
 def test_drafters_do_not_learn_across_keys(guarded: Served, drafter: str) -> None:
     """Same session id, same prompt, another key: steps, drafts and cached tokens are those of a fresh server."""
     fields: dict[str, Any] = {"prompt": PROMPT, "temperature": 0.3, "seed": 1, "session_id": f"shared {drafter}"}

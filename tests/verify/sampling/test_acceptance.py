@@ -16,6 +16,7 @@ from outrider.drafters.interface import DraftTree, Source, chain
 from outrider.verify.errors import ModelError
 from outrider.verify.sampling.acceptance import decide, descend, walk
 from outrider.verify.sampling_params import SamplingParams
+from tests.slow import mostly_slow
 from tests.trees import trees
 
 ALMOST_ONE = float(np.nextafter(1.0, 0.0))
@@ -149,7 +150,7 @@ SAMPLINGS = [
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of Triton's interpreter
 @pytest.mark.parametrize("rule", ["keyed", "rejection"])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", mostly_slow(SAMPLINGS, SAMPLINGS[0], SAMPLINGS[-1]))
 @pytest.mark.parametrize(("value", "on_device"), [(torch.nan, False), (torch.inf, False), (torch.nan, True)])
 def test_logits_that_are_not_finite_are_one_error_under_every_rule(
     value: float, rule: Literal["keyed", "rejection"], sampling: SamplingParams, on_device: bool

@@ -102,7 +102,10 @@ def test_a_file_has_the_weights_that_transformers_reads(family: str, tmp_path: P
 
 @pytest.mark.parametrize(
     ("family", "form"),
-    [*(("llama", form) for form in ("AWQ", "packed, channels", "MXFP4")), *((family, "GPTQ") for family in ("llama", *OTHERS))],
+    [
+        *(("llama", form) for form in ("AWQ", "packed, channels", "MXFP4")),
+        *mostly_slow([(family, "GPTQ") for family in ("llama", *OTHERS)], *((family, "GPTQ") for family in OTHERS[:6])),
+    ],
 )
 def test_a_checkpoint_has_its_integers(family: str, form: str, tmp_path: Path) -> None:
     model = build(family, **WHOLE | (SIZES if family == "llama" else {}), **WIDER.get(family, {}))

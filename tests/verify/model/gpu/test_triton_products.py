@@ -44,7 +44,7 @@ def computed(linear: torch.nn.Linear, bits: int = 16) -> Any:
 @pytest.mark.parametrize(
     ("inputs", "outputs", "bias", "dtype", "splits"),
     [
-        (64, 6200, False, torch.bfloat16, 1),
+        pytest.param(64, 6200, False, torch.bfloat16, 1, marks=pytest.mark.slow),
         (304, 3300, True, torch.float16, 2),  # neither whole blocks of inputs nor whole tiles of outputs
         (640, 1, True, torch.bfloat16, 4),  # five blocks, so the last split is empty
         (768, 1, True, torch.bfloat16, 4),  # six blocks, which three splits have

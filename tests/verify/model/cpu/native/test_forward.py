@@ -62,7 +62,7 @@ def fill(cache: HostCache, length: int, seed: int) -> None:
             rows.copy_(noise_like(rows, generator))
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(tree=trees(nodes=20), length=st.integers(0, 130))
 def test_a_path_of_a_tree_has_the_bits_of_single_steps(served: NativeRunner, tree: DraftTree, length: int) -> None:
     cache, other = served.new_cache(), served.new_cache()
