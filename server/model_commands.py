@@ -36,7 +36,7 @@ def pull(name: Name, revision: Annotated[str, typer.Option(help="Branch, tag or 
     from outrider.verify.errors import ModelError
     from outrider.verify.gguf.parts import parts_of
     from outrider.verify.hub import hub_errors, reason
-    from outrider.verify.names import on_hub
+    from outrider.verify.model_names import on_hub
 
     if name in packaged.NAMES:
         with failing(OSError):
@@ -70,7 +70,7 @@ def pull(name: Name, revision: Annotated[str, typer.Option(help="Branch, tag or 
 
 def split(name: str) -> tuple[str, str, str]:
     """The repository, and the file in it or the tag, if the name has one."""
-    from outrider.verify.names import without_address
+    from outrider.verify.model_names import without_address
 
     short, is_modelscope = without_address(name)
     owner, _, rest = short.partition("/")
@@ -92,7 +92,7 @@ def show(context: typer.Context, config: ConfigOption = None) -> None:
     from outrider.server.models.catalog import find_models
     from outrider.server.settings import SettingsError, load_settings, parse_flags
     from outrider.verify.checkpoint import stored_bytes
-    from outrider.verify.stores import stored_models
+    from outrider.verify.model_stores import stored_models
 
     with failing(SettingsError):
         settings = load_settings(config, parse_flags(context.args))

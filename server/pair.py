@@ -107,7 +107,7 @@ def at_hand(settings: Settings) -> Iterator[str]:
     from outrider.server.settings import SettingsError
     from outrider.verify.checkpoint import stored_bytes
     from outrider.verify.errors import ModelError
-    from outrider.verify.stores import stored_models
+    from outrider.verify.model_stores import stored_models
 
     model = Path(settings.model.path).expanduser()
     paths = [entry.path for entry in find_models(settings).values()]

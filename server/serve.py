@@ -21,7 +21,7 @@ from outrider.verify.checkpoint import MTP, locate
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.hub import check_reachable, model_file
-from outrider.verify.names import resolve
+from outrider.verify.model_names import resolve
 
 # The kernel would hold megabytes of a stream whose client has stopped reading, so that the server noticed it too late.
 UNSENT_BYTES = 1 << 16

@@ -18,7 +18,7 @@ from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.drafters.tables.splice import splice
 from outrider.server.corpora import messages
 from outrider.server.engine.helper import answer_all
-from outrider.server.reasons import reason
+from outrider.server.file_errors import reason
 
 # Requests run first.
 NICENESS = 5

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from outrider.server.corpora.messages import Change, Listing, NewDocument, Outcome, decode_outcome, encode
 from outrider.server.corpora.shelves import DEFAULT, FOLDER, Shelf, Shelves, Usage, short_digest
 from outrider.server.engine.helper import Helper, HelperEnded
+from outrider.server.file_errors import reason
 from outrider.server.http.errors import APIError
-from outrider.server.reasons import reason
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import Metrics
 

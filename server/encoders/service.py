@@ -17,9 +17,9 @@ from outrider.server.engine.engine import EngineError, Overloaded, ShuttingDown,
 from outrider.server.engine.fair_queue import MAX_WAITING_TOKENS
 from outrider.server.engine.helper import ANSWER_SECONDS, Helper, HelperEnded
 from outrider.server.engine.supervisor import LOAD_SECONDS
+from outrider.server.fair_shares import Ledger, NoRoom
 from outrider.server.http.errors import APIError
 from outrider.server.settings import Settings
-from outrider.server.shares import Ledger, NoRoom
 from outrider.server.telemetry.metrics import EncoderMetrics
 
 # At most this many texts, and characters of several texts, are in a part, and in the parts that are encoded together.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.server.shares import exceeds
+from outrider.server.fair_shares import exceeds
 
 # The mean duration gives earlier requests this weight.
 EMA_WEIGHT = 0.9

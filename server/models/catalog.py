@@ -12,7 +12,7 @@ from outrider.server.settings.models import locate_model
 from outrider.server.settings.sources import with_sections
 from outrider.verify.checkpoint import stored_bytes
 from outrider.verify.errors import ModelError
-from outrider.verify.names import is_model, resolve
+from outrider.verify.model_names import is_model, resolve
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(/.+\.gguf)?")
 

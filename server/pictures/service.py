@@ -21,11 +21,11 @@ import numpy as np
 from outrider.server.engine.engine import Overloaded, WorkerLost
 from outrider.server.engine.helper import BlockingHelper, HelperEnded
 from outrider.server.engine.messages import Array, PictureInput
+from outrider.server.fair_shares import Ledger, NoRoom
 from outrider.server.fair_threads import FairThreads
 from outrider.server.pictures.messages import Failed, Load, Loaded, Prepare, Prepared, decode_answer, encode
 from outrider.server.pictures.source import invalid, read_picture
 from outrider.server.settings import Settings
-from outrider.server.shares import Ledger, NoRoom
 
 log = logging.getLogger("outrider")
 # Agents send a picture again in each later turn.

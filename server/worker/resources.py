@@ -24,7 +24,7 @@ from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.drafters.tables.base_table import BaseArrays
 from outrider.drafters.tables.learned_text import LearnedText
 from outrider.drafters.tables.suffix import Corpus, index
-from outrider.server.reasons import reason
+from outrider.server.file_errors import reason
 from outrider.server.settings import Settings
 
 log = logging.getLogger("outrider.worker")

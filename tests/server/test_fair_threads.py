@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.server.fair_shares import Ledger, NoRoom
 from outrider.server.fair_threads import FairThreads
-from outrider.server.shares import Ledger, NoRoom
 
 
 class Rig:

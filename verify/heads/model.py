@@ -25,7 +25,7 @@ from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, unplanned_pages
 from outrider.verify.model.gpu.split_linear import INSTEAD, SplitLinear
 from outrider.verify.model.gpu.text_work import ROWS
-from outrider.verify.model.hidden import StateRing
+from outrider.verify.model.hidden_states import StateRing
 from outrider.verify.model.loading import fix_rope
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner

@@ -76,7 +76,7 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
     by_file = is_gpu and bool(location.gguf or options.quantize != "none" or settings)
     beside: AbstractContextManager[None] = nullcontext()
     if is_gpu:
-        from outrider.verify.model.early import compiled_beside
+        from outrider.verify.model.early_kernels import compiled_beside
 
         beside = compiled_beside(options, location, config, dtype, devices, by_file)
     with beside:

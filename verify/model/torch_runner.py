@@ -27,7 +27,7 @@ from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, pages_fo
 from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.gpu.split_linear import INSTEAD, SplitLinear
 from outrider.verify.model.gpu.text_work import INVARIANT_ROWS, ROWS, depth_left
-from outrider.verify.model.hidden import HiddenTap
+from outrider.verify.model.hidden_states import HiddenTap
 from outrider.verify.model.kwarg_injector import KwargInjector, NotPassedOn, is_receiver
 from outrider.verify.model.load_options import Compile
 from outrider.verify.model.memory import keep_freed_memory

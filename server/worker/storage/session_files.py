@@ -19,7 +19,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from outrider.drafters.interface import Ints
-from outrider.server.reasons import reason
+from outrider.server.file_errors import reason
 from outrider.server.settings import Settings
 from outrider.server.worker.storage import session_format
 from outrider.server.worker.storage.contents import Contents, Stopped

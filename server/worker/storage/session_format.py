@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import Ints
-from outrider.server.reasons import reason
+from outrider.server.file_errors import reason
 from outrider.server.worker.storage.session_folder import PAGE, hidden
 from outrider.server.worker.storage.tensor_file import BYTES, content_of, open_tensors
 from outrider.verify.model.cache import kv_cache

@@ -23,7 +23,7 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch, Segment, grouped
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.gpu.text_work import INVARIANT_ROWS
-from outrider.verify.model.hidden import StateRing
+from outrider.verify.model.hidden_states import StateRing
 from outrider.verify.model.invariance import Tree, start
 from outrider.verify.model.kwarg_injector import NotPassedOn
 from outrider.verify.model.loading import prepare

@@ -19,7 +19,7 @@ from outrider.verify.model.cache.windows import WindowedRows, reachable
 from outrider.verify.model.memory import HOST, can_discard, discard, zeros
 
 if TYPE_CHECKING:
-    from outrider.verify.model.hidden import StateRing
+    from outrider.verify.model.hidden_states import StateRing
     from outrider.verify.model.recurrent.states import RecurrentStates, Snapshot
 
 
@@ -194,6 +194,6 @@ def new_hidden(shape: CacheShape) -> StateRing | None:
     """An empty ring for a slot's hidden states."""
     if not shape.hidden_width:
         return None
-    from outrider.verify.model.hidden import StateRing  # imports torch, as draft heads do
+    from outrider.verify.model.hidden_states import StateRing  # imports torch, as draft heads do
 
     return StateRing(shape.hidden_positions, shape.hidden_width, shape.dtype, shape.device)

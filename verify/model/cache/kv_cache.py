@@ -21,7 +21,7 @@ from outrider.verify.model.cache.shape import CacheShape
 if TYPE_CHECKING:
     import torch
 
-    from outrider.verify.model.hidden import StateRing
+    from outrider.verify.model.hidden_states import StateRing
     from outrider.verify.model.recurrent.states import RecurrentStates, Snapshot
 
 # The rows of a page in host memory: uint8 [layers, 2, kv_heads, at most PAGE_TOKENS, bytes of a stored row], or

@@ -25,7 +25,7 @@ from outrider.verify.model.gpu.split_linear import SplitLinear
 from outrider.verify.model.gpu.text_work import ROWS
 from outrider.verify.model.gpu.triton_attention import KernelAttention, Rotation
 from outrider.verify.model.gpu.triton_products import SUMMED, TYPES, Weights, embed, linear, linear_residual
-from outrider.verify.model.hidden import HiddenTap
+from outrider.verify.model.hidden_states import HiddenTap
 from outrider.verify.model.recurrent.rows import Recurrence
 
 # The names of a layer's modules in transformers.

@@ -2,7 +2,7 @@
 
 A forward has the rows of several streams, MAX_NODES + 1 of each at most, so a long chain is cut into pieces: a piece's keys are
 written before any row attends, so the next piece takes them for committed text. Pieces also end with the blocks in which rows
-are summed (`outrider.verify.model.gpu.kernels`).
+are summed (`outrider.verify.model.gpu.attention_kernels`).
 
 The states of a stream in recurrent layers are tensors of its own (`outrider.verify.model.recurrent.states`), which never move:
 a captured graph reads their addresses.

@@ -12,7 +12,7 @@ import torch
 import triton
 
 from outrider.verify.model.attention.interface import Layer
-from outrider.verify.model.gpu import kernels, writing_kernels
+from outrider.verify.model.gpu import attention_kernels, writing_kernels
 from outrider.verify.model.gpu.device_rows import DeviceRows
 from outrider.verify.model.gpu.paged_cache import PagePool, PoolLayers
 from outrider.verify.model.gpu.text_work import BLOCK, HOPPER, MIN_BLOCK_ROWS, SPLITS_PER_SIZE, attend_blocks
@@ -122,7 +122,7 @@ def _strided(**tensors: torch.Tensor) -> dict[str, Any]:
 def _attend(
     query: torch.Tensor, kv_heads: int, most_groups: int, sinks: torch.Tensor | None, capability: int, **inputs: Any
 ) -> torch.Tensor:
-    """Launches `kernels.attend_text` and `kernels.attend_own`; returns the attention, [heads, N, value_dim]."""
+    """Launches `attention_kernels.attend_text` and `attend_own`; returns the attention, [heads, N, value_dim]."""
     heads, count, head_dim = query.shape
     groups, value_dim = heads // kv_heads, inputs["value_dim"]
     # Here and not before, because torch.compile would make code of its own for the rows of each size of blocks.
@@ -131,13 +131,13 @@ def _attend(
     lse = torch.empty(count, heads, inputs["parts"], dtype=torch.float32, device=query.device)
     out, reads_ahead = rows_first(query, value_dim), capability == HOPPER and query.dtype != torch.float32
     shared = {**_strided(query=query), "parts_out": parts_out, "lse": lse, "groups": groups, **inputs}
-    kernels.attend_text[kv_heads, max(1, PROGRAMS // kv_heads)](
+    attention_kernels.attend_text[kv_heads, max(1, PROGRAMS // kv_heads)](
         **shared,
         block_rows=block_rows,
         block_keys=block_keys,
         num_warps=WARPS,
     )
-    kernels.attend_own[kv_heads, count](
+    attention_kernels.attend_own[kv_heads, count](
         **shared,
         apart=inputs["values"].storage_offset() - inputs["keys"].storage_offset(),
         sinks=query if sinks is None else sinks,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.verify.model.gpu.kernels import PLACE
+from outrider.verify.model.gpu.attention_kernels import PLACE
 from outrider.verify.model.gpu.pool_rows import rows_of, store_row
 from outrider.verify.model.gpu.product_kernels import enter
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from outrider.verify import names
+from outrider.verify import model_names
 from outrider.verify.checkpoint import locate
 from outrider.verify.errors import ModelError
-from outrider.verify.names import resolve
-from outrider.verify.stores import stored_models, tag_of
+from outrider.verify.model_names import resolve
+from outrider.verify.model_stores import stored_models, tag_of
 from tests.hub import MODEL, cache_models, serving_hub
 
 
@@ -21,7 +21,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(names, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(model_names, "free_bytes", lambda: 1000)
     return tmp_path
 
 

@@ -12,7 +12,7 @@ from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF, stored_bytes
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.parts import parts_of
 from outrider.verify.hub import CONFIG, hub_errors, reason
-from outrider.verify.stores import NO_MODEL, stored_models, tag_of
+from outrider.verify.model_stores import NO_MODEL, stored_models, tag_of
 from outrider.verify.system_memory import free_bytes
 
 ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(hf\.co|huggingface\.co|modelscope\.cn(?:/models)?)/|(?:hf|modelscope)://")

@@ -17,7 +17,7 @@ from outrider.verify.checkpoint import Location, locate
 from outrider.verify.model import file_model
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cpu.native.loading import read
-from outrider.verify.model.early import Sketch, compiled_beside
+from outrider.verify.model.early_kernels import Sketch, compiled_beside
 from outrider.verify.model.gpu.compilation import compiled_together
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.experts import KernelRouter
