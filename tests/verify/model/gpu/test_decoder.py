@@ -5,6 +5,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from bench.model.fake_cuda import fake_cuda, fake_model
@@ -16,6 +17,7 @@ from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.gpu.quantized import quantized
+from outrider.verify.model.gpu.text_work import ROWS
 from outrider.verify.model.load_options import Quantize
 from outrider.verify.model.loading import prepare, start_model
 from outrider.verify.model.quantization import layer_bits
@@ -32,12 +34,12 @@ FUSED = ["llama", "llama, llama3 rope", "llama, yarn", "llama, dynamic rope", "m
 # The others differ from these in their angles and windows only, or have biases, as quantised weights have, too.
 QUICK = ("llama, yarn", "qwen3")
 CONTEXT = 64
-COUNTS = (1, 2, 9, 72) if DEVICE.type == "cuda" else (1, 17)  # rows; the interpreter takes seconds for each
 WARNING = "the fused forward computes other logits than transformers' on this GPU"
 # Of errors: the interpreter cuts numbers off where a GPU rounds them.
 TOLERANCE = 1.25 if DEVICE.type == "cuda" else 1.6
 # The launches of a layer, and of the embedding and the logits.
 LAUNCHES, BESIDE = 7, 2
+SIBLINGS = 64  # of a tree
 
 
 def fused(
@@ -58,6 +60,10 @@ def fused(
     run = decoder_of(model, POSITIONS, runner._tap)
     assert isinstance(run, Decoder)
     return reference, Graphed(runner, run=run, capture=False), runner
+
+
+def siblings(tokens: NDArray[np.int64]) -> ForwardBatch:
+    return ForwardBatch(tokens, np.zeros(len(tokens), np.int64), np.eye(len(tokens), dtype=np.bool_))
 
 
 def read(forward: Graphed | TorchRunner, batch: ForwardBatch) -> torch.Tensor:
@@ -87,14 +93,21 @@ def test_quantised_weights(bits: Quantize) -> None:
     assert float((read(graphs, chain(5)) - exact).norm() / exact.norm()) < 0.08 * TOLERANCE
 
 
+@pytest.mark.parametrize("counts", [(1, 17), pytest.param(ROWS, marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("sizes", [ONE, pytest.param({"hidden_size": 128, "intermediate_size": 320}, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("fresh_memory_is_nan")
-def test_a_row_has_the_same_bits_in_any_number_of_rows(sizes: dict[str, int]) -> None:
-    """Of siblings, which attend to the prefix and themselves."""
+def test_a_row_has_the_same_bits_in_any_number_of_rows(sizes: dict[str, int], counts: tuple[int, ...]) -> None:
+    """Of siblings of up to four streams, which attend to the prefix and themselves."""
     _, graphs, _ = fused("qwen3", sizes=sizes)
-    tokens = np.arange(COUNTS[-1]) % 90 + 3
-    batches = [ForwardBatch(tokens[:count], np.zeros(count, np.int64), np.eye(count, dtype=np.bool_)) for count in COUNTS]
-    *found, whole = [read(graphs, batch) for batch in batches]
+    tokens, caches = np.arange(counts[-1]) % 90 + 3, [graphs.filled()[1] for _ in range(0, counts[-1], SIBLINGS)]
+    batches = [siblings(tokens[first : first + SIBLINGS]) for first in range(0, counts[-1], SIBLINGS)]
+
+    def rows(count: int) -> torch.Tensor:
+        last = siblings(tokens[count - (count - 1) % SIBLINGS - 1 : count])
+        segments = [*batches[: (count - 1) // SIBLINGS], last]
+        return graphs(*map(Segment, caches, segments)).float().clone()
+
+    *found, whole = map(rows, counts)
     assert all(torch.equal(logits, whole[: len(logits)]) for logits in found)
 
 

@@ -23,17 +23,18 @@ from outrider.verify.model.gpu.triton_experts import choose_experts, counters, e
 from outrider.verify.model.sizes import weight_size
 from tests.verify.model import families
 from tests.verify.model.gpu.conftest import DEVICE
-from tests.verify.model.gpu.test_triton_products import COUNTS
+from tests.verify.model.gpu.test_triton_products import EACH_COUNT
 
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 EXPERTS, CHOSEN, HIDDEN, WIDTH = 12, 3, 64, 32
 SPLIT = 544  # number of inputs at which the sums of the second product are split
 
 
+@EACH_COUNT
 @pytest.mark.parametrize(
     ("bits", "is_clamped"), [(16, False), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((8, True), (4, False)))]
 )
-def test_a_row_has_the_same_bits_in_any_number_of_rows(bits: int, is_clamped: bool) -> None:
+def test_a_row_has_the_same_bits_in_any_number_of_rows(bits: int, is_clamped: bool, counts: tuple[int, ...]) -> None:
     """Half of the inputs cancel the others, so another order of the sums shows."""
     torch.manual_seed(bits)
     weights = [torch.randn(EXPERTS, *shape, device=DEVICE).bfloat16() for shape in ((2 * WIDTH, HIDDEN), (HIDDEN, WIDTH))]
@@ -43,9 +44,11 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(bits: int, is_clamped: bo
     arrived, touched, half = (
         counters(HIDDEN, DEVICE),
         torch.zeros(1, dtype=torch.int32, device=DEVICE),
-        torch.randn(COUNTS[-1], HIDDEN // 2, device=DEVICE).bfloat16(),
+        torch.randn(max(counts), HIDDEN // 2, device=DEVICE).bfloat16(),
     )
-    scores = torch.randn(COUNTS[-1], EXPERTS, device=DEVICE) - torch.arange(EXPERTS, device=DEVICE) / 3  # some are often chosen
+    scores = (
+        torch.randn(max(counts), EXPERTS, device=DEVICE) - torch.arange(EXPERTS, device=DEVICE) / 3
+    )  # some are often chosen
     given = torch.cat([half, half.flip(1)], 1), scores.topk(CHOSEN)[1], scores.softmax(1).topk(CHOSEN)[0]
 
     def mixture(rows: torch.Tensor, index: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
@@ -54,7 +57,7 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(bits: int, is_clamped: bo
 
     whole = mixture(*given)
     assert whole.isfinite().all()
-    for count in COUNTS:
+    for count in counts:
         turned = [each[:count].flip(0) for each in given]
         touched.zero_()
         assert torch.equal(mixture(*turned), whole[:count].flip(0)), count

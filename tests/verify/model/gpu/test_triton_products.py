@@ -24,7 +24,9 @@ from tests.verify.model.families import ATTENDING, build
 from tests.verify.model.gpu.conftest import DEVICE
 
 # Numbers of rows: on a GPU, all that are captured; the interpreter takes seconds for a hundred.
-COUNTS = (*ROWS[:-1], 3, 20, 200) if DEVICE.type == "cuda" else (1, 20, 72, 136)
+EACH_COUNT = pytest.mark.parametrize(
+    "counts", [(1, 20, 72, 136), pytest.param((*ROWS[:-1], 3, 20, 200), marks=pytest.mark.slow)], ids=["some", "all"]
+)
 A100, H100, ADA = Gpu(108, 162 << 10, 80), Gpu(132, 226 << 10, 90), Gpu(128, 98 << 10, 89)
 
 
@@ -61,19 +63,20 @@ def test_products_are_pytorchs(inputs: int, outputs: int, bias: bool, dtype: tor
         assert (found - expected).norm() < 1e-2 * expected.norm()
 
 
+@EACH_COUNT
 @pytest.mark.parametrize(
     ("inputs", "outputs", "bits"),
     mostly_slow([(320, 400, 16), (320, 400, 8), (320, 400, 4), (64, 17_000, 16)], (320, 400, 16), (320, 400, 4)),
 )
 def test_a_row_has_the_same_bits_in_any_number_of_rows(
-    inputs: int, outputs: int, bits: int, monkeypatch: pytest.MonkeyPatch
+    inputs: int, outputs: int, bits: int, counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And in tiles of any size. Half of the inputs cancel the others, so another order of the sums shows."""
     given, half = layer(inputs, outputs), torch.randn(ROWS[-1], inputs // 2, device=DEVICE).bfloat16()
     given.weight[:, inputs // 2 :] = -given.weight[:, : inputs // 2].flip(1)
     linear, rows = computed(given, bits), torch.cat([half, half.flip(1)], 1)
     whole = linear(rows)
-    for count in COUNTS:
+    for count in counts:
         assert torch.equal(linear(rows[:count].flip(0)), whole[:count].flip(0)), count
     small = gpu_of(DEVICE)._replace(multiprocessors=1)
     assert [Tile.of(count, outputs, 1, small).outputs for count in (16, 72, 136)] == [64, 64, 128]
