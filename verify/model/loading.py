@@ -63,7 +63,8 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
     check_quantization(options.quantize, devices[0])
     return_freed_memory()
     torch.set_float32_matmul_precision("highest")  # rotary angles are such products, and containers may allow TF32
-    config = read_configuration(options, location, devices[0].type == "cuda")
+    is_gpu = on_gpu(devices)
+    config = read_configuration(options, location, is_gpu)
     dtype = resolve_dtype(options.dtype, config, devices[0])
     is_split = "+" in options.device
     if is_split:
@@ -72,7 +73,6 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
         check_ranks(config, dtype, devices)
     folder = None if location.gguf else model_folder(location.source, options.revision, (CONFIG, MODELOPT))
     settings = {} if folder is None else quantization_settings(str(folder), options.revision)
-    is_gpu = devices[0].type == "cuda"
     by_file = is_gpu and bool(location.gguf or options.quantize != "none" or settings)
     beside: AbstractContextManager[None] = nullcontext()
     if is_gpu:
@@ -92,6 +92,10 @@ def load(options: LoadOptions, location: Location) -> NativeRunner | TorchRunner
             with timed("quantising weights and moving them to the device"), room_for(options, devices, model):
                 place(model, "none" if is_placed else options.quantize, devices, is_split)
     return runner_of(model, options, location)
+
+
+def on_gpu(devices: Sequence[torch.device]) -> bool:
+    return devices[0].type == "cuda"
 
 
 def read_blocks(
