@@ -79,7 +79,7 @@ def served(folder: Path) -> Iterator[Served]:
 
 
 def test_answers_are_those_of_transformers(served: Served, folder: Path) -> None:
-    """In one conversation, whose pictures are read once, and in another one with another picture."""
+    """In one conversation, whose pictures are read once."""
     first, second, other = picture(1), picture(2, 64, 160), picture(3)
     asked = user("Which of ", first, " and ", second, "?")
     answer = ask(served, "qwen", [asked])
@@ -89,8 +89,6 @@ def test_answers_are_those_of_transformers(served: Served, folder: Path) -> None
     assert said(later) == expected(folder, turns, [first, second, other])
     usage = answer.json()["usage"], later.json()["usage"]
     assert usage[1]["prompt_tokens_details"]["cached_tokens"] >= usage[0]["prompt_tokens"]
-    changed = user("Which of ", other, " and ", second, "?")
-    assert said(ask(served, "qwen", [changed])) == expected(folder, [changed], [other, second])
     assert "x-outrider-ignored" not in later.headers
 
 

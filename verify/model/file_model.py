@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import transformers
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
@@ -60,7 +59,7 @@ def load(
     dtype, is_file = type_of(options, location, dtype), location.gguf is not None
     try:
         model = filled(
-            options, source.files, devices, lambda _: FileModel.of(empty_model(config, dtype), source, is_file, maker)
+            options, source.files, config, dtype, devices, lambda model, _: FileModel.of(model, source, is_file, maker)
         )
     except UnfitError as error:
         log.debug("transformers reads the model, because files do not have %s as it does", error)
@@ -80,7 +79,7 @@ def kept(
 ) -> PreTrainedModel:
     """The model that transformers `reads`, with rounded weights, on its devices; later starts read what is kept. As `load`."""
     files, ends = files_of(options, location)
-    model = filled(options, files, devices, lambda file: FileModel.of_loaded(empty_model(config, dtype), reads, file, maker))
+    model = filled(options, files, config, dtype, devices, lambda model, file: FileModel.of_loaded(model, reads, file, maker))
     if ends:
         cast(Any, model).generation_config.eos_token_id = sorted(ends)
     return model
@@ -89,20 +88,23 @@ def kept(
 def filled(
     options: LoadOptions,
     files: Sequence[Path],
+    config: Any,
+    dtype: torch.dtype,
     devices: Sequence[torch.device],
-    found: Callable[[PackedFile], "FileModel"],
+    found: Callable[[PreTrainedModel, PackedFile], "FileModel"],
 ) -> PreTrainedModel:
-    """The model that is found for a file of blocks, which is written if there is none yet, with its weights on the devices."""
+    """A model with its weights on the devices, which are `found` for it and a file; the file is written if it is new."""
     keeps = keeps_blocks(options)
 
     def fill(file: PackedFile) -> PreTrainedModel:
-        each = found(file)
+        each = found(empty_model(config, dtype), file)
         bits = all_bits(options.quantize, each.model) if options.quantize != "none" else {}
         each.fill(Placement(each.model, devices), bits, keeps, file)
         return each.model
 
     folder = options.packed_folder if options.quantize != "none" or keeps else None
-    path = file_of(folder, files, "GPU", FORMAT, transformers.__version__, options.quantize, keeps, len(devices))
+    kind = FORMAT, options.quantize, keeps, dtype, len(devices), config.to_json_string()  # which names transformers' version
+    path = file_of(folder, files, "GPU", *kind)
     try:
         with PackedFile(path, sum(each.stat().st_size for each in files)) as file:
             return fill(file)

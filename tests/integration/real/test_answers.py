@@ -13,6 +13,7 @@ from tests.grammars import record
 from tests.integration.real.questions import CAPITAL, SAMPLING, Comparison, chat, text
 from tests.requests import TOOL_SCHEMAS, TOOLS
 from tests.servers import Served, serving
+from tests.slow import mostly_slow
 
 PLACE = record(city={"type": "string", "maxLength": 20}, country={"type": "string", "maxLength": 20})
 
@@ -61,7 +62,7 @@ FORMATS |= {dtype: ("--model.dtype", dtype) for dtype in ("float32", "bfloat16")
 FORMATS |= {bits: ("--model.quantize", bits) for bits in ("int8", "int4")}
 FORMATS |= {f"{kind} cache": ("--model.kv_dtype", kind) for kind in ("int8", "fp8")}
 # The file's blocks are what a user serves first, so `make test` has them, too.
-CASES = [pytest.param(name, marks=() if name == "blocks of the file" else pytest.mark.slow) for name in FORMATS]
+CASES = mostly_slow(FORMATS, "blocks of the file")
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -75,6 +76,6 @@ def test_a_rows_bits_depend_on_its_text_alone(served: Served) -> None:
     assert httpx.get(f"{served.url}/version").json()["invariant_rows"] == "on, by construction"
 
 
-@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("sampling", mostly_slow(SAMPLING, "sampled"))
 def test_drafts_and_company_change_no_answer(served: Served, sampling: str) -> None:
     assert Comparison(served).check_company(sampling) > 0

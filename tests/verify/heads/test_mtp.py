@@ -115,7 +115,7 @@ def test_drafts_are_those_of_transformers(tmp_path: Path, family: str, count: in
             assert sessions.drafted(session, 5) == expected, path.name
 
 
-@pytest.fixture(scope="module", params=["auto", "torch"])
+@pytest.fixture(scope="module", params=mostly_slow(["auto", "torch"], "auto"))
 def several(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[ModelRunner, HeadModel, Reference]:

@@ -66,9 +66,7 @@ def test_nothing_that_cuda_would_refuse_is_captured(name: str, count: int) -> No
 
 @pytest.mark.parametrize(
     ("name", "quantize", "count"),
-    mostly_slow(
-        [("llama", "int4", 2), ("qwen3_moe", "int4", 1), ("gpt_oss", "int8", 2)], ("llama", "int4", 2), ("qwen3_moe", "int4", 1)
-    ),
+    mostly_slow([("llama", "int4", 2), ("qwen3_moe", "int4", 1), ("gpt_oss", "int8", 2)], ("qwen3_moe", "int4", 1)),
 )
 def test_nor_with_quantised_weights(name: str, quantize: Quantize, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"hidden_size": 64} | ({"intermediate_size": 96, "tie_word_embeddings": True} if name == "llama" else {})
