@@ -1,6 +1,7 @@
-# make serve: serve SmolLM2-135M-Instruct.  make test: run the tests.  make real: test the server with that model.  make models:
-# fetch two more models, which the slow tests then use.  make soak: run the slow tests.  make bounds: run tests with the oldest versions.
-# make browser: test the page in Chromium.  make ray: test a Ray cluster.  make llama: test llama.cpp as the backend.
+# make serve: serve SmolLM2-135M-Instruct.  make test: run the tests.  make kernels: run those of what a GPU computes.
+# make real: test the server with that model.  make models: fetch two more models, which the slow tests then use.
+# make soak: run the slow tests.  make bounds: run tests with the oldest versions.  make browser: test the page in Chromium.
+# make ray: test a Ray cluster.  make llama: test llama.cpp as the backend.
 # make sanitize: test the compiled libraries with sanitizers.  make wheels: build what a release publishes.  make deb: and a Debian package.
 # make bench-guard: what is slower than in the last release.  make llama-server: compile llama.cpp's programs, for comparisons.
 # make clients: test with Ollama's clients and Helm.
@@ -13,6 +14,7 @@ PLAYWRIGHT := .venv/.installed-browser
 RAY := .venv/.installed-ray
 CLIENTS := .venv/.installed-clients
 LLAMA := .venv/.installed-llama
+KERNELS := tests/verify/model/gpu
 RELEASE := .venv/.installed-release
 BOUNDS := build/bounds
 # mypy and editors do not read the finder of an editable install; they find the packages through these links.
@@ -25,7 +27,7 @@ PARALLEL := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadsco
 # Empty turns it off: each of the processes and servers of a test run would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test real models soak bounds browser clients ray llama sanitize wheels deb bench-guard llama-server check format
+.PHONY: install serve test kernels real models soak bounds browser clients ray llama sanitize wheels deb bench-guard llama-server check format
 install: $(INSTALLED)
 
 # Installs what projects need, and checks the hash of each file, also of what builds them.
@@ -61,7 +63,11 @@ serve: $(SERVER)
 # Without a network, the tests with that model are skipped.
 test: install
 	-$(BIN)/outrider pull SmolLM2-135M-Instruct
-	$(PARALLEL) -m 'not slow and not browser and not ray and not llama and not clients' $(ARGS)
+	$(PARALLEL) -m 'not slow and not browser and not ray and not llama and not clients' --ignore=$(KERNELS) $(ARGS)
+
+# Without a GPU, Triton's interpreter runs its kernels.
+kernels: install
+	$(PARALLEL) -m 'not slow' $(KERNELS) $(ARGS)
 
 # All tests with SmolLM2-135M-Instruct; `make test` has the fast ones, and `make soak` the slow ones.
 real: install

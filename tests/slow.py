@@ -1,4 +1,4 @@
-"""Values of a parameter of which only some run in `make test`."""
+"""Values of a parameter of which only some run in `make test` and `make kernels`."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -54,8 +54,9 @@ def over(name: str, quantize: Quantize, *devices: torch.device, layers: int = 1)
     return runner
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "quantize", "layers"), [("qwen2", "none", 2), ("qwen3", "int4", 1)])
+@pytest.mark.parametrize(
+    ("name", "quantize", "layers"), [pytest.param("qwen2", "none", 2, marks=pytest.mark.slow), ("qwen3", "int4", 1)]
+)
 def test_two_gpus_give_the_bits_of_one(devices: Devices, name: str, quantize: Quantize, layers: int) -> None:
     expected = answers(over(name, quantize, FIRST, layers=layers), forks=False)
     runner = over(name, quantize, FIRST, SECOND, layers=layers)

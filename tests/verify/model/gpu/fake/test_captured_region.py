@@ -26,7 +26,6 @@ from outrider.verify.model.load_options import Quantize
 from outrider.verify.model.quantization import quantize_model
 from outrider.verify.model.sizes import packed_layers
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.slow import mostly_slow
 from tests.verify.model import families
 from tests.verify.model.families import SERVED
 
@@ -66,7 +65,7 @@ def test_nothing_that_cuda_would_refuse_is_captured(name: str, count: int) -> No
 
 @pytest.mark.parametrize(
     ("name", "quantize", "count"),
-    mostly_slow([("llama", "int4", 2), ("qwen3_moe", "int4", 1), ("gpt_oss", "int8", 2)], ("qwen3_moe", "int4", 1)),
+    [("llama", "int4", 2), ("qwen3_moe", "int4", 1), ("gpt_oss", "int8", 2)],
 )
 def test_nor_with_quantised_weights(name: str, quantize: Quantize, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"hidden_size": 64} | ({"intermediate_size": 96, "tie_word_embeddings": True} if name == "llama" else {})
