@@ -65,7 +65,7 @@ class Sketch:
         self._options, self._devices, self._is_split = options, devices, "+" in options.device
         self._model = empty_model(config, dtype)
         if source is None:
-            self._file = FileModel.of_loaded(self._model, lambda: self._model, Unread(), devices[0])
+            self._file = FileModel.of_loaded(self._model, Unread(), lambda: self._model, devices[0])
         else:
             self._file = FileModel.of(self._model, source, is_file, devices[0])
         layers = decoder_layers(self._model)

@@ -6,9 +6,10 @@ weights of such a model are kept if they are rounded.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import deepcopy
 from fnmatch import fnmatchcase
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, cast
@@ -48,39 +49,33 @@ def load(
     dtype: torch.dtype,
     devices: Sequence[torch.device],
     maker: torch.device,
+    reads: Callable[[], PreTrainedModel] | None = None,
 ) -> PreTrainedModel | None:
     """The model at a location, on its devices; None if only transformers can read it.
 
-    `config` is transformers' configuration of it, and `maker` the device that rounds weights. Raises ModelError.
+    `config` is transformers' configuration of it, and `maker` the device that rounds weights. With `reads`, transformers reads
+    what is not known here, unless an earlier start has kept it. Raises ModelError.
     """
-    source = read(options, location)
-    if source is None:
-        return None
-    dtype, is_file = type_of(options, location, dtype), location.gguf is not None
+    source, is_file = read(options, location), location.gguf is not None
     try:
-        model = filled(
-            options, source.files, config, dtype, devices, lambda model, _: FileModel.of(model, source, is_file, maker)
-        )
+        if source is not None:
+            own = type_of(options, location, dtype)
+            model = filled(
+                options, source.files, config, own, devices, lambda model, _: FileModel.of(model, source, is_file, maker)
+            )
+            return with_ends(model, source.ends)
     except UnfitError as error:
-        log.debug("transformers reads the model, because files do not have %s as it does", error)
+        log.debug("files do not have %s as transformers does", error)
+    if reads is None:
         return None
-    cast(Any, model).generation_config.eos_token_id = sorted(source.ends)
-    return model
-
-
-def kept(
-    options: LoadOptions,
-    location: Location,
-    config: Any,
-    dtype: torch.dtype,
-    devices: Sequence[torch.device],
-    maker: torch.device,
-    reads: Callable[[], PreTrainedModel],
-) -> PreTrainedModel:
-    """The model that transformers `reads`, with rounded weights, on its devices; later starts read what is kept. As `load`."""
     files, ends = files_of(options, location)
-    model = filled(options, files, config, dtype, devices, lambda model, file: FileModel.of_loaded(model, reads, file, maker))
-    if ends:
+    found = partial(FileModel.of_loaded, reads=reads, maker=maker)
+    return with_ends(filled(options, files, config, dtype, devices, found), ends)
+
+
+def with_ends(model: PreTrainedModel, ends: Collection[int] | None) -> PreTrainedModel:
+    """The model, which ends answers with these tokens; None = those of its configuration."""
+    if ends is not None:
         cast(Any, model).generation_config.eos_token_id = sorted(ends)
     return model
 
@@ -145,7 +140,7 @@ class FileModel:
 
     @staticmethod
     def of_loaded(
-        model: PreTrainedModel, reads: Callable[[], PreTrainedModel], file: PackedFile, maker: torch.device
+        model: PreTrainedModel, file: PackedFile, reads: Callable[[], PreTrainedModel], maker: torch.device
     ) -> "FileModel":
         """With the weights of the model that transformers `reads`, which it does only if `file` does not have them yet."""
         return FileModel(model, LoadedTensors(model, reads, file), maker)

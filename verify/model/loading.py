@@ -112,12 +112,9 @@ def read_blocks(
     `settings` are those of quantised weights in a checkpoint, and `reads` makes transformers read them. Raises ModelError.
     """
     places = (CPU,) if "+" in options.device else devices
-    if (found := file_model.load(options, location, config, dtype, places, devices[0])) is not None:
-        return found
     is_plain = not options.trust_remote_code and settings.get("quant_method") in (None, *DEQUANTIZED)
-    if options.quantize == "none" or not is_plain:
-        return None
-    return file_model.kept(options, location, config, dtype, places, devices[0], reads)
+    others = reads if options.quantize != "none" and is_plain else None
+    return file_model.load(options, location, config, dtype, places, devices[0], others)
 
 
 def place(model: PreTrainedModel, quantize: Quantize, devices: Sequence[torch.device], is_split: bool) -> None:

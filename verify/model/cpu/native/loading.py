@@ -172,15 +172,15 @@ def weight_files(options: LoadOptions, location: Location, folder: Path) -> list
     return [found / name for name in names]
 
 
-def files_of(options: LoadOptions, location: Location) -> tuple[list[Path], frozenset[int]]:
+def files_of(options: LoadOptions, location: Location) -> tuple[list[Path], frozenset[int] | None]:
     """The files of a model's weights, and the tokens that end an answer, of a model that only transformers reads.
 
-    No tokens if its configuration has them. Raises ModelError.
+    None instead of tokens if its configuration has them. Raises ModelError.
     """
     if location.gguf is not None:
-        return [model_file(location.source, location.gguf, options.revision)], frozenset()
+        return [model_file(location.source, location.gguf, options.revision)], None
     folder = model_folder(location.source, options.revision, (CONFIG, GENERATION, INDEX))
-    return weight_files(options, location, folder), end_tokens(read_json(str(folder), GENERATION, options.revision))
+    return weight_files(options, location, folder), end_tokens(read_json(str(folder), GENERATION, options.revision)) or None
 
 
 def build(source: Source, options: LoadOptions) -> NativeRunner | None:
