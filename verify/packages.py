@@ -11,7 +11,7 @@ LOCK = Lock()  # two threads that import transformers at once fail
 
 
 def require(what: str, *packages: str) -> None:
-    """Imports packages without which `what` ("A draft model") does not work. Raises ModelError if one is missing."""
+    """Imports packages without which `what` ("A draft head") does not work. Raises ModelError if one is missing."""
     with LOCK:
         for package in packages:
             try:

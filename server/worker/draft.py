@@ -1,9 +1,12 @@
-"""Draft models and draft heads: loaded beside the target, and shared by all sessions. They compute with PyTorch."""
+"""Draft models and draft heads: loaded beside the target, and shared by all sessions. Heads compute with PyTorch."""
+
+from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outrider.drafters.model.pair import Pair
 from outrider.server.settings import Settings
@@ -13,13 +16,16 @@ from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.shared_ids import find_differences
 from outrider.verify.fast_tokenizer import AnyTokenizer
 from outrider.verify.findings import digest
-from outrider.verify.heads.loading import load_head
-from outrider.verify.heads.model import HeadModel, HeadRunner
+from outrider.verify.heads.kinds import find_head
 from outrider.verify.measurement import machine_key
 from outrider.verify.model import backend
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
+from outrider.verify.packages import TORCH, TRANSFORMERS, require
 from outrider.verify.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from outrider.verify.heads.model import HeadModel
 
 log = logging.getLogger("outrider.worker")
 
@@ -32,10 +38,14 @@ def load_draft(
     Raises ModelError, also if a draft model does not split texts as the target does.
     """
     draft, target = settings.draft_model, settings.model
-    revision = target.revision if draft.path == MTP else options.revision
-    head = load_head(options.path, runner, revision, pack=target.backend != "torch")
-    if head is not None:
-        return head, {}
+    if draft.path == MTP or find_head(options.path, options.revision) is not None:
+        require("A draft head", TORCH, TRANSFORMERS)
+        from outrider.verify.heads.loading import load_head
+
+        revision = target.revision if draft.path == MTP else options.revision
+        head = load_head(options.path, runner, revision, pack=target.backend != "torch")
+        if head is not None:
+            return head, {}
     differences = find_differences(tokenizer, load_tokenizer(options.path, options.trust_remote_code, options.revision))
     return backend.load(options), differences
 
@@ -44,10 +54,12 @@ def share_draft(
     draft: ModelRunner | HeadModel, differences: Mapping[int, int], target: ModelRunner, slots: int, pair: Pair
 ) -> DraftRunner:
     """The draft model or head for all sessions. Both models' steps are timed if the pair is not known yet."""
-    if isinstance(draft, HeadModel):
-        shared: DraftRunner = HeadRunner(draft, slots)
-    else:
+    if isinstance(draft, ModelRunner):
         shared = DraftRunner(draft, target.vocabulary, slots, differences=differences)
+    else:
+        from outrider.verify.heads.model import HeadRunner
+
+        shared = HeadRunner(draft, slots)
     pair.block = shared.pair.block
     shared.pair = pair
     if not pair.draft_seconds:
@@ -70,5 +82,5 @@ def load_pair(file: Path | None, curve: CostCurve | None) -> Pair:
 
 def pair_file_of(target: ModelRunner, draft: ModelRunner | HeadModel, folder: Path | None) -> Path | None:
     """The file of what is known of a draft model beside its target on this machine."""
-    own = draft.description if isinstance(draft, HeadModel) else machine_key(draft)
+    own = machine_key(draft) if isinstance(draft, ModelRunner) else draft.description
     return folder and folder / f"{digest([machine_key(target), own])}-draft.json"

@@ -21,6 +21,7 @@ from outrider.server.http.body_budget import TOTAL_BYTES
 from outrider.server.settings import DraftModel, Model, Settings
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE, RESPONSES_BYTES
 from outrider.server.worker.activations import Activations
+from outrider.server.worker.draft import load_draft, load_pair, pair_file_of, share_draft
 from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
 from outrider.server.worker.resources import MAX_PRINCIPALS, ClientCorpora, LearnedTexts, Stores, Tables, load_resources
 from outrider.verify.checkpoint import SMALL_MODEL_BYTES, stored_bytes
@@ -34,7 +35,6 @@ from outrider.verify.model.cache.kv_cache import PAGE_TOKENS
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.memory import HOST, Device, free_bytes
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.packages import TORCH, TRANSFORMERS, require
 from outrider.verify.start_times import timed
 from outrider.verify.system_memory import own_bytes
 from outrider.verify.tokenizer import fingerprint, stop_ids
@@ -131,9 +131,6 @@ def load(settings: Settings) -> Runtime:
     draft: ModelRunner | HeadModel | None = None
     differences: Mapping[int, int] = {}
     if settings.draft_model.path is not None:
-        require("A draft model", TORCH, TRANSFORMERS)
-        from outrider.server.worker.draft import load_draft, load_pair, pair_file_of, share_draft
-
         draft, differences = load_draft(settings, shared_options(settings, settings.draft_model), tokenizer, runner)
     activations = load_activations(runner, settings)
     slots = start_models(runner, draft, settings, tokenizer, activations)

@@ -1,16 +1,17 @@
 """A draft model that sessions share: its runner, its thread, and a pool of caches."""
 
+from __future__ import annotations
+
 import statistics
+import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import ReferenceType, ref
-
-import torch
 
 from outrider.drafters.model.pair import Pair
 from outrider.verify.draft_model.session import SessionDraft
@@ -20,6 +21,9 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache, OutOfPages
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling.rows import Logits, copies
+
+if TYPE_CHECKING:
+    from outrider.verify.draft_model.gpu_threads import GpuThreads
 
 T = TypeVar("T")
 # Steps that are timed of each kind, the tokens of a prompt, and those of the texts after which forwards are compared.
@@ -41,13 +45,18 @@ class DraftRunner:
         self._thread = ThreadPoolExecutor(1, "outrider-draft", initializer=self._prepare_thread)
         self._assigning = threading.Lock()  # held while caches are assigned to sessions
         self._running = threading.Lock()  # a runner computes one forward at a time
-        self._last: torch.cuda.Event | None = None  # the end of the last forward on a GPU, in any thread's stream
+        self._gpu: GpuThreads | None = None
+        if runner.device.type == "cuda":
+            from outrider.verify.draft_model.gpu_threads import GpuThreads  # imports torch
+
+            self._gpu = GpuThreads(runner.device)
 
     def _prepare_thread(self) -> None:
         """One CPU thread; on a GPU, also a separate stream."""
-        torch.set_num_threads(1)  # applies to the calling thread
-        if self.runner.device.type == "cuda":
-            torch.cuda.set_stream(torch.cuda.Stream(self.runner.device))
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)  # applies to the calling thread
+        if self._gpu is not None:
+            self._gpu.start_thread()
 
     def session(self) -> SessionDraft:
         return SessionDraft(self)
@@ -78,23 +87,23 @@ class DraftRunner:
 
     def synchronize(self) -> None:
         """Waits for the device: threads have streams of their own."""
-        if self.runner.device.type == "cuda":
-            torch.cuda.synchronize(self.runner.device)
+        if self._gpu is not None:
+            self._gpu.wait()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Runs `work` in the draft model's thread. Once it is done, the device has done it, too: threads have own streams."""
 
         def completed() -> T:
             result = work()
-            if self.runner.device.type == "cuda":
-                torch.cuda.current_stream(self.runner.device).synchronize()
+            if self._gpu is not None:
+                self._gpu.wait_for_thread()
             return result
 
         return self._thread.submit(completed)
 
     def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> Logits:
         """`ModelRunner.forward`, from any thread. Without enough pages, the least recently used session's are taken."""
-        with self._running, self._in_order():
+        with self._running, nullcontext() if self._gpu is None else self._gpu.in_order():
             while True:
                 try:
                     return self._own(self.runner.forward(cache, batch, logits))
@@ -106,22 +115,7 @@ class DraftRunner:
 
     def _own(self, logits: Logits) -> Logits:
         """The logits, which on a GPU the forward of another thread would overwrite. Does not wait for them."""
-        return copies([logits])[0] if self.runner.device.type == "cuda" else logits
-
-    @contextmanager
-    def _in_order(self) -> Iterator[None]:
-        """Queues a forward behind the last one: on a GPU, forwards share memory, and threads have streams of their own."""
-        if self.runner.device.type != "cuda":
-            yield
-            return
-        stream = torch.cuda.current_stream(self.runner.device)
-        if self._last is not None:
-            stream.wait_event(self._last)
-        try:
-            yield
-        finally:
-            self._last = torch.cuda.Event()
-            self._last.record(stream)
+        return logits if self._gpu is None else copies([logits])[0]
 
     def measure(self, target: ModelRunner) -> bool:
         """Times steps of both models in turns and at once, the reading of a prompt, and longer texts.

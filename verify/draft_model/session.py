@@ -21,7 +21,6 @@ from outrider.drafters.model.language_model import Candidates
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.transfer import Download
 from outrider.verify.sampling.rows import Logits, in_place
 from outrider.verify.sampling.sampler import distribution, draw
 from outrider.verify.sampling.topk import likeliest
@@ -203,8 +202,12 @@ class SessionDraft:
         logits = self._shared.ids.drafted(in_place(logits))
         count = min(count, logits.shape[-1])
         if self._params.greedy:
-            ids, probabilities = likeliest(logits, count)
-            return Candidates(*((ids, probabilities) if isinstance(ids, np.ndarray) else Download(ids, probabilities).arrays()))
+            found: Any = likeliest(logits, count)
+            if not isinstance(logits, np.ndarray):
+                from outrider.verify.model.transfer import Download  # imports torch
+
+                found = Download(*found).arrays()
+            return Candidates(*found)
         positions = self._noise_positions(depths)
         needs_whole = self._params.rule == "rejection"
         vocabulary = len(self._shared.ids.own) if needs_whole else None

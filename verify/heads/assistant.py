@@ -26,7 +26,6 @@ from outrider.verify.model.cache.shape import LayerShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.transfer import tensor_of
 
-TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 Shared = Mapping[str, tuple[torch.Tensor, torch.Tensor]]  # keys and values by kind of layer, [kv_heads, L, head_dim]
 
 

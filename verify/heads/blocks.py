@@ -20,8 +20,6 @@ from outrider.verify.errors import ModelError
 from outrider.verify.heads.networks import Head
 from outrider.verify.model.attention.interface import NAME
 
-# In the layout of speculators by name; in that of dflash by the class that computes it.
-KINDS, CLASSES = ("dflash", "dflash2", "dspark"), ("DFlashDraftModel", "DFlash2DraftModel")
 # The window of layers that name none, in which a causal mask remains.
 NO_WINDOW = 1 << 30
 
@@ -238,12 +236,6 @@ class BlockHead(Head):
             return None
         known = [states] if self.shape.confidence == "states" else [states, self.markov_head.markov_w1(tokens)]
         return torch.sigmoid(self.confidence_head.proj(torch.cat(known, -1)))[:, 0]
-
-
-def is_block_head(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json describes a block head."""
-    is_named = any(name in CLASSES for name in config.get("architectures") or ())
-    return config.get("speculators_model_type") in KINDS or is_named or "dflash_config" in config
 
 
 def new_block_head(config: Mapping[str, Any], depth: int, vocabulary: int, has_bias: bool, path: str) -> BlockHead:

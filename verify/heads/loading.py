@@ -6,15 +6,16 @@ from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, PreTrainedConfig
+from transformers import LlamaConfig
 from transformers.utils import cached_file
 
 from outrider.verify.checkpoint import DEFAULT_REVISION, MTP, locate
 from outrider.verify.errors import ModelError, first_sentence, loading
-from outrider.verify.heads.assistant import TYPES, AssistantHead, AssistantModel, layers_read, new_assistant
+from outrider.verify.heads.assistant import AssistantHead, AssistantModel, layers_read, new_assistant
 from outrider.verify.heads.block_model import BlockModel
-from outrider.verify.heads.blocks import BlockHead, is_block_head, new_block_head
+from outrider.verify.heads.blocks import BlockHead, new_block_head
 from outrider.verify.heads.chain import ChainedHeads
+from outrider.verify.heads.kinds import Kind, find_head
 from outrider.verify.heads.model import HeadModel, Target
 from outrider.verify.heads.mtp import load_mtp
 from outrider.verify.heads.networks import Eagle3Head, EagleHead, Head
@@ -39,30 +40,16 @@ def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, 
         with loading("The multi-token prediction layer"):
             heads = load_mtp(known, revision)
         return HeadModel(heads[0], known, pack) if len(heads) == 1 else ChainedHeads(heads, known, pack)
-    location = locate(path, revision)
-    if location.gguf is not None:
+    found = find_head(path, revision)
+    if found is None:
         return None
-    try:
-        config, _ = PreTrainedConfig.get_config_dict(location.source, revision=revision)
-    except OSError as error:
-        raise ModelError(f"No model at {path!r}: {first_sentence(error)}") from None
-    config = {**config, **(config.get("transformer_layer_config") or {})}  # the layout of the library speculators
-    names = " ".join(config.get("architectures") or ()).lower()
-    if "medusa_num_heads" in config:
+    kind, config = found
+    if kind == Kind.MEDUSA:
         raise ModelError(f"The heads at {path!r} are Medusa's, which are not supported; use an EAGLE head or a draft model.")
-    is_eagle3 = "eagle3" in names or "draft_vocab_size" in config
-    is_named = is_eagle3 or "eagle" in names
-    model: type[Any] = HeadModel
-    build: Callable[..., Head] = build_eagle3 if is_eagle3 else build_eagle
-    if config.get("model_type") in TYPES:
-        model, build = AssistantModel, build_assistant
-    elif is_block_head(config):
-        model, build = BlockModel, build_block
-    elif not is_named and config.get("num_hidden_layers") != 1:
-        return None
+    model, build = MODELS[kind]
     try:
-        weights = read_weights(location.source, revision)
-        if model is HeadModel and not is_named and "fc.weight" not in weights:
+        weights = read_weights(locate(path, revision).source, revision)
+        if kind == Kind.ONE_LAYER and "fc.weight" not in weights:
             return None
         known = with_hidden_states(target, path)
         return cast(HeadModel, model(build(config, weights, known, path), known, pack))
@@ -156,6 +143,15 @@ def build_assistant(config: dict[str, Any], weights: dict[str, torch.Tensor], ta
         raise ModelError(f"The assistant {path!r} does not fit this target; use the assistant of this target.")
     load_weights(head, weights, path)
     return head
+
+
+MODELS: dict[Kind, tuple[type[Any], Callable[..., Head]]] = {
+    Kind.ASSISTANT: (AssistantModel, build_assistant),
+    Kind.BLOCK: (BlockModel, build_block),
+    Kind.EAGLE3: (HeadModel, build_eagle3),
+    Kind.EAGLE: (HeadModel, build_eagle),
+    Kind.ONE_LAYER: (HeadModel, build_eagle),
+}
 
 
 def check_vocabulary(d2t: Any, target: Target, path: str) -> None:
