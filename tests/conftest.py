@@ -1,25 +1,26 @@
 """Shared by all tests: models, exact settings, one torch thread, and the distribution of tests over processes."""
 
+from __future__ import annotations
+
+import gc
+import logging
 import os
 from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
-
 from hypothesis import settings
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.server.settings import Settings, load_settings
-from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.torch_runner import TorchRunner
 from tests.servers import SHARED_SERVERS, guarded, served
 
-__all__ = ["guarded", "served"]
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
 
-torch.set_num_threads(1)  # more threads do not speed up tiny models
+    from outrider.verify.model.torch_runner import TorchRunner
+
+__all__ = ["guarded", "served"]
 
 # Every run has the same examples; HYPOTHESIS_PROFILE=random looks for others. A first call may compile a kernel.
 settings.register_profile("outrider", deadline=None, derandomize=True)
@@ -59,6 +60,29 @@ def group_of(item: pytest.Item) -> str:
     return next((name for name in SHARED_SERVERS if name in fixtures), item.nodeid.split("::")[0])
 
 
+@lru_cache
+def prepare() -> None:
+    """Imports PyTorch in a process that runs tests, but not in the one that hands them out, for which all others would wait."""
+    gc.disable()  # imports and tests are millions of permanent objects; scanning them takes a tenth of the time
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+    torch.set_num_threads(1)  # more threads do not speed up tiny models
+
+
+def pytest_collectstart() -> None:
+    prepare()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+    for name in logging.root.manager.loggerDict:
+        if name.startswith("torch"):  # around each test, pytest attaches its handlers to all that do not propagate
+            logging.getLogger(name).propagate = True
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Keeps the tests of a group in one process: pytest-xdist reads this marker once all tests are collected."""
     item.add_marker(pytest.mark.xdist_group(group_of(item)))
@@ -77,6 +101,10 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def tiny_config() -> LlamaConfig:
+    from transformers import LlamaConfig
+
+    from outrider.verify.model.attention.interface import NAME
+
     return LlamaConfig(
         vocab_size=97,
         hidden_size=32,
@@ -93,6 +121,11 @@ def tiny_config() -> LlamaConfig:
 @pytest.fixture(scope="session")
 def tiny_runner(tiny_config: LlamaConfig) -> TorchRunner:
     """A random Llama of two layers, float32: a real model that runs in a millisecond."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from outrider.verify.model.torch_runner import TorchRunner
+
     torch.manual_seed(0)
     return TorchRunner(LlamaForCausalLM(tiny_config))
 

@@ -17,12 +17,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
-import openai
 import pytest
 
 from outrider import models
+
+if TYPE_CHECKING:
+    import openai
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 180
@@ -102,6 +105,8 @@ def certificates() -> ssl.SSLContext:
 @contextmanager
 def clients(url: str, key: str) -> Iterator[tuple[httpx.Client, openai.OpenAI]]:
     """A raw client and the official one; both send `key`."""
+    import openai
+
     with (
         httpx.Client(base_url=url, timeout=60, headers={"Authorization": f"Bearer {key}"}, verify=certificates()) as http,
         openai.OpenAI(

@@ -19,36 +19,35 @@ STOP_SECONDS = 60
 TIMEOUT_SECONDS = 600
 
 
-@dataclass(frozen=True)
+@dataclass
 class ServerProcess:
     name: str  # of its module
     url: str
     client: httpx.Client
     process: subprocess.Popen[bytes]
     log_file: Path
-    started: float  # time.perf_counter()
+    seconds_to_start: float = 0.0  # set once it is ready
 
     @property
     def log(self) -> list[str]:
         """The lines that it has written."""
         return self.log_file.read_text(errors="replace").splitlines()
 
-    def seconds_until(self, path: str) -> float:
-        """Polls a path until its status is 200; returns the seconds from the start.
-
-        Raises BenchError if the process ends, or after START_SECONDS.
-        """
-        while time.perf_counter() < self.started + START_SECONDS and self.process.poll() is None:
+    def wait_until_ready(self, path: str) -> None:
+        """Polls a path until its status is 200. Raises BenchError if the process ends, or after START_SECONDS."""
+        started = time.perf_counter()
+        while time.perf_counter() < started + START_SECONDS and self.process.poll() is None:
             with suppress(httpx.TransportError):  # it does not listen yet
                 if self.client.get(path).status_code == 200:
-                    return time.perf_counter() - self.started
+                    self.seconds_to_start = time.perf_counter() - started
+                    return
             time.sleep(0.02)
         last = next((line.strip() for line in reversed(self.log) if line.strip()), "it printed nothing")
         raise BenchError(f"{self.name} did not start: {last}")
 
 
 @contextmanager
-def start(arguments: Sequence[str], ready: str = "", environment: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+def start(arguments: Sequence[str], ready: str, environment: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
     """Runs `python -m ARGUMENTS --port PORT`, waits until the path `ready` answers, and ends it at last. Raises BenchError.
 
     Its environment is this process's by default.
@@ -56,7 +55,6 @@ def start(arguments: Sequence[str], ready: str = "", environment: Mapping[str, s
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.NamedTemporaryFile(suffix=".log") as log, httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS) as client:
-        started = time.perf_counter()
         # In a session of its own, Ctrl-C reaches this process only, which then ends the server.
         process = subprocess.Popen(
             [sys.executable, "-m", *arguments, "--port", str(port)],
@@ -65,10 +63,9 @@ def start(arguments: Sequence[str], ready: str = "", environment: Mapping[str, s
             start_new_session=True,
             env=environment,
         )
-        server = ServerProcess(arguments[0], url, client, process, Path(log.name), started)
+        server = ServerProcess(arguments[0], url, client, process, Path(log.name))
         try:
-            if ready:
-                server.seconds_until(ready)
+            server.wait_until_ready(ready)
             yield server
         finally:
             process.terminate()
