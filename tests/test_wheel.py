@@ -84,6 +84,7 @@ def release(folder: Path, machine: str) -> dict[str, Path]:
     return {"source": source, "wheel": wheels.build_wheel(source, machine, folder, epoch=1, compiler=STUB)}
 
 
+@pytest.mark.slow
 def test_a_released_wheel_has_the_libraries_of_its_machine(released: dict[str, Path], machine: str) -> None:
     kinds = {"x86_64": variants.X86, "aarch64": variants.ARM}[machine]
     assert released["wheel"].name == f"outrider-0.1.0-py3-none-manylinux_2_17_{machine}.whl"

@@ -127,8 +127,10 @@ def write_model(folder: Path, family: str) -> None:
     FAMILIES[family](folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "mistral" if family == "tekken" else "llama"}))
     tokenizer = load_tokenizer(str(folder))
+    if family == "llama":
+        tokenizer.save_pretrained(folder)  # as published checkpoints have it, which transformers need not read
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 512}
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 512}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": len(tokenizer)}
     config = LlamaConfig(**sizes, initializer_range=0.3, eos_token_id=tokenizer.eos_token_id)
     LlamaForCausalLM(config).save_pretrained(folder)

@@ -15,7 +15,7 @@ from tests.servers import Served, serving
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 PROMPT = "def read_file(path):\n    with open(path) as file:\n        return file.read()\n\n\ndef write_file("
-TOKENS = 48
+TOKENS = 24
 
 
 @pytest.fixture(scope="module")

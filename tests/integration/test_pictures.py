@@ -16,6 +16,8 @@ from tests.server.pictures.models import WRITERS, picture, write_qwen
 from tests.servers import Served, serving
 
 TOKENS = 24
+# transformers and the server both load a model for half a minute.
+pytestmark = pytest.mark.slow
 
 
 def data_url(file: bytes) -> str:
@@ -142,7 +144,6 @@ def test_a_text_that_spells_a_picture_is_a_text(served: Served, folder: Path) ->
     assert answer.json()["usage"]["prompt_tokens"] > plain.json()["usage"]["prompt_tokens"] + 3
 
 
-@pytest.mark.slow
 def test_families(tmp_path: Path) -> None:
     """Line breaks that become one token with the text before them, tiles, and templates that take parts only."""
     for name, write in WRITERS.items():

@@ -87,7 +87,7 @@ TEMPERATURES = pytest.mark.parametrize(
     ],
 )
 # Quantised weights, and drafters that share most of their code with `pearl` or `fusion`, are soak tests.
-SOAKED = ("draft", "draft-tree", "draft-graph", "lookahead", "lookup", "retrieval", "trigram")
+SOAKED = ("draft", "draft-tree", "draft-graph", "lookahead", "lookup", "prediction", "retrieval", "trigram")
 CASES = [
     pytest.param(form, drafter, marks=[pytest.mark.slow] if form != "float32" or drafter in SOAKED else [])
     for form in FORMATS

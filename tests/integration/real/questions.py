@@ -15,7 +15,7 @@ QUESTIONS = (
     "Tell me a story about a fox and a hen who are friends.",
 )
 SAMPLING: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "sampled": {"temperature": 0.8, "seed": 7}}
-TOKENS = 48
+TOKENS = 32
 NODES = 12  # of a request whose drafts are verified whatever the server's measured costs say
 Budget = dict[str, int]
 

@@ -198,6 +198,7 @@ def process() -> Iterator[BlockingHelper]:
 
 
 @posix
+@pytest.mark.slow
 def test_a_picture_is_prepared(process: BlockingHelper, tmp_path: Path) -> None:
     write_qwen(tmp_path)
     assert isinstance(decode_answer(process.ask(encode(Load(str(tmp_path), "main", False)), 60)), Loaded)

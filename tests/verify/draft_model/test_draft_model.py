@@ -70,7 +70,7 @@ def started(draft: DraftRunner, text: Sequence[int] | Ints) -> tuple[SessionDraf
     return session, sequence
 
 
-@pytest.fixture(scope="module", params=mostly_slow([97, 80, 128], 97, 80), ids=lambda size: f"vocabulary {size}")
+@pytest.fixture(scope="module", params=mostly_slow([97, 80, 128], 80), ids=lambda size: f"vocabulary {size}")
 def draft(request: pytest.FixtureRequest, tiny_runner: TorchRunner, tiny_config: LlamaConfig) -> DraftRunner:
     return DraftRunner(close_relative(tiny_runner, tiny_config, request.param), tiny_runner.vocabulary)
 

@@ -103,7 +103,12 @@ class Reference:
 
 
 @pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
-@pytest.mark.parametrize(("family", "count"), [(family, 1) for family in (*IN_FILES, "deepseek_v3")] + [("glm4_moe", 3)])
+@pytest.mark.parametrize(
+    ("family", "count"),
+    mostly_slow(
+        [(family, 1) for family in (*IN_FILES, "deepseek_v3")] + [("glm4_moe", 3)], ("deepseek_v3", 1), ("glm4_moe", 3)
+    ),
+)
 def test_drafts_are_those_of_transformers(tmp_path: Path, family: str, count: int) -> None:
     folder = save(tmp_path, family, count)
     expected = Reference(folder).drafts(sessions.TEXT.tolist(), 5)

@@ -151,7 +151,9 @@ SAMPLINGS = [
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of Triton's interpreter
 @pytest.mark.parametrize("rule", ["keyed", "rejection"])
 @pytest.mark.parametrize("sampling", mostly_slow(SAMPLINGS, SAMPLINGS[0], SAMPLINGS[-1]))
-@pytest.mark.parametrize(("value", "on_device"), [(torch.nan, False), (torch.inf, False), (torch.nan, True)])
+@pytest.mark.parametrize(
+    ("value", "on_device"), [(torch.nan, False), (torch.inf, False), pytest.param(torch.nan, True, marks=pytest.mark.slow)]
+)
 def test_logits_that_are_not_finite_are_one_error_under_every_rule(
     value: float, rule: Literal["keyed", "rejection"], sampling: SamplingParams, on_device: bool
 ) -> None:

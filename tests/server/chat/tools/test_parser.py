@@ -14,9 +14,13 @@ from outrider.server.chat.tools import FORMATS, Part, detect_format, merge_parts
 from outrider.server.chat.tools.call_ids import with_model_ids
 from tests.docs.markdown import ROOT
 from tests.server.chat.tools.samples import DSML, FUNCTIONS, SAMPLES, WEATHER, Call, Sample
+from tests.slow import mostly_slow
 
 each_sample = pytest.mark.parametrize("sample", SAMPLES, ids=[sample.format for sample in SAMPLES])
-each_format = pytest.mark.parametrize("format", sorted(FORMATS))
+# One of each way to write calls: objects, parameters in tags, Python, fields, messages, and calls without markers.
+VARIED = ("hermes", "mistral_args", "deepseek_v3", "qwen3_coder", "glm45", "deepseek_v32", "lfm2", "gemma4", "harmony")
+VARIED += ("llama3", "pythonic")
+each_format = pytest.mark.parametrize("format", mostly_slow(sorted(FORMATS), *VARIED))
 
 
 def parse(format: str, pieces: list[str]) -> list[Part]:

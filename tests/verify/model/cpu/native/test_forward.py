@@ -24,8 +24,9 @@ from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.cpu.native.runner import NativeRunner
 from outrider.verify.model.load_options import LoadOptions, Quantize
 from outrider.verify.model.transfer import tensor_of
+from tests.slow import mostly_slow
 from tests.trees import trees
-from tests.verify.model.cpu.native.models import FAMILIES, build, runner_of
+from tests.verify.model.cpu.native.models import FAMILIES, VARIED, build, runner_of
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 FORMATS = ["bfloat16", "int8", "int4", "int8 cache", "fp8 cache"]
@@ -41,14 +42,14 @@ def runner(family: str, form: str = "float32") -> NativeRunner:
 
 CASES = [
     *((family, "float32") for family in FAMILIES),
-    *(("qwen3", form) for form in FORMATS),
-    *(("deepseek_v3", form) for form in FORMATS),
+    *((family, form) for family in ("qwen3", "deepseek_v3") for form in FORMATS),
 ]
+FAST = [*((family, "float32") for family in VARIED), *(("qwen3", form) for form in FORMATS), ("deepseek_v3", "fp8 cache")]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=str)
+@pytest.fixture(scope="module", params=mostly_slow(map(" in ".join, CASES), *map(" in ".join, FAST)))
 def served(request: pytest.FixtureRequest) -> NativeRunner:
-    return runner(*request.param)
+    return runner(*request.param.split(" in "))
 
 
 def fill(cache: HostCache, length: int, seed: int) -> None:

@@ -25,9 +25,10 @@ from outrider.verify.model.cpu.native.weights import GRIDS, Kind
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.tensors import read_gguf
 from tests.gguf_folders import write_folder
+from tests.slow import mostly_slow
 from tests.verify.model.cpu.native import files
 from tests.verify.model.cpu.native.files import finish, write_gguf
-from tests.verify.model.cpu.native.models import FAMILIES, build, runner_of
+from tests.verify.model.cpu.native.models import FAMILIES, VARIED, build, runner_of
 from tests.verify.model.cpu.native.test_weights import STORED, dequantized, random_blocks
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
@@ -121,7 +122,10 @@ def test_a_scale_of_no_known_tensor_is_refused(tmp_path: Path) -> None:
         runner(file)
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in IN_CHECKPOINTS])
+@pytest.mark.parametrize(
+    "family",
+    mostly_slow([name for name in FAMILIES if name not in IN_CHECKPOINTS], *sorted({*VARIED}.difference(IN_CHECKPOINTS))),
+)
 def test_a_file_has_the_logits_of_the_checkpoint(family: str, tmp_path: Path) -> None:
     model, tokens = build(family, **UNSAID.get(family, {})), ForwardBatch.chain(torch.arange(64))
     expected, ours = runner_of(model, context_tokens=128), runner(write_gguf(model, tmp_path / "model.gguf"), "float32")
@@ -204,7 +208,13 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize(("family", "name"), [(family, each) for family, names in TENSORS.items() for each in names.split()])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    mostly_slow(
+        [(family, each) for family, names in TENSORS.items() for each in names.split()],
+        *[(family, names.split()[0]) for family, names in TENSORS.items()],
+    ),
+)
 @pytest.mark.parametrize("factor", [pytest.param(2, marks=pytest.mark.slow), 0.5])
 def test_a_tensor_of_another_size_is_one_sentence(
     family: str, name: str, factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
