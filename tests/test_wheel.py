@@ -107,6 +107,7 @@ def test_without_a_compiler_an_installation_ends_with_one_sentence(tmp_path: Pat
     assert failed.value.stderr.count(b"error: Outrider's libraries could not be compiled: install g++") == 1
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_server_alone(released: dict[str, Path]) -> None:
     names = zipfile.ZipFile(released["wheel"]).namelist()
     assert {name.partition("/")[0] for name in names} == {"outrider", "outrider-0.1.0.dist-info"}

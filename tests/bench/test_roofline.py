@@ -40,6 +40,7 @@ HEAD_DIM = HIDDEN // HEADS
 TEXT = LAYERS * 2 * CONTEXT * KV_HEADS * HEAD_DIM
 
 
+@pytest.mark.slow
 def test_attention_moves_the_text_the_row_and_its_parts() -> None:
     plain = count_step(llama(HIDDEN, LAYERS, HEADS, KV_HEADS, FFN, vocab_size=VOCABULARY), 0, CONTEXT)
     parts = 2  # splits of 256 positions
@@ -54,6 +55,7 @@ def test_weights_of_fewer_bits_are_fewer_bytes() -> None:
     assert step().bytes["linear"] - found.bytes["linear"] == pytest.approx(step().weight_bytes * 3 / 4)
 
 
+@pytest.mark.slow
 def test_of_experts_a_share_is_read() -> None:
     config = config_of("qwen3_5_moe", "outrider")
     one, all_of_them = (count_step(config, nodes, CONTEXT) for nodes in (0, 63))

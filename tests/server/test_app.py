@@ -20,6 +20,7 @@ from outrider.server.engine.messages import Ready
 from outrider.server.serve import check_address, listen
 from outrider.server.settings import SettingsError, load_settings
 from tests.server.fakes import FakeEngine, app_with, fetch
+from tests.slow import mostly_slow
 
 KEY = "a-key-of-some-length"
 OPEN_PATHS = {"/health", "/v1/health", "/ready", "/version", "/metrics"}
@@ -147,7 +148,7 @@ def test_no_worker_starts_at_a_public_address_without_keys(refused: Callable[...
     assert "there are no API keys; set auth.keys" in message
 
 
-@pytest.mark.parametrize("path", ["bad.gguf", "no/such/folder", "empty"])
+@pytest.mark.parametrize("path", mostly_slow(["bad.gguf", "no/such/folder", "empty"], "bad.gguf"))
 @pytest.mark.parametrize("setting", ["model.path", "draft_model.path"])
 def test_a_bad_model_is_refused_before_anything_heavy_is_imported(tmp_path: Path, path: str, setting: str) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(20))

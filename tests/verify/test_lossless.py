@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from outrider.verify.stream import DecodeOptions
 from outrider.verify.tokenizer import load_tokenizer, stop_ids
 from tests.decoding import answer_of
 from tests.drafts import EAGER
+from tests.slow import mostly_slow
 
 VERBS = ("read", "write", "sort", "find", "merge", "count", "parse", "remove", "open", "close")
 CODE = [
@@ -86,14 +88,8 @@ TEMPERATURES = pytest.mark.parametrize(
         pytest.param(1.0, marks=pytest.mark.xdist_group("lossless sampled")),
     ],
 )
-# Quantised weights, and drafters that share most of their code with `pearl` or `fusion`, are soak tests.
-SOAKED = ("draft", "draft-tree", "draft-graph", "lookahead", "lookup", "prediction", "retrieval", "trigram")
-CASES = [
-    pytest.param(form, drafter, marks=[pytest.mark.slow] if form != "float32" or drafter in SOAKED else [])
-    for form in FORMATS
-    for drafter in NAMES
-    if drafter != "none"
-]
+# The other drafters share most of their code with `fusion`.
+CASES = mostly_slow(product(FORMATS, [name for name in NAMES if name != "none"]), ("float32", "fusion"))
 
 
 @TEMPERATURES

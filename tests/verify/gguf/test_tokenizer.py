@@ -122,7 +122,7 @@ def pieces_of_texts(tokens: list[str]) -> st.SearchStrategy[str]:
     return st.lists(parts | st.text(max_size=3) | st.sampled_from([" ", "  ", "\n"]), max_size=8).map("".join)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), plain=st.booleans(), with_ends=st.booleans(), has_bytes=st.booleans())
 def test_the_librarys_pieces_are_those_of_tokenizers(
     data: st.DataObject, plain: bool, with_ends: bool, has_bytes: bool, trained: sentencepiece.SentencePieceProcessor

@@ -80,7 +80,11 @@ Known = tuple[ModelRunner, HeadModel, Reference]
 
 @pytest.fixture(
     scope="module",
-    params=[("gemma4", "auto", False), ("gemma4", "torch", True), ("gemma4_unified", "auto", True)],
+    params=[
+        ("gemma4", "auto", False),
+        ("gemma4", "torch", True),
+        pytest.param(("gemma4_unified", "auto", True), marks=pytest.mark.slow),
+    ],
     ids=["library", "torch, ordered", "unified, ordered"],
 )
 def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Known:

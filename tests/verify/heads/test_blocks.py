@@ -62,7 +62,7 @@ def expected(folder: Path, name: str, text: list[int]) -> list[int]:
     return drafts(LAYOUTS[name], load_file(folder / name / "model.safetensors"), model, text)
 
 
-@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("backend", mostly_slow(["auto", "torch"], "auto"))
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_drafts_are_those_of_the_layout(folder: Path, load: Callable[..., Pair], name: str, backend: Backend) -> None:
     """Also after tokens whose states the target computed later on."""
@@ -116,7 +116,11 @@ def test_a_draft_reads_new_tokens_only_and_goes_on_below_accepted_ones(
 
 
 @pytest.mark.parametrize(
-    ("name", "drafter"), [*product(["dflash"], ["draft", "fusion", "pearl"]), *product(["dflash 2", "rnn"], ["draft-tree"])]
+    ("name", "drafter"),
+    mostly_slow(
+        [*product(["dflash"], ["draft", "fusion", "pearl"]), *product(["dflash 2", "rnn"], ["draft-tree"])],
+        *[("dflash", "fusion"), ("rnn", "draft-tree")],
+    ),
 )
 @pytest.mark.parametrize("temperature", mostly_slow([0.0, 0.8], 0.8))
 def test_answers_equal_plain_decoding(load: Callable[..., Pair], name: str, drafter: DrafterName, temperature: float) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from outrider.drafters.interface import DraftTree, Source, chain
 from outrider.verify.errors import ModelError
 from outrider.verify.sampling.acceptance import decide, descend, walk
+from outrider.verify.sampling.rows import in_place
 from outrider.verify.sampling_params import SamplingParams
 from tests.slow import mostly_slow
 from tests.trees import trees
@@ -168,7 +169,7 @@ def test_logits_that_are_not_finite_are_one_error_under_every_rule(
     for rows in ([one, finite], [finite, one], [finite, all_excluded]):
         logits = torch.stack(rows)
         with pytest.raises(ModelError, match="NaN or infinite"):
-            decide(params, OnDevice(logits) if on_device else logits, tree, 0)()
+            decide(params, OnDevice(logits) if on_device else in_place(logits), tree, 0)()
 
 
 def test_a_draft_model_that_computes_nan_changes_no_distribution() -> None:
@@ -183,5 +184,5 @@ def test_logits_of_nodes_that_are_not_reached_do_not_matter() -> None:
     pytest.importorskip("triton")
     tree = chain(np.array([1], np.int32), np.full(1, 0.5, np.float32), Source.LOOKUP)
     logits = torch.tensor([[0.0, 0.0, 9.0], [torch.nan] * 3])
-    for each in (logits, OnDevice(logits)):
+    for each in (logits.numpy(), OnDevice(logits)):
         assert decide(SamplingParams(temperature=0), each, tree, 0)()[1].tolist() == [2]

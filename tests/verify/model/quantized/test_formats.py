@@ -66,7 +66,7 @@ def forward(model: NativeRunner, tokens: ForwardBatch = TOKENS) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("family", "form"), mostly_slow(CASES, *CASES[: len(CASES) // 3], *CASES[len(CASES) // 3 :: 3]), ids=str
+    ("family", "form"), mostly_slow(CASES, *CASES[: len(CASES) // 3 : 2], *CASES[len(CASES) // 3 :: 6]), ids=str
 )
 def test_a_checkpoint_is_packed_as_it_is(family: str, form: Form, tmp_path: Path) -> None:
     model = build(family, **({"moe_intermediate_size": 64} if family == "qwen3_moe" else SIZES))
