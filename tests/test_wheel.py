@@ -101,6 +101,7 @@ def test_two_builds_of_a_release_give_the_same_bytes(released: dict[str, Path], 
         assert file.read_bytes() == released[name].read_bytes(), name
 
 
+@pytest.mark.slow
 def test_without_a_compiler_an_installation_ends_with_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as failed:
         build(tmp_path, CC="no-such-compiler", CXX="no-such-compiler")

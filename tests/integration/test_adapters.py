@@ -13,7 +13,7 @@ from outrider.verify.model.cpu.native.library import compiled_library
 from tests.adapters import save_adapter
 from tests.servers import Served, serving
 
-pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
+pytestmark = [pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled"), pytest.mark.slow]
 PROMPT = "def read_file(path):\n    with open(path) as file:\n        return file.read()\n\n\ndef write_file("
 TOKENS = 24
 

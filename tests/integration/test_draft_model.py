@@ -11,6 +11,7 @@ from outrider.drafters.options import NEED_A_MODEL
 from outrider.server.settings import SettingsError, load_settings
 from tests.requests import body, complete
 from tests.servers import Served, serving
+from tests.slow import mostly_slow
 
 DRAFTERS = ("none", "fusion", *NEED_A_MODEL)
 CONFIG = Path(__file__).parents[2] / "configs" / "pearl.yaml"
@@ -24,7 +25,10 @@ def server() -> Iterator[Served]:
         yield server
 
 
-@pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.9, "seed": 6}, {"stop": ["return", ")"]}], ids=str)
+FIELDS: list[dict[str, object]] = [{"temperature": 0}, {"temperature": 0.9, "seed": 6}, {"stop": ["return", ")"]}]
+
+
+@pytest.mark.parametrize("fields", mostly_slow(FIELDS, FIELDS[1]), ids=str)
 def test_answers_do_not_depend_on_the_drafter(server: Served, fields: dict[str, object]) -> None:
     def answer(drafter: str) -> object:
         return complete(server, max_tokens=60, return_token_ids=True, **fields, speculation={"drafter": drafter})["choices"]

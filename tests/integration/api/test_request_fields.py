@@ -7,6 +7,7 @@ import pytest
 
 from tests.requests import MESSAGES, PROMPT, body, complete, events, text
 from tests.servers import Served, read_metrics
+from tests.slow import mostly_slow
 
 SAMPLED: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 1, "seed": 3}, {"repetition_penalty": 1.5}]
 SAMPLED += [{"presence_penalty": 1.5, "frequency_penalty": 1.0}, {"temperature": 1, "seed": 5, "frequency_penalty": 2}]
@@ -18,7 +19,7 @@ SAMPLED += [
 SAMPLED += [{"temperature": 1, "seed": 8, "ignore_eos": True}, {"temperature": 1, "seed": 8, "top_k": 5, "min_p": 0.1}]
 
 
-@pytest.mark.parametrize("fields", SAMPLED, ids=str)
+@pytest.mark.parametrize("fields", mostly_slow(SAMPLED, *SAMPLED[::2]), ids=str)
 def test_drafting_changes_only_the_number_of_steps(served: Served, fields: dict[str, Any]) -> None:
     common = {"max_tokens": 80, "return_token_ids": True, **fields}
     plain = complete(served, **common, speculation={"drafter": "none", "report": True})

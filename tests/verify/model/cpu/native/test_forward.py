@@ -124,7 +124,7 @@ def test_every_family_is_tested() -> None:
     assert FAMILIES.keys() == KNOWN.keys()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, *VARIED))
 def test_a_checkpoint_has_the_logits_of_transformers(family: str, tmp_path: Path) -> None:
     model = build(family)
     model.save_pretrained(tmp_path)
