@@ -28,10 +28,10 @@ def find_head(path: str, revision: str) -> tuple[Kind, dict[str, Any]] | None:
     if location.gguf is not None:
         return None
     check_reachable(location.source, None, revision)
-    with loading(f"The head at {path!r}"):
+    with loading(f"The draft model at {path!r}"):
         config = read_json(location.source, CONFIG, revision)
-    config = {**config, **(config.get("transformer_layer_config") or {})}  # the layout of the library speculators
-    kind = kind_of(config)
+        config = {**config, **(config.get("transformer_layer_config") or {})}  # the layout of the library speculators
+        kind = kind_of(config)
     return None if kind is None else (kind, config)
 
 
