@@ -18,8 +18,8 @@ from tests.slow import mostly_slow
 
 each_sample = pytest.mark.parametrize("sample", SAMPLES, ids=[sample.format for sample in SAMPLES])
 # One of each way to write calls: objects, parameters in tags, Python, fields, messages, and calls without markers.
-VARIED = ("hermes", "mistral_args", "deepseek_v3", "qwen3_coder", "glm45", "deepseek_v32", "lfm2", "gemma4", "harmony")
-VARIED += ("llama3", "pythonic")
+VARIED: tuple[str, ...] = ("hermes", "mistral_args", "deepseek_v3", "qwen3_coder", "glm45", "deepseek_v32", "lfm2", "gemma4")
+VARIED += ("harmony", "llama3", "pythonic")
 each_format = pytest.mark.parametrize("format", mostly_slow(sorted(FORMATS), *VARIED))
 
 

@@ -116,8 +116,8 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
 
 
 # Together they have all operations; the others repeat them.
-VARIED = ("mistral", "gemma4_text", "gemma3n_text", "phi3", "cohere2", "qwen2_moe", "glm4_moe", "gpt_oss", "qwen3_next")
-VARIED += ("lfm2_moe", "granitemoehybrid", "falcon_h1", "mamba2", "deepseek_v3", "kimi_linear", "ernie4_5_moe")
+VARIED: tuple[str, ...] = ("mistral", "gemma4_text", "gemma3n_text", "phi3", "cohere2", "qwen2_moe", "glm4_moe", "gpt_oss")
+VARIED += ("qwen3_next", "lfm2_moe", "granitemoehybrid", "falcon_h1", "mamba2", "deepseek_v3", "kimi_linear", "ernie4_5_moe")
 
 
 def build(family: str, dtype: torch.dtype = torch.float32, **fields: Any) -> PreTrainedModel:
