@@ -6,6 +6,7 @@ What is stored is decoded in its principal's turn, like a body of its size.
 import time
 import uuid
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,21 +123,26 @@ class ResponseFormatter(ItemsFormatter):
         self._namespaces = namespaces(request.tools)
         self._vocabulary = logprobs_vocabulary
         self._sequence_number = 0  # number of the next event
-        self._logprobs: list[dict[str, Any]] = []  # of new output; all of them are in its first delta
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is not written yet
         self._finish: str | None = None
 
     def start(self) -> list[ServerSentEvent]:
         return [self._event(f"response.{name}", response=self._snapshot()) for name in ("created", "in_progress")]
 
     def deltas(self, output: ChoiceOutput) -> list[ServerSentEvent]:
-        self._finish = output.finish
-        self._logprobs = content_logprobs(self._vocabulary, output) if self._vocabulary else []
-        return self._write(self._parser.parse(output))
+        events = list[ServerSentEvent]()
+        for each in output.split() if self._vocabulary else (output,):
+            self._finish = each.finish
+            self._logprobs += content_logprobs(self._vocabulary, each) if self._vocabulary else []
+            events += self._write(self._parser.parse(each))
+        return events
 
     def end(self, usage: Usage) -> list[ServerSentEvent]:
         complete = self._finish == "stop"
         status = "completed" if complete else "incomplete"
-        events = self._close(complete)
+        # A last token may have no text of its own.
+        events = self._append("") if self._logprobs and self._open == "content" else []
+        events += self._close(complete)
         if not self._items:
             events += self._begin_item(Part("content", "")) + self._end_item(complete)
         self.answer["status"] = status
@@ -165,6 +171,8 @@ class ResponseFormatter(ItemsFormatter):
         )
 
     def _begin_item(self, part: Part) -> list[ServerSentEvent]:
+        if part.kind == "call":  # those of its markers are of no text
+            self._logprobs = []
         prefix, item = self._new_item(part)
         self._items.append({"id": f"{prefix}_{uuid.uuid4().hex}", "status": "in_progress", **item})
         snapshot = {**self._item, **({"content": []} if "content" in item else {})}
@@ -194,7 +202,7 @@ class ResponseFormatter(ItemsFormatter):
         if not item["content"]:
             extra: dict[str, Any] = {"annotations": [], "logprobs": []} if is_message else {}
             item["content"].append({"type": name, "text": "", **extra})
-            events.append(self._event("response.content_part.added", **position, part={**item["content"][0]}))
+            events.append(self._event("response.content_part.added", **position, part=deepcopy(item["content"][0])))
         content = item["content"][0]
         content["text"] += text
         delta: dict[str, Any] = {"delta": text}

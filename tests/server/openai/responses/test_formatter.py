@@ -64,6 +64,21 @@ def test_events_build_the_response() -> None:
     assert data[-1]["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
 
 
+@pytest.mark.parametrize("texts", [["a<", "tool_", "x"], ["", "", "\u00e9"], ["x", ""], ["<tool_call", ">", ""]], ids=str)
+def test_every_token_of_a_text_has_one_logprob_however_late_its_text_comes(texts: list[str]) -> None:
+    outputs = [output(text, logprobs=TokenLogprobs([float(number)], [[]], [[]])) for number, text in enumerate(texts)]
+    outputs.append(output("", "stop"))
+    usage, streamed = Usage(prompt_tokens=3, completion_tokens=9), formatter()
+    whole = formatter().body(outputs, usage)["output"][0]["content"][0]["logprobs"]
+    made: list[Any] = [event.data for each in outputs for event in streamed.deltas(each)]
+    made += [event.data for event in streamed.end(usage)]
+    by_kind = {each["type"].removeprefix("response."): each for each in made}
+    added, done = by_kind["content_part.added"]["part"]["logprobs"], by_kind["output_text.done"]["logprobs"]
+    deltas = [entry for each in made if each["type"].endswith("text.delta") for entry in each["logprobs"]]
+    assert added == [] and whole == deltas == done
+    assert [entry["logprob"] for entry in whole] == [*range(len(texts))]
+
+
 def test_an_error_in_mid_stream_fails_the_response() -> None:
     app = app_with(FakeEngine("a", error=DeadlineExceeded("too late")))
     data = events(fetch(app, "POST", PATH, {"input": "x", "stream": True}))
