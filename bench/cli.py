@@ -70,7 +70,7 @@ def verify_lossless(
 
     with errors_as_sentences():
         settings = load_settings(config, parse_flags(context.args) | ({"model.path": model} if model else {}))
-        plan = make_plan(drafter, prompts, limit, temperature, max_tokens, repeats=1)
+        plan = make_plan(settings, drafter, prompts, limit, temperature, max_tokens, repeats=1)
         divergences = run(settings, plan)
     raise typer.Exit(1 if divergences else 0)
 
@@ -86,7 +86,7 @@ def verify_quality(
 ) -> None:
     """Compare a model as it is served with the same weights in float32, on a text.
 
-    --model.quantize int8, int4 or fp8 chooses another format. Settings also work as flags.
+    --model.quantize int8 or int4 chooses another format. Settings also work as flags.
     """
     from bench.quality import run
     from outrider.server.settings import load_settings, parse_flags
@@ -144,7 +144,7 @@ def bench_decode(
 
     with errors_as_sentences():
         settings = load_settings(config, parse_flags(context.args))
-        plan = make_plan(drafter, prompts, limit, temperature, max_tokens, repeats)
+        plan = make_plan(settings, drafter, prompts, limit, temperature, max_tokens, repeats)
         from bench.decode import run  # imports torch, unlike what reports errors
 
         run(settings, plan, out)

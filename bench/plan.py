@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.drafters.options import NAMES, DrafterName
+from outrider.drafters.options import NAMES, NEED_A_MODEL, DrafterName
+from outrider.server.settings import Settings
 
 # Completions of Python code, for the embedded model.
 PROMPTS = Path(__file__).parent / "prompts.jsonl"
@@ -29,10 +30,15 @@ class Plan:
     seed: int = 0
 
 
-def make_plan(drafters: str, prompts: Path, limit: int | None, temperatures: str, max_tokens: int, repeats: int) -> Plan:
+def make_plan(
+    settings: Settings, drafters: str, prompts: Path, limit: int | None, temperatures: str, max_tokens: int, repeats: int
+) -> Plan:
     """The plan given by command-line values; lists are comma-separated. Raises BenchError."""
+    names = parse_drafters(drafters)
+    if settings.draft_model.path is None and (missing := [name for name in names if name in NEED_A_MODEL]):
+        raise BenchError(f"The drafter {missing[0]!r} needs a draft model; set one with --draft_model.path.")
     return Plan(
-        drafters=parse_drafters(drafters),
+        drafters=names,
         prompts=read_prompts(prompts, limit),
         temperatures=parse_numbers("--temperature", temperatures),
         max_tokens=max_tokens,

@@ -29,6 +29,7 @@ class DatastoreError(ArrayFileError):
 
 def build_ngram(paths: Sequence[Path], out: Path, tokenizer: str, successors: int) -> int:
     """Counts the texts in `paths` into an n-gram table; returns its contexts' number. Raises ArrayFileError and ModelError."""
+    array_file.check_out(out, base_table.KIND)
     loaded = load_tokenizer(tokenizer)
     separator = len(loaded)  # it is no token id, so no n-gram spans two texts
     with Progress() as progress:
@@ -38,6 +39,7 @@ def build_ngram(paths: Sequence[Path], out: Path, tokenizer: str, successors: in
 
 def build_suffix(paths: Sequence[Path], out: Path, tokenizer: str) -> datastore.Description:
     """Indexes the texts in `paths` as a suffix datastore. Raises ArrayFileError and ModelError."""
+    datastore.check_out(out)
     loaded = load_tokenizer(tokenizer)
     with Progress() as progress:
         blocks = token_blocks(read_all(find_files(paths), progress), loaded)

@@ -73,6 +73,8 @@ def locate(path: str, revision: str = DEFAULT_REVISION) -> Location:
 
     Raises ModelError for a path that transformers would mistake for a hub id, and for a revision of a folder.
     """
+    if not path.strip() or "://" in path:
+        raise ModelError(f"{path!r} names no model; give a folder, a GGUF file, or a hub id such as Qwen/Qwen3-8B.")
     if path.endswith(GGUF):
         folder, _, name = path.rpartition("/")
         if Path(path).is_file():
@@ -89,6 +91,8 @@ def locate(path: str, revision: str = DEFAULT_REVISION) -> Location:
             files = sorted(file.name for file in folder_path.glob(f"*{GGUF}"))
             hint = f"; give one of its files, such as {path.rstrip('/')}/{files[0]}" if files else ""
             raise ModelError(f"The folder {path!r} holds no model: it has neither config.json nor tokenizer.json{hint}.")
+    elif folder_path.is_file():
+        raise ModelError(f"{path!r} is neither a folder nor a GGUF file; give the folder of a model's files.")
     elif folder_path.exists() or path.count("/") > 1 or path.startswith((".", "/", "~")):
         raise ModelError(f"There is no folder {path!r}; give a model's folder, or a hub id such as Qwen/Qwen3-8B.")
     return Location(path)
@@ -167,7 +171,10 @@ def stored_names(source: str, revision: str) -> list[str]:
 def read_json(source: str, name: str, revision: str) -> dict[str, Any]:
     """A JSON file of a checkpoint; empty if it is not here. Raises ValueError and OSError."""
     found = here(source, name, revision)
-    content = {} if found is None else json.loads(found.read_bytes(), object_hook=decode_number)
+    try:
+        content = {} if found is None else json.loads(found.read_bytes(), object_hook=decode_number)
+    except ValueError as error:
+        raise ValueError(f"{name} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{name} is not a JSON object")
     return content

@@ -5,8 +5,10 @@ format's version and the tokenizer's fingerprint. Loading rejects files that are
 with another tokenizer. This module does not interpret the arrays.
 """
 
+import contextlib
 import json
 import os
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 VERSION = "1"
@@ -44,12 +47,29 @@ class ArrayFile:
 
 
 def save(path: Path, kind: str, fingerprint: str, arrays: Mapping[str, NDArray[Any]], **metadata: str) -> None:
-    """Writes a temporary file beside `path` and renames it, so that readers never see a partial file."""
-    partial = path.with_name(path.name + ".partial")
+    """Writes a temporary file beside `path` and renames it, so that readers never see a partial file. Raises ArrayFileError."""
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     labels = {"kind": kind, "version": VERSION, "fingerprint": fingerprint, **metadata}
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial, labels)
-    os.chmod(partial, 0o644)  # safetensors creates files that only the owner can read
-    os.replace(partial, path)
+    try:
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial, labels)
+        os.chmod(partial, 0o644)  # safetensors creates files that only the owner can read
+        os.replace(partial, path)
+    except (OSError, SafetensorError) as error:
+        raise ArrayFileError(f"{path} cannot be written: {error}.") from None
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def check_out(path: Path, kind: str) -> None:
+    """Raises ArrayFileError unless a file of this kind may be written to `path`: nothing else is lost."""
+    if os.path.lexists(path):
+        try:
+            load(path, kind)
+        except ArrayFileError:
+            raise ArrayFileError(f"{path} exists and is no table of this kind; give a new file.") from None
+    elif not path.parent.is_dir():
+        raise ArrayFileError(f"There is no folder {path.parent} to write {path.name} to.")
 
 
 def load(path: Path, kind: str, fingerprint: str | None = None) -> ArrayFile:

@@ -7,10 +7,10 @@ block's name is never used again, so a reader sees either the old or the new blo
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,9 @@ from outrider.drafters.tables.suffix import KIND, NONE, ROW, Corpus, corpus_of, 
 MANIFEST = "manifest.json"
 # A version is the file's device, inode and modification time.
 Version = tuple[int, int, int]
+
+
+BLOCK = ".block"  # the suffix of the files
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ def block_paths(folder: Path) -> list[Path]:
     try:
         manifest = (folder / MANIFEST).read_bytes()
     except OSError:
-        found = sorted(folder.glob("*.block"))
+        found = sorted(folder.glob(f"*{BLOCK}"))
     else:
         found = [folder / name for name in _block_names(folder, manifest)]
     if not found:
@@ -152,13 +155,22 @@ def save_block(
 
 def build(out: Path, blocks: Iterable[NDArray[Any]], separator: int, fingerprint: str) -> None:
     """Writes `blocks` as the datastore `out`, in place of an earlier one once it is complete. Raises ArrayFileError."""
-    partial, old = (out.with_name(f"{out.name}.{end}") for end in ("partial", "old"))
-    for left in (partial, old):
-        shutil.rmtree(left, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for number, tokens in enumerate(blocks):
-        save_block(partial / f"{number:06d}.block", tokens, separator, fingerprint)
-    if out.exists():
-        os.replace(out, old)
-    os.replace(partial, out)
-    shutil.rmtree(old, ignore_errors=True)
+    check_out(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.", suffix=".partial") as folder:
+            (partial := Path(folder) / "new").mkdir()
+            for number, tokens in enumerate(blocks):
+                save_block(partial / f"{number:06d}{BLOCK}", tokens, separator, fingerprint)
+            if out.exists():
+                os.replace(out, Path(folder) / "old")
+            os.replace(partial, out)
+    except OSError as error:
+        raise ArrayFileError(f"{out} cannot be written: {error}.") from None
+
+
+def check_out(out: Path) -> None:
+    """Raises ArrayFileError unless a datastore may be written to `out`: only an earlier one is replaced, or an empty folder."""
+    is_folder = out.is_dir() and not out.is_symlink()
+    if os.path.lexists(out) and not (is_folder and all(file.suffix == BLOCK for file in out.iterdir())):
+        raise ArrayFileError(f"{out} exists and is no datastore that was built here; give a new folder.")

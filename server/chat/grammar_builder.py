@@ -151,7 +151,8 @@ def to_grammar(structure: Structure, special: Mapping[str, int]) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(value)
         case "choice":
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in value))
+            # As one terminal: rules of an alternative each may be 2,000 at most.
+            return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(each) for each in value))
     return LLMatcher.grammar_from_lark(to_lark(value, special))
 
 

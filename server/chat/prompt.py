@@ -37,6 +37,8 @@ Load = Callable[[], "AnyTokenizer"]
 INLINE_CHARACTERS = 4096
 # Documents of this length together are encoded in one turn, in about a tenth of a second.
 BATCH_CHARACTERS = 1 << 18
+# The tokens of a text that is too long to be encoded are estimated from its beginning.
+SAMPLE_CHARACTERS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -139,15 +141,13 @@ class PromptEncoder:
     async def text(self, principal: str, prompt: str | list[int], context_tokens: int) -> list[int]:
         """The ids of a text, including the special tokens in it and around it; ids are only validated. Raises APIError."""
         if isinstance(prompt, str):
-            self._check_length("prompt", prompt, context_tokens)
-            return await self._run(principal, len(prompt), partial(encode, text=prompt))
+            return await self._run(principal, len(prompt), partial(self._encode, "prompt", context_tokens, text=prompt))
         if prompt and not (min(prompt) >= 0 and max(prompt) < self.size):
             raise APIError(400, f"Invalid 'prompt': token ids must be from 0 to {self.size - 1}.", "prompt", "invalid_value")
         return prompt
 
     async def plain(self, principal: str, text: str, context_tokens: int, field: str = "prediction") -> list[int]:
         """The ids of a text without special tokens: none are added, and none are found in it. Raises APIError."""
-        self._check_length(field, text, context_tokens)
         return await self._run(principal, len(text), partial(self._encode_plain, field, context_tokens, text=text))
 
     async def documents(self, principal: str, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
@@ -186,15 +186,15 @@ class PromptEncoder:
             raise APIError(400, message, "suffix", "unsupported_parameter")
         if isinstance(text.prefix, list):
             await self.text(principal, text.prefix, context_tokens)
-        else:
-            self._check_length("prompt", text.prefix, context_tokens)
-        self._check_length("suffix", text.suffix, context_tokens)
-        self._check_length("input_extra", "\n".join(part for file in text.files for part in file), context_tokens)
         return await self._run(principal, text.characters, partial(self._fill_in, tokens, text, context_tokens, room))
 
     def _fill_in(
         self, tokens: FillInTokens, text: FillInText, context_tokens: int, room: int | None, tokenizer: AnyTokenizer
     ) -> list[int]:
+        if isinstance(text.prefix, str):
+            self._check_length("prompt", text.prefix, context_tokens, tokenizer)
+        self._check_length("suffix", text.suffix, context_tokens, tokenizer)
+        self._check_length("input_extra", "\n".join(part for file in text.files for part in file), context_tokens, tokenizer)
         parts = encode_parts(tokens, text, partial(self._encode_plain, "prompt", context_tokens, tokenizer))
         start = encode(tokenizer, "")[:1]  # most code models begin a text with nothing, some with a BOS token
         begin = start if start == [tokenizer.bos_token_id] else []
@@ -214,20 +214,23 @@ class PromptEncoder:
             return work(self._tokenizer)
         return await self._pool.run(principal, lambda tokenizer: work(tokenizer()))
 
+    def _encode(self, field: str, context_tokens: int, tokenizer: AnyTokenizer, text: str) -> list[int]:
+        self._check_length(field, text, context_tokens, tokenizer)
+        return encode(tokenizer, text)
+
     def _encode_plain(
         self, field: str, context_tokens: int, tokenizer: AnyTokenizer, text: str, continues: bool = False
     ) -> list[int]:
         """See `PlainText.encode`. Raises APIError if the text spells more markers than the context has tokens."""
-        markers = self._plain.count_markers(text)
-        if markers > context_tokens:
-            raise ContextExceeded(markers, context_tokens, field)
+        self._check_length(field, text, context_tokens, tokenizer, self._plain.count_markers(text))
         return self._plain.encode(tokenizer, text, continues)
 
-    def _check_length(self, field: str, text: str, context_tokens: int) -> None:
-        """Raises APIError if the text cannot fit, whatever its tokens are."""
-        tokens = -(-len(text) // self._longest_token)
-        if tokens > context_tokens:
-            raise ContextExceeded(tokens, context_tokens, field)
+    def _check_length(self, field: str, text: str, context_tokens: int, tokenizer: AnyTokenizer, markers: int = 0) -> None:
+        """Raises APIError if the text, which spells some markers, cannot fit, whatever its other tokens are."""
+        if max(markers, len(text) / self._longest_token) > context_tokens:
+            sample = text[:SAMPLE_CHARACTERS]
+            tokens = len(self._plain.encode(tokenizer, sample)) * len(text) // len(sample)
+            raise ContextExceeded(max(tokens, context_tokens + 1), context_tokens, field, is_estimate=True)
 
     def _chat(
         self,
@@ -253,7 +256,5 @@ class PromptEncoder:
                 400, f"The chat template rejects these messages: {str(error).rstrip('.')}.", "messages", "template_error"
             ) from None
         text = with_pictures(text, pictures)
-        self._check_length("messages", text, context_tokens)
-        if (marks := count_marks(text)) > context_tokens:
-            raise ContextExceeded(marks, context_tokens, "messages")
+        self._check_length("messages", text, context_tokens, tokenizer, count_marks(text))
         return self._marks.encode(text, partial(encode, tokenizer, add_special_tokens=False))

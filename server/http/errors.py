@@ -113,14 +113,16 @@ class ClientLeft(APIError):
 class ContextExceeded(APIError):
     """A prompt that leaves no room for an answer, in the words by which clients of each API know that they must shorten it."""
 
-    def __init__(self, tokens: int, context_tokens: int, field: str) -> None:
-        """`tokens` is the prompt's length, or for a prompt that was not encoded, the shortest that it could have."""
+    def __init__(self, tokens: int, context_tokens: int, field: str, is_estimate: bool = False) -> None:
+        """`tokens` is the prompt's length, or an estimate for a prompt that was not encoded."""
+        about = "about " if is_estimate else ""
         message = (
-            f"This model's maximum context length is {context_tokens} tokens. However, your {field} resulted in {tokens} "
-            f"tokens, and an answer needs at least one. Please reduce the length of the {field}."
+            f"This model's maximum context length is {context_tokens} tokens. However, your {field} resulted in {about}"
+            f"{tokens} tokens, and an answer needs at least one. Please reduce the length of the {field}."
         )
         super().__init__(400, message, field, "context_length_exceeded")
         self._anthropic_message = f"prompt is too long: {tokens} tokens > {context_tokens - 1} maximum"
+        self._anthropic_message += " (an estimate from its beginning)" * is_estimate
 
     def anthropic_body(self, request_id: str | None) -> dict[str, Any]:
         body = super().anthropic_body(request_id)
@@ -182,14 +184,17 @@ def from_engine(error: EngineError) -> APIError:
     return APIError(500, str(error), code="internal_error")
 
 
+MEMBERS = ("str", "bool", "int", "float")
+
+
 def from_validation(error: RequestValidationError) -> APIError:
     """The error response that names the first invalid field of a body and the values it accepts."""
     first = error.errors()[0]
     # Pydantic adds the member of a union ("stop.str"), which is not part of the field's name.
-    path = [str(part) for part in first["loc"] if part not in ("body", "str") and "[" not in str(part)]
+    path = [str(part) for part in first["loc"] if part not in ("body", *MEMBERS) and "[" not in str(part)]
     if first["type"] == "unsupported":
         return APIError(400, f"{first['msg']}.", first["ctx"]["name"], "unsupported_parameter")
-    if not path and first["type"] in ("model_attributes_type", "model_type"):
+    if not path and first["type"] in ("missing", "model_attributes_type", "model_type"):
         return APIError(400, "The body must be a JSON object, with the header Content-Type: application/json.")
     name = ".".join(path) or None
     message = first["msg"].removeprefix("Value error, ")

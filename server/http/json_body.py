@@ -4,6 +4,7 @@ Promises that no text makes the decoder recurse deeply or build more than `MAX_N
 is NaN or infinite.
 """
 
+import re
 from itertools import accumulate
 from typing import Any
 
@@ -14,6 +15,8 @@ MAX_DEPTH = 128
 # This bounds the number of objects, arrays and fields. In memory, each may take a hundred times its size as text.
 MAX_NODES = 1 << 17
 NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}:'))
+# A pair of surrogates, a surrogate alone, and any other escape.
+ESCAPE = re.compile(rb"(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|(\\u[dD][89a-fA-F]..)|\\.", re.DOTALL)
 STEPS = {ord(character): step for character, step in zip("[{]}:", (1, 1, -1, -1, 0), strict=True)}
 
 
@@ -30,9 +33,17 @@ def decode(text: bytes | bytearray | str) -> Any:
     try:
         data = text.encode() if isinstance(text, str) else text
         check_structure(data)
-        return msgspec.json.decode(data)
+        try:
+            return msgspec.json.decode(data)
+        except msgspec.DecodeError:
+            return msgspec.json.decode(without_halves(data))
     except (msgspec.DecodeError, UnicodeError) as error:
         raise InvalidJSON(f"is not valid JSON: {str(error).removeprefix('JSON is malformed: ')}", "invalid_json") from None
+
+
+def without_halves(data: bytes | bytearray) -> bytes:
+    """The text with U+FFFD in the place of each half of a character: programs cut texts inside of emojis."""
+    return ESCAPE.sub(lambda found: rb"\ufffd" if found[2] else found[0], data)
 
 
 def check_structure(data: bytes | bytearray) -> None:

@@ -84,6 +84,9 @@ class JSONRequest(Request):
     async def body(self) -> bytes:
         """The first byte. The others are for `json` only, which does not keep them: an answer may take minutes."""
         if self._data is None:
+            if (encoding := self.headers.get("content-encoding", "").strip().lower()) not in ("", "identity"):
+                message = f"A body with the Content-Encoding {encoding[:40]!r} is not supported; send it as it is."
+                raise APIError(415, message, code="unsupported_encoding")
             self._data = await self._read()
             self._body = bytes(self._data[:1])
         return self._body

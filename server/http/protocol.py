@@ -210,6 +210,8 @@ class LimitedProtocol(HttpToolsProtocol):
             raise APIError(400, "The request needs one valid Host header.", code="invalid_http")
         if not needed and any(name == b"transfer-encoding" for name, _ in self.headers):
             raise APIError(400, "Only HTTP/1.1 has Transfer-Encoding; send a Content-Length.", code="invalid_http")
+        if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in self.headers):
+            raise APIError(400, "The only supported Transfer-Encoding is chunked.", code="unsupported_encoding")
         if self.parser.get_method() == b"CONNECT":
             raise APIError(400, "This server is no proxy; send another method than CONNECT.", code="invalid_http")
         if len(self._cycles) >= MAX_PIPELINED:

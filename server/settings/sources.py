@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -21,6 +21,9 @@ from outrider.server.settings.access import Auth
 from outrider.server.settings.reference import setting_names
 from outrider.server.settings.section import SettingsError
 from outrider.server.settings.tree import Settings
+
+if TYPE_CHECKING:
+    import yaml
 
 Origin = Literal["default", "file", "environment", "flag"]
 FILE: Origin = "file"
@@ -151,6 +154,8 @@ def parse_flags(arguments: Sequence[str], options: Iterable[str] = ()) -> dict[s
         flag, equals, value = rest.pop(0).partition("=")
         flag = f"--{SHORT_FLAGS.get(_normalised(flag), flag[2:])}" if flag.startswith("--") else flag
         if not flag.startswith("--") or "." not in flag:
+            if not flag.startswith("-"):
+                raise SettingsError(f"{flag!r} is not a flag; if it is a model, give it as --model {flag}.")
             raise SettingsError(
                 f"{flag!r} is not a flag{_did_you_mean(_nearest_flag(flag, options))} `outrider serve --help` lists all flags."
             )
@@ -204,7 +209,7 @@ def _read(file: Path) -> dict[str, Any]:
     import yaml  # a server without a file of settings does without it
 
     try:
-        content = yaml.safe_load(file.read_text()) or {}
+        content = yaml.load(file.read_text(), strict_loader()) or {}
     except OSError as error:
         raise SettingsError(f"The configuration file {file} cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -212,6 +217,28 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise SettingsError(f"The configuration file {file} must contain sections such as `model:` and `server:`.")
     return content
+
+
+MERGE = "tag:yaml.org,2002:merge"
+
+
+def strict_loader() -> "type[yaml.SafeLoader]":
+    """Reads YAML whose keys are texts, each of which stands once in its section: else a setting or an API key would be lost."""
+    import yaml
+
+    class StrictLoader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            seen = set[str]()
+            for key in (key for key, _ in node.value if key.tag != MERGE):
+                name = self.construct_object(key, deep=True)
+                problem = "is no text" if not isinstance(name, str) else "stands twice" if name in seen else ""
+                if problem:
+                    problem = f"the key {name!r} {problem}"
+                    raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+                seen.add(name)
+            return super().construct_mapping(node, deep)
+
+    return StrictLoader
 
 
 def _insert(tree: dict[str, Any], parts: Sequence[str], value: Any) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 import threading
 import time
 from importlib import import_module
@@ -28,6 +29,7 @@ START_SECONDS = 60.0
 def main(argument: str) -> None:
     """Runs a worker over the socket, until the front end stops it or closes the socket."""
     tolerate_stderr()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one to a whole process group: the front end lets streams end first
     wire = WorkerSide(connected(argument))
     threading.Thread(target=end_with_front_end, args=(wire,), daemon=True).start()
     with frozen():

@@ -19,6 +19,7 @@ from outrider.server.chat.tools.python_calls import INSIDE, OUTSIDE
 from outrider.server.chat.tools.source import DIGITS, NAME, QUOTED, SCALAR, SPACE, STRUCTURE
 from outrider.server.http import ignored
 from outrider.server.http.auth import REQUEST_ID
+from outrider.server.http.json_body import without_halves
 from outrider.server.http.protocol import HOST
 from outrider.server.ollama.schema import DURATION, PART
 from outrider.server.openai.tools.custom_input import CHARACTERS, ESCAPE, OPENING, SURROGATES
@@ -64,6 +65,7 @@ USES: dict[str, list[tuple[Use, str, str, str]]] = {
         *((DURATION.fullmatch, "", part, "!") for part in ("1", "1h", "1.1m", "h", "-")),
         *((PART.findall, "", part, "") for part in ("1", "h", ".")),
     ],
+    "http.json_body": [(lambda text: without_halves(text.encode()), "", part, "\\") for part in ("\\ud83c", "\\u", "\\", "a")],
     "http.auth": [(REQUEST_ID.fullmatch, "", "a", "!")],
     "http.protocol": [(lambda text: HOST.fullmatch(text.encode()), "", "a", "/")],
     "telemetry.logs": [(partial(CONTROLS.sub, ""), "", "\n", "")],

@@ -167,3 +167,19 @@ TAGS = [("Qwen3-8B-Q4_K_M.gguf", "Q4_K_M"), ("SmolLM2-135M-Instruct.Q4_1.gguf", 
 @pytest.mark.parametrize(("file", "tag"), [*TAGS, ("qwen2.5-7b-q8_0-00001-of-00002.gguf", "Q8_0"), ("tiny.gguf", "tiny")])
 def test_a_files_name_tells_its_types(file: str, tag: str) -> None:
     assert tag_of(file) == tag
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("", "'' names no model"),
+        ("  ", "names no model"),
+        ("https://example.org/model.gguf", "names no model"),
+        (__file__, "is neither a folder nor a GGUF file"),
+        ("/no/such/folder", "There is no folder"),
+        ("no-such.gguf", "There is no file"),
+    ],
+)
+def test_what_is_no_models_path_is_one_sentence(path: str, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        locate(path)

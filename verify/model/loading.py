@@ -286,7 +286,7 @@ def resolve_device(name: str) -> torch.device:
     """The torch device for `name`; `auto` is a GPU if there is one. Raises ModelError if the device cannot be used."""
     device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f"model.device is {name!r}, but torch finds no GPU; use cpu or auto.")
+        raise ModelError(f"The device {name!r} is a GPU, but torch finds none; use cpu or auto.")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise ModelError(f"There is no {name}: torch finds {count} GPU{'s' if count > 1 else ''}, numbered from 0.")
     if device.type == "cuda":

@@ -94,6 +94,38 @@ def test_a_manifest_names_the_current_blocks(store: Path) -> None:
     assert datastore.version(store / "nothing") is None
 
 
+@pytest.mark.parametrize("name", ["folder", "file", "link"])
+def test_nothing_but_a_datastore_is_replaced(store: Path, name: str) -> None:
+    """Nor what has a name that a build could use for its own files."""
+    parent = store.parent
+    (parent / "file").write_text("precious")
+    (parent / "folder").mkdir()
+    (parent / "folder" / "keep.block").write_text("precious")
+    (parent / "folder" / "keep.py").write_text("precious")
+    (parent / "link").symlink_to(store)
+    for beside in ("d.old", "d.partial", "table.partial"):
+        (parent / beside).write_text("precious")
+    before = sorted(parent.rglob("*"))
+    with pytest.raises(ArrayFileError, match="exists and is no datastore"):
+        datastore.build(parent / name, [tokens([1, 2, 3])], SEPARATOR, "f")
+    with pytest.raises(ArrayFileError, match="exists and is no table"):
+        array_file.check_out(parent / name, "ngram")
+    datastore.build(store, [tokens([1, 2, 3]), tokens([4])], SEPARATOR, "f")
+    assert sorted(parent.rglob("*")) == before and (parent / "d.old").read_text() == "precious"
+
+
+@pytest.mark.parametrize("path", ["file/d", "missing/table", "d"])
+def test_what_cannot_be_written_is_a_sentence(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "d").mkdir()
+    with pytest.raises(ArrayFileError, match="cannot be written"):
+        array_file.save(tmp_path / path, "ngram", "f", {"a": np.zeros(3, np.uint32)})
+    if path == "file/d":
+        with pytest.raises(ArrayFileError, match="cannot be written"):
+            datastore.build(tmp_path / path, [tokens([1])], SEPARATOR, "f")
+    assert sorted(each.name for each in tmp_path.rglob("*")) == ["d", "file"]
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"blocks": 7}', '{"blocks": [7]}', '{"blocks": ["../d/000000.block"]}', "[" * 100_000]
 )

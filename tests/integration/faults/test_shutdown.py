@@ -35,8 +35,7 @@ def test_a_drain_finishes_running_requests_and_refuses_new_ones(number: signal.S
     with serving("--model.dtype", "float32", "--server.drain_seconds", "60") as server:
         with streaming(server, max_tokens=400, temperature=1.0, seed=3, ignore_eos=True) as lines:
             server.process.send_signal(number)
-            if number == signal.SIGHUP:  # a terminal that is closed sends it to all processes
-                os.kill(worker_of(server), number)
+            os.kill(worker_of(server), number)  # a terminal that is closed, or a service manager, sends it to all processes
             wait_until(lambda: not_ready(server), 10)
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"

@@ -62,6 +62,7 @@ def test_malformed_parameters_are_ignored_by_name_or_refused(parameters: Any, pl
         (Structure("json_schema", POINT), '{"x": 1}'),
         (Structure("regex", "[ab]+c"), "abc"),
         (Structure("choice", ["yes", "no"]), "no"),
+        (Structure("choice", [str(number) for number in range(3000)]), "2999"),
         (Structure("grammar", 'start: "a" answer\nanswer: "b"'), "ab"),
     ],
     ids=lambda each: each.kind if isinstance(each, Structure) else "",

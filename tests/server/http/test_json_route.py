@@ -119,7 +119,7 @@ values = st.recursive(
 
 def send(content: bytes, path: str = "/v1/responses") -> tuple[int, str | None]:
     """The status of the response to a body, and its error code."""
-    response = fetch(APP, "POST", path, content=content, headers={"content-type": "application/json"})
+    response = fetch(app_with(FakeEngine("x")), "POST", path, content=content, headers={"content-type": "application/json"})
     return response.status_code, (response.json().get("error") or {}).get("code")
 
 
@@ -150,13 +150,38 @@ def test_a_body_of_many_small_objects_is_rejected_before_decoding(element: str) 
         decode("[" + ",".join([element] * (1 << 20)) + "]")
 
 
-@pytest.mark.parametrize(
-    "text", ["NaN", "[Infinity]", '{"a": -Infinity}', "1e999", "-1e999", "9" * 5000, '"\\ud800"', "{no", ""]
-)
+@pytest.mark.parametrize("text", ["NaN", "[Infinity]", '{"a": -Infinity}', "1e999", "-1e999", "9" * 5000, "{no", ""])
 def test_numbers_and_text_that_json_does_not_have_are_rejected(text: str) -> None:
     with pytest.raises(InvalidJSON, match="is not valid JSON"):
         decode(text)
     assert send(text.encode() or b" ", "/tokenize") == (400, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r'["\ud83c"]', "\ufffd"),
+        (r'["a\ud83cb"]', "a\ufffdb"),
+        (r'["\udf89\ud83c\udf89"]', "\ufffd\U0001f389"),
+        (r'["\\ud83c \uD83C"]', "\\ud83c \ufffd"),
+    ],
+)
+def test_half_a_character_becomes_the_sign_for_one_that_is_unknown(text: str, expected: str) -> None:
+    """Programs cut texts inside of emojis, and their encoders write what is left."""
+    assert decode(text) == [expected]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
+def test_a_compressed_body_is_refused_by_its_encoding(encoding: str) -> None:
+    response = fetch(
+        app_with(FakeEngine("x")), "POST", "/tokenize", content=b"\x1f\x8b", headers={"content-encoding": encoding}
+    )
+    assert response.status_code == 415 and f"Content-Encoding '{encoding}' is not supported" in response.text
+
+
+def test_a_body_that_is_missing_is_asked_for() -> None:
+    response = fetch(app_with(FakeEngine("x")), "POST", "/v1/chat/completions", content=b"")
+    assert response.status_code == 400 and "The body must be a JSON object" in response.text
 
 
 def test_a_validation_bomb_is_a_client_error() -> None:

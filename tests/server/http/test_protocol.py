@@ -24,6 +24,7 @@ from tests.server.http.test_sse import Timeless
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 UPLOAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+CHUNKED = UPLOAD.replace(b"Content-Length: 1000", b"Transfer-Encoding: chunked")
 
 
 class FakeTransport:
@@ -214,6 +215,7 @@ LINES = b"".join(b"a%d: b\r\n" % number for number in range(MAX_HEADERS))
         ([b"CONNECT example.org:443 HTTP/1.1\r\n\r\n"], 400),
         ([b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n"], 400),
         ([b"GET / HTTP/1.1\r\n\r\n"], 400),
+        ([CHUNKED.replace(b"chunked", b"gzip, chunked")], 400),
         ([UPLOAD[:-2].replace(b"HTTP/1.1", b"HTTP/1.0") + b"Transfer-Encoding: chunked\r\n\r\n"], 400),
         *(([GET[:-2] + b"Host: " + host + b"\r\n\r\n"], 400) for host in (b"localhost", b"evil", b"")),
         *(([GET.replace(b"localhost", host)], 400) for host in (b"a b", b"a/b", b"user@a", b"a:b", b"[::1", b"\xe9")),
@@ -229,7 +231,6 @@ async def test_heads_that_are_too_large_or_not_http_are_refused(sent: list[bytes
     assert transport.ended == "closed"
 
 
-CHUNKED = UPLOAD.replace(b"Content-Length: 1000", b"Transfer-Encoding: chunked")
 # What can follow a head without being a body.
 BESIDE = {
     "trailers": [b"1\r\nx\r\n0\r\n", b"a: b\r\n" * 4000],

@@ -157,3 +157,27 @@ def test_the_reference_is_printed_without_truncation(width: int) -> None:
         for setting in section.settings:
             assert f"--{setting.name} " in words
             assert setting.description in words
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("server: {port: 1}\nserver: {host: h}", "the key 'server' stands twice"),
+        ("server:\n  port: 1\n  port: 2", "the key 'port' stands twice"),
+        ("1: 2", "the key 1 is no text"),
+        ("on: {}", "the key True is no text"),
+        ("auth: {keys: {7: abcdefgh}}", "the key 7 is no text"),
+    ],
+)
+def test_keys_of_yaml_are_texts_and_stand_once(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(SettingsError, match=problem):
+        load_settings(tmp_path / "config.yaml")
+
+
+def test_sections_of_yaml_may_be_merged(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "server: &server {port: 1, host: h}\nmodel: {path: m}\nmetrics: {<<: *server, port: 2}"
+    )
+    found = load_settings(tmp_path / "config.yaml")
+    assert (found.server.port, found.metrics.port, found.metrics.host) == (1, 2, "h")

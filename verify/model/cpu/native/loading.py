@@ -113,7 +113,7 @@ def read_checkpoint(options: LoadOptions, location: Location) -> Source | None:
     named = None if stored is None else by_names(known, stored, is_tied(config), options.path)
     if named is None:
         return None
-    generation = read_json(str(folder), GENERATION, options.revision) or config
+    generation = read_generation(folder, options.revision) or config
     return Source(known, named, resolve_dtype(options.dtype, {**whole, **config}), end_tokens(generation), files)
 
 
@@ -180,7 +180,15 @@ def files_of(options: LoadOptions, location: Location) -> tuple[list[Path], froz
     if location.gguf is not None:
         return [model_file(location.source, location.gguf, options.revision)], None
     folder = model_folder(location.source, options.revision, (CONFIG, GENERATION, INDEX))
-    return weight_files(options, location, folder), end_tokens(read_json(str(folder), GENERATION, options.revision)) or None
+    return weight_files(options, location, folder), end_tokens(read_generation(folder, options.revision)) or None
+
+
+def read_generation(folder: Path, revision: str) -> dict[str, Any]:
+    """A model's generation_config.json; empty if it has none, or one that cannot be read, of which the front end tells."""
+    try:
+        return read_json(str(folder), GENERATION, revision)
+    except (OSError, ValueError):
+        return {}
 
 
 def build(source: Source, options: LoadOptions) -> NativeRunner | None:
