@@ -27,6 +27,8 @@ MAX_CONNECTIONS = 1024
 SPARE_FILES = 256
 # After the drain, streams have this time to send their error.
 GRACE_SECONDS = 2.0
+# uvicorn takes whole seconds, and drains may have no end.
+LONGEST_SECONDS = 1e9
 
 
 class MetricsServer(uvicorn.Server):
@@ -144,7 +146,7 @@ def new_config(app: FastAPI, settings: Settings, metrics: Metrics, grace_seconds
         ws="none",
         log_level="warning",
         log_config=None,
-        timeout_graceful_shutdown=ceil(grace_seconds),
+        timeout_graceful_shutdown=ceil(min(grace_seconds, LONGEST_SECONDS)),
         # uvicorn's 5 s are also those of httpx, which then loses a request that it sends as the connection is closed.
         timeout_keep_alive=ceil(READ_SECONDS),
         server_header=False,

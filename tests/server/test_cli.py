@@ -19,7 +19,6 @@ from outrider.server.cli import app
         (["serve", "--port", "99999"], "'server.port' is invalid"),
         (["serve", "--prot", "8000"], "is not a flag"),
         (["serve", "./model.gguf"], "if it is a model, give it as --model ./model.gguf"),
-        (["config", "--server.drain_seconds", "inf"], "'server.drain_seconds' is invalid: Input should be a finite number"),
         (["verify-lossless", "--model", "outrider-embedded", "--drafter", "pearl"], "needs a draft model"),
         (["serve", "--speculation.drafer", "none"], "no setting 'speculation.drafer'; did you mean speculation.drafter?"),
         (["config", "--prot", "8000"], "is not a flag; did you mean --port?"),

@@ -69,7 +69,7 @@ def test_truncated_weights_are_reported(tmp_path: Path, tiny_runner: TorchRunner
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_reported() -> None:
-    with pytest.raises(ModelError, match="finds no GPU"):
+    with pytest.raises(ModelError, match="'cuda' is a GPU, but torch finds none"):
         resolve_device("cuda")
 
 
