@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from outrider.server.settings import Settings, load_settings
+from outrider.verify.model.memory import has_graphics
 from tests.servers import SHARED_SERVERS, guarded, served
 
 if TYPE_CHECKING:
@@ -22,6 +23,18 @@ if TYPE_CHECKING:
 
 __all__ = ["guarded", "served"]
 
+
+def has_gpu() -> bool:
+    """Whether PyTorch finds one. Imports it only if there may be one."""
+    if not has_graphics():
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+if not has_gpu():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
 # Every run has the same examples; HYPOTHESIS_PROFILE=random looks for others. A first call may compile a kernel.
 settings.register_profile("outrider", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None)
@@ -66,8 +79,6 @@ def prepare() -> None:
     gc.disable()  # imports and tests are millions of permanent objects; scanning them takes a tenth of the time
     import torch
 
-    if not torch.cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
     torch.set_num_threads(1)  # more threads do not speed up tiny models
 
 
