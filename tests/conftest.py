@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from functools import lru_cache
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,16 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["guarded", "served"]
 
 
-def has_gpu() -> bool:
-    """Whether PyTorch finds one. Imports it only if there may be one."""
-    if not has_graphics():
-        return False
-    import torch
-
-    return torch.cuda.is_available()
-
-
-if not has_gpu():
+# PyTorch is imported only where there may be a GPU.
+if not has_graphics() or not import_module("torch").cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
 # Every run has the same examples; HYPOTHESIS_PROFILE=random looks for others. A first call may compile a kernel.
 settings.register_profile("outrider", deadline=None, derandomize=True)

@@ -115,13 +115,10 @@ def test_a_draft_reads_new_tokens_only_and_goes_on_below_accepted_ones(
     assert rows == [2]
 
 
-@pytest.mark.parametrize(
-    ("name", "drafter"),
-    mostly_slow(
-        [*product(["dflash"], ["draft", "fusion", "pearl"]), *product(["dflash 2", "rnn"], ["draft-tree"])],
-        *[("dflash", "fusion"), ("rnn", "draft-tree")],
-    ),
-)
+CASES = [*product(["dflash"], ["draft", "fusion", "pearl"]), *product(["dflash 2", "rnn"], ["draft-tree"])]
+
+
+@pytest.mark.parametrize(("name", "drafter"), mostly_slow(CASES, ("dflash", "fusion"), ("rnn", "draft-tree")))
 @pytest.mark.parametrize("temperature", mostly_slow([0.0, 0.8], 0.8))
 def test_answers_equal_plain_decoding(load: Callable[..., Pair], name: str, drafter: DrafterName, temperature: float) -> None:
     target, head = load(name)

@@ -102,12 +102,10 @@ def test_candidates_are_those_of_the_heads_layers(pair: Pair) -> None:
     assert deeper.tokens[0].tolist() == reference(target, head, [*text, first, second], 2).topk(3).indices.tolist()
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    mostly_slow(
-        [("eagle", "fusion"), *((kind, "draft-tree") for kind in KINDS)], ("eagle", "fusion"), ("deep eagle3", "draft-tree")
-    ),
-)
+CASES = [("eagle", "fusion"), *((kind, "draft-tree") for kind in KINDS)]
+
+
+@pytest.mark.parametrize(("kind", "name"), mostly_slow(CASES, CASES[0], ("deep eagle3", "draft-tree")))
 @pytest.mark.parametrize("temperature", mostly_slow([0.0, 0.8], 0.8))
 def test_answers_equal_plain_decoding(pairs: dict[str, Pair], kind: str, name: DrafterName, temperature: float) -> None:
     target, head = pairs[kind]

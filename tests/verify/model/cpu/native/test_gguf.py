@@ -208,13 +208,10 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("family", "name"),
-    mostly_slow(
-        [(family, each) for family, names in TENSORS.items() for each in names.split()],
-        *[(family, names.split()[0]) for family, names in TENSORS.items()],
-    ),
-)
+EACH = [(family, each) for family, names in TENSORS.items() for each in names.split()]
+
+
+@pytest.mark.parametrize(("family", "name"), mostly_slow(EACH, *[(family, TENSORS[family].split()[0]) for family in TENSORS]))
 @pytest.mark.parametrize("factor", [pytest.param(2, marks=pytest.mark.slow), 0.5])
 def test_a_tensor_of_another_size_is_one_sentence(
     family: str, name: str, factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
